@@ -1,0 +1,60 @@
+# `make up` serves a model, `make test` checks everything. Both make .venv first and install what is missing.
+#
+#   make up ARGS="--model DIR --decode 2"      options of `baton up`
+#   make test ARGS="tests/gateway -k stop"     options of pytest
+#   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
+#   TORCH_INDEX=URL                            a further package index for torch, for machines without a GPU: the one
+#                                              that PyTorch's install page names for its CPU builds
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard protos/*.proto)
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: up test lint format proto clean
+
+up: $(VENV)/.run-installed
+	@exec $(BIN)/baton up $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev-installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev-installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+proto: $(VENV)/.dev-installed
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is older than its inputs when something may be missing; pip then installs only that.
+$(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Baton into $(VENV)"
+	$(if $(TORCH_INDEX),$(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch)
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.run-installed
+	@echo "Installing what the tests need into $(VENV)"
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Baton needs Python 3.11 or later; name one with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || { echo "$(PYTHON) has no venv module; on Debian: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

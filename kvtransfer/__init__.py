@@ -1,0 +1,1 @@
+"""Moving paged KV blocks between workers: layout, the handoff protocol, transports."""

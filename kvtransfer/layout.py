@@ -1,0 +1,50 @@
+"""The shape of paged KV, and the fingerprint that says whose KV is interchangeable.
+
+One tensor holds everything: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], K before V. A block is so
+one contiguous piece of memory (one descriptor to move it), a range of heads is contiguous inside it, and one head's K
+tile of one layer is contiguous too.
+"""
+
+import json
+from dataclasses import dataclass
+from hashlib import blake2b
+
+LAYOUT_VERSION = 1
+KV_PROTOCOL_VERSION = 1
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Geometry of one block."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int  # token positions
+    dtype: str  # "float32", "bfloat16" or "float16"
+
+    def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
+        """Shape of a pool of so many blocks."""
+        return (num_blocks, self.num_kv_heads, self.num_layers, 2, self.block_size, self.head_dim)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, all layers, K and V."""
+        per_token = self.num_kv_heads * self.num_layers * 2 * self.head_dim
+        return per_token * self.block_size * _ITEM_BYTES[self.dtype]
+
+
+def fingerprint(layout: KvLayout, weights_id: str, rope: dict[str, object]) -> str:
+    """Digest of all that makes two KV caches interchangeable: 32 hex digits.
+
+    weights_id names the weights, rope the rotary parameters as the model uses them.
+    """
+    parts = {
+        "layout_version": LAYOUT_VERSION,
+        "weights": weights_id,
+        "rope": rope,
+        **{name: getattr(layout, name) for name in KvLayout.__slots__},
+    }
+    return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()

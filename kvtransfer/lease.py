@@ -1,0 +1,33 @@
+"""The lease: a consumer's (or still the gateway's) right to a producer's blocks.
+
+It belongs to the control stream on which the handoff was last opened; before the first open, to the gateway. It lasts
+while that stream lives, a grace longer when it breaks, and never beyond the request's deadline. Nothing renews it.
+"""
+
+from dataclasses import dataclass
+
+from kvtransfer.messages import StreamId
+
+
+@dataclass(slots=True)
+class Lease:
+    """Times are those of one monotonic clock, in seconds."""
+
+    deadline: float
+    holder: StreamId | None = None  # None: the gateway
+    broken_until: float | None = None  # the holder's stream broke; what is left of its grace
+
+    def take(self, stream: StreamId) -> None:
+        """A consumer opens the handoff, or opens it again on a newer stream."""
+        self.holder = stream
+        self.broken_until = None
+
+    def break_stream(self, stream: StreamId, until: float) -> None:
+        """The stream is gone. No change where the lease belongs to another one by now."""
+        if self.holder == stream and self.broken_until is None:
+            self.broken_until = until
+
+    @property
+    def live_holder(self) -> StreamId | None:
+        """The stream to talk to, if there is one."""
+        return self.holder if self.broken_until is None else None

@@ -1,0 +1,78 @@
+"""What the two sides of a handoff say to each other, and the names they use."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, NewType
+
+StreamId = NewType("StreamId", int)  # one life of a control stream between two workers, never used twice in a process
+
+
+class HandoffId(NamedTuple):
+    """Names one attempt at one choice of a request, on every worker and in every log."""
+
+    gateway: int  # incarnation
+    handle: int
+
+
+class EndReason(IntEnum):
+    """Why a handoff ended before its blocks had moved."""
+
+    FINISHED = 1  # nothing to hand over: the sequence ended at its first token
+    ABORTED = 2  # the gateway gave it up
+    OVER = 3  # opened after it had ended, or its submit never came
+    WRONG_INCARNATION = 4  # opened at another life of the producer
+    FAILED = 5  # the producer's engine refused it
+    EXPIRED = 6  # its deadline passed
+    PEER_LOST = 7  # the control stream stayed away longer than the grace
+    STALE = 8  # a block's generation had changed by the time it was read
+    READ_FAILED = 9  # the transport could not read it
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The token that the producer sampled; nobody samples it again."""
+
+    token: int
+    logprobs: object | None  # opaque here: travels beside the token
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Consumer to producer: I take this handoff. May be repeated; the answer is all that was announced so far."""
+
+    id: HandoffId
+    producer: int  # incarnation that is meant
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Consumer to producer: I need its blocks no longer."""
+
+    id: HandoffId
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Producer to consumer: these blocks are complete.
+
+    blocks[i] holds block first_index + i of the sequence and had generations[i] when it was announced.
+    The final announcement carries the first token; its last block may be partly filled.
+    """
+
+    id: HandoffId
+    first_index: int
+    blocks: tuple[int, ...]
+    generations: tuple[int, ...]
+    first_token: FirstToken | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Producer to consumer: this handoff is over."""
+
+    id: HandoffId
+    reason: EndReason
+
+
+ToProducer = Open | Release
+ToConsumer = Announcement | Ended

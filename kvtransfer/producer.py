@@ -1,0 +1,221 @@
+"""The producer's side of all its handoffs: a state machine without I/O.
+
+Inputs are method calls, outputs are actions, taken in order with `take_actions`. Who drives it owns the engine, the
+clock and the streams.
+
+    submit ─▶ announce … announce(first token) ─▶ release       the blocks move, the lease ends
+                 │              └─ finish: nothing to hand over
+                 └─ fail, abort, gateway_lost, lease or deadline over
+
+`open` may come before `submit`, at any time after it, and again. Until then the lease is the gateway's, so an abort
+frees the blocks at once. From then on it is the consumer's: an abort stops the computation and tells the consumer,
+but the blocks stay until the consumer releases them or its lease ends, so nothing is taken from under a read.
+"""
+
+from dataclasses import dataclass, field
+
+from kvtransfer.handles import HandleMarks
+from kvtransfer.lease import Lease
+from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, HandoffId, Open, StreamId, ToConsumer
+
+
+@dataclass(frozen=True, slots=True)
+class SendToConsumer:
+    """Put this message on the control stream; drop it if the stream is gone."""
+
+    stream: StreamId
+    message: ToConsumer
+
+
+@dataclass(frozen=True, slots=True)
+class StopComputing:
+    """Compute this sequence no further, but keep its blocks."""
+
+    id: HandoffId
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBlocks:
+    """Compute it no further and give its blocks back."""
+
+    id: HandoffId
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerReport:
+    """Tell the gateway that this handoff is over on our side."""
+
+    id: HandoffId
+    reason: EndReason
+
+
+ProducerAction = SendToConsumer | StopComputing | FreeBlocks | ProducerReport
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerLimits:
+    """grace_s: how long a lease outlives its stream. open_wait_s, max_early_opens: for opens without a submit."""
+
+    grace_s: float = 3.0
+    open_wait_s: float = 5.0
+    max_early_opens: int = 4096
+
+
+@dataclass(slots=True)
+class _Row:
+    lease: Lease
+    blocks: list[int] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    first_token: FirstToken | None = None
+    stopped: bool = False  # aborted while a consumer holds the lease
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlyOpen:
+    stream: StreamId
+    until: float
+
+
+class Producer:
+    """All handoffs that this worker is the source of."""
+
+    def __init__(self, incarnation: int, marks: HandleMarks, limits: ProducerLimits | None = None) -> None:
+        self._incarnation = incarnation
+        self._marks = marks
+        self._limits = limits or ProducerLimits()
+        self._rows: dict[HandoffId, _Row] = {}
+        self._early: dict[HandoffId, _EarlyOpen] = {}
+        self._actions: list[ProducerAction] = []
+
+    def take_actions(self) -> list[ProducerAction]:
+        """What is to be done since the last call, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    @property
+    def open_ids(self) -> set[HandoffId]:
+        """Handoffs that hold blocks or may still get some."""
+        return set(self._rows)
+
+    @property
+    def idle(self) -> bool:
+        """True when nobody reads our blocks or is about to."""
+        return not self._rows and not self._early
+
+    # From the gateway.
+
+    def submit(self, id: HandoffId, deadline: float) -> None:
+        """The gateway's request; its handle was admitted by the marks just now."""
+        row = self._rows[id] = _Row(Lease(deadline))
+        if (early := self._early.pop(id, None)) is not None:
+            self._opened(id, row, early.stream)
+
+    def abort(self, id: HandoffId) -> None:
+        """The gateway gives the handle up. Unknown and repeated aborts change nothing."""
+        row = self._rows.get(id)
+        if row is None:
+            if (early := self._early.pop(id, None)) is not None:
+                self._send(early.stream, Ended(id, EndReason.ABORTED))
+        elif row.lease.holder is None:
+            self._drop(id)
+        elif not row.stopped:
+            row.stopped = True
+            self._actions.append(StopComputing(id))
+            self._tell(row, Ended(id, EndReason.ABORTED))
+
+    def gateway_lost(self, gateway: int) -> None:
+        """The gateway's stream broke: that ends its handles, known ones and those it will never send."""
+        for id in [id for id in (*self._rows, *self._early) if id.gateway == gateway]:
+            self.abort(id)
+
+    # From the engine.
+
+    def announce(
+        self, id: HandoffId, blocks: list[int], generations: list[int], first_token: FirstToken | None
+    ) -> None:
+        """Further blocks of this sequence are complete; the last ones come with the first token."""
+        row = self._rows.get(id)
+        if row is None or row.stopped:
+            return
+        first_index = len(row.blocks)
+        row.blocks += blocks
+        row.generations += generations
+        row.first_token = first_token
+        self._tell(row, Announcement(id, first_index, tuple(blocks), tuple(generations), first_token))
+
+    def finish(self, id: HandoffId) -> None:
+        """The sequence ended at its first token: no handoff is needed."""
+        self._end(id, EndReason.FINISHED)
+
+    def fail(self, id: HandoffId) -> None:
+        """The engine gave it up, and has told the gateway why."""
+        self._end(id, EndReason.FAILED)
+
+    # From the consumer.
+
+    def open(self, stream: StreamId, message: Open, now: float) -> None:
+        """The consumer takes the handoff, or takes it again."""
+        id = message.id
+        row = self._rows.get(id)
+        if message.producer != self._incarnation:
+            self._send(stream, Ended(id, EndReason.WRONG_INCARNATION))
+        elif row is not None:
+            self._opened(id, row, stream)
+        elif self._marks.is_past(id) or len(self._early) >= self._limits.max_early_opens:
+            self._send(stream, Ended(id, EndReason.OVER))
+        else:
+            self._early[id] = _EarlyOpen(stream, now + self._limits.open_wait_s)
+
+    def release(self, id: HandoffId) -> None:
+        """The consumer is done with it. Unknown and repeated releases change nothing."""
+        if id in self._rows:
+            self._drop(id)
+
+    def stream_lost(self, stream: StreamId, now: float) -> None:
+        """A control stream broke; its leases go on for the grace, unless they are opened on another one."""
+        for row in self._rows.values():
+            row.lease.break_stream(stream, now + self._limits.grace_s)
+        for id in [id for id, early in self._early.items() if early.stream == stream]:
+            del self._early[id]
+
+    # From the clock.
+
+    def tick(self, now: float) -> None:
+        """Ends what is over by time."""
+        for id, row in list(self._rows.items()):
+            if now >= row.lease.deadline:
+                self._end(id, EndReason.EXPIRED, report=not row.stopped)
+            elif row.lease.broken_until is not None and now >= row.lease.broken_until:
+                self._end(id, EndReason.PEER_LOST, report=not row.stopped)
+        for id, early in list(self._early.items()):
+            if now >= early.until:
+                del self._early[id]
+                self._send(early.stream, Ended(id, EndReason.OVER))
+
+    def _opened(self, id: HandoffId, row: _Row, stream: StreamId) -> None:
+        row.lease.take(stream)
+        if row.stopped:
+            self._send(stream, Ended(id, EndReason.ABORTED))
+            return
+        announced = Announcement(id, 0, tuple(row.blocks), tuple(row.generations), row.first_token)
+        self._send(stream, announced)
+
+    def _end(self, id: HandoffId, reason: EndReason, *, report: bool = False) -> None:
+        row = self._rows.get(id)
+        if row is None:
+            return
+        self._tell(row, Ended(id, reason))
+        self._drop(id)
+        if report:
+            self._actions.append(ProducerReport(id, reason))
+
+    def _drop(self, id: HandoffId) -> None:
+        del self._rows[id]
+        self._actions.append(FreeBlocks(id))
+
+    def _tell(self, row: _Row, message: ToConsumer) -> None:
+        if (stream := row.lease.live_holder) is not None:
+            self._send(stream, message)
+
+    def _send(self, stream: StreamId, message: ToConsumer) -> None:
+        self._actions.append(SendToConsumer(stream, message))

@@ -1,0 +1,1 @@
+"""Transports move block bytes. `memory` stays in one process (tests); `nixl` crosses processes and hosts."""

@@ -1,0 +1,77 @@
+"""The seam between the handoff protocol and whatever moves bytes.
+
+A transport is used by one thread, the transfer thread. Reads only: the consumer pulls. A posted read cannot be taken
+back; it is over when `poll` reports it, or when its source process is proven dead and `forget_peer` was called.
+"""
+
+from dataclasses import dataclass
+from typing import NewType, Protocol
+
+import numpy as np
+
+Incarnation = NewType("Incarnation", int)  # random 64-bit id of one life of a worker process
+
+
+class TransportError(Exception):
+    """A transport could not be set up, or a peer's descriptor could not be used."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRead:
+    """One posted read: source block i of the peer's pool goes to destination block i of ours."""
+
+    read_id: int
+    peer: Incarnation
+    source: np.ndarray  # uint32[n] block ids in the peer's pool
+    destination: np.ndarray  # uint32[n] block ids in our pool
+
+    def fits(self, num_source: int, num_destination: int) -> bool:
+        """True when it has blocks, and all of them lie in pools of these sizes."""
+        return (
+            0 < self.source.size == self.destination.size
+            and int(self.source.max()) < num_source
+            and int(self.destination.max()) < num_destination
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadEnd:
+    """A read is over: nothing will land in its destination blocks any more."""
+
+    read_id: int
+    generations: np.ndarray | None  # uint64[n], read after the data; None: the read failed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Memory:
+    """What a transport may touch: the pool, and the generation word of each block."""
+
+    blocks: np.ndarray  # uint8[num_blocks, block_bytes]
+    generations: np.ndarray  # uint64[num_blocks]
+
+
+class Transport(Protocol):
+    """Registered with one `Memory` when it is made."""
+
+    name: str
+
+    def descriptor(self) -> bytes:
+        """What a peer needs to read our memory. As good as a key to it: only for registered workers."""
+
+    def add_peer(self, peer: Incarnation, descriptor: bytes) -> None:
+        """Makes a peer readable; again for the same peer is no change. Raises TransportError."""
+
+    def forget_peer(self, peer: Incarnation) -> None:
+        """Lets go of a peer that is proven dead. Its open reads are reported as failed by the next `poll`."""
+
+    def post(self, read: BlockRead) -> None:
+        """Starts a read: first the data, then the generation words of the same blocks.
+
+        A failure to post is reported by `poll`, like any other end.
+        """
+
+    def poll(self) -> list[ReadEnd]:
+        """Reads that ended since the last call; also lets peers' reads of our memory progress."""
+
+    def close(self) -> None:
+        """Ends it. Raises TransportError while a read is open: its bytes could still land."""

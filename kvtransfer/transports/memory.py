@@ -1,0 +1,206 @@
+"""Block reads between workers of one process, for tests that decide themselves when bytes move.
+
+A `MemoryFabric` stands for the wire and the hosts behind it: it owns every read in flight, so a read lands when the
+fabric says so, whether or not its reader still cares. A read moves in two phases, as over a network: first the data,
+then the generation words. Unless a source is held, its reads end at the reader's next `poll`.
+"""
+
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, TransportError
+
+_DESCRIPTOR = struct.Struct("<8sQQQ")  # magic, incarnation, blocks, bytes of a block
+_MAGIC = b"BTMEMORY"
+
+
+class _Gate(Enum):
+    """How far reads of one source get."""
+
+    OPEN = auto()
+    DATA_ONLY = auto()
+    HELD = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A read on its way."""
+
+    reader: "MemoryTransport"
+    source: "MemoryTransport"
+    read: BlockRead
+    has_data: bool = False
+
+
+class MemoryFabric:
+    """Joins the memory transports of one process. Safe to use from several threads.
+
+    A test drives it: `hold` and `release` a source, stop between the phases with `release_data`, `kill` a process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # members take it too
+        self._members: dict[Incarnation, MemoryTransport] = {}
+        self._gates: dict[Incarnation, _Gate] = {}
+        self._flights: list[_Flight] = []
+
+    def hold(self, source: Incarnation) -> None:
+        """Stops reads of this worker where they are, as when its process is stopped."""
+        with self._lock:
+            self._gates[source] = _Gate.HELD
+
+    def release_data(self, source: Incarnation) -> None:
+        """Lands the data of this worker's reads; their generation words are not read yet."""
+        with self._lock:
+            self._gates[source] = _Gate.DATA_ONLY
+            self._advance(lambda flight: flight.source.incarnation == source)
+
+    def release(self, source: Incarnation) -> None:
+        """Lets reads of this worker end, now and later. Those that are forgotten by their reader land too."""
+        with self._lock:
+            self._gates.pop(source, None)
+            self._advance(lambda flight: flight.source.incarnation == source)
+
+    def kill(self, incarnation: Incarnation) -> None:
+        """Ends a worker: what it reads and what is read from it never lands; its readers learn that at `poll`."""
+        with self._lock:
+            self._members.pop(incarnation, None)
+            self._gates.pop(incarnation, None)
+            lost = [flight for flight in self._flights if flight.source.incarnation == incarnation]
+            self._flights = [
+                flight
+                for flight in self._flights
+                if incarnation not in (flight.source.incarnation, flight.reader.incarnation)
+            ]
+            for flight in lost:
+                flight.reader._end(flight.read.read_id, None)
+
+    def num_in_flight(self, source: Incarnation) -> int:
+        """Reads of this worker that did not end, forgotten ones included."""
+        with self._lock:
+            return sum(flight.source.incarnation == source for flight in self._flights)
+
+    def _join(self, transport: "MemoryTransport") -> None:
+        with self._lock:
+            if transport.incarnation in self._members:
+                raise TransportError(f"incarnation {transport.incarnation:016x} is on this fabric already")
+            self._members[transport.incarnation] = transport
+
+    def _leave(self, transport: "MemoryTransport") -> None:
+        with self._lock:
+            if self._members.get(transport.incarnation) is transport:
+                del self._members[transport.incarnation]
+
+    def _member(self, incarnation: Incarnation) -> "MemoryTransport | None":
+        with self._lock:
+            return self._members.get(incarnation)
+
+    def _send(self, flight: _Flight) -> None:
+        with self._lock:
+            if flight.source.incarnation in self._members:
+                self._flights.append(flight)
+            else:
+                flight.reader._end(flight.read.read_id, None)
+
+    def _progress(self, reader: "MemoryTransport") -> None:
+        with self._lock:
+            self._advance(lambda flight: flight.reader is reader)
+
+    def _advance(self, chosen: Callable[[_Flight], bool]) -> None:
+        """Moves the chosen flights as far as their source's gate lets them."""
+        still = []
+        for flight in self._flights:
+            gate = self._gates.get(flight.source.incarnation, _Gate.OPEN)
+            if not chosen(flight) or gate is _Gate.HELD:
+                still.append(flight)
+                continue
+            _land_data(flight)
+            if gate is _Gate.DATA_ONLY:
+                still.append(flight)
+            else:
+                words = flight.source.memory.generations[flight.read.source]
+                flight.reader._end(flight.read.read_id, words)
+        self._flights = still
+
+
+class MemoryTransport:
+    """One worker's end of a `MemoryFabric`. Raises TransportError when the incarnation is taken."""
+
+    name = "memory"
+
+    def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, memory: Memory) -> None:
+        self.incarnation = incarnation
+        self.memory = memory
+        self._fabric = fabric
+        self._peers: dict[Incarnation, MemoryTransport] = {}
+        self._open: dict[int, Incarnation] = {}  # read id -> its source
+        self._ends: list[ReadEnd] = []
+        fabric._join(self)
+
+    def descriptor(self) -> bytes:
+        """Names this transport on its fabric."""
+        return _DESCRIPTOR.pack(_MAGIC, self.incarnation, *self.memory.blocks.shape)
+
+    def add_peer(self, peer: Incarnation, descriptor: bytes) -> None:
+        """Makes a peer of the same fabric readable. Raises TransportError."""
+        if peer in self._peers:
+            return
+        if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(_MAGIC):
+            raise TransportError("not a descriptor of the memory transport")
+        _, incarnation, _, block_bytes = _DESCRIPTOR.unpack(descriptor)
+        if incarnation != peer:
+            raise TransportError(f"the descriptor is of {incarnation:016x}, not of {peer:016x}")
+        if block_bytes != self.memory.blocks.shape[1]:
+            raise TransportError(f"blocks of {block_bytes} bytes, ours have {self.memory.blocks.shape[1]}")
+        source = self._fabric._member(peer)
+        if source is None:
+            raise TransportError(f"no worker {peer:016x} on this fabric")
+        self._peers[peer] = source
+
+    def forget_peer(self, peer: Incarnation) -> None:
+        """Reports the peer's open reads as failed. What the fabric still carries lands nevertheless."""
+        self._peers.pop(peer, None)
+        with self._fabric._lock:
+            for read_id in [read_id for read_id, source in self._open.items() if source == peer]:
+                self._end(read_id, None)
+
+    def post(self, read: BlockRead) -> None:
+        """Hands a read to the fabric."""
+        source = self._peers.get(read.peer)
+        with self._fabric._lock:
+            self._open[read.read_id] = read.peer
+            if source is None or not read.fits(len(source.memory.blocks), len(self.memory.blocks)):
+                self._end(read.read_id, None)
+            else:
+                self._fabric._send(_Flight(self, source, read))
+
+    def poll(self) -> list[ReadEnd]:
+        """Reads that ended since the last call."""
+        with self._fabric._lock:
+            if self._open:
+                self._fabric._progress(self)
+            ends, self._ends = self._ends, []
+        return ends
+
+    def close(self) -> None:
+        """Leaves the fabric. Raises TransportError while a read is open."""
+        if self._open:
+            raise TransportError(f"{len(self._open)} reads are open")
+        self._peers.clear()
+        self._fabric._leave(self)
+
+    def _end(self, read_id: int, generations: np.ndarray | None) -> None:
+        """Notes a read's end, once: a forgotten read that lands later is no news."""
+        if self._open.pop(read_id, None) is not None:
+            self._ends.append(ReadEnd(read_id, generations))
+
+
+def _land_data(flight: _Flight) -> None:
+    if not flight.has_data:
+        flight.reader.memory.blocks[flight.read.destination] = flight.source.memory.blocks[flight.read.source]
+        flight.has_data = True

@@ -1,0 +1,348 @@
+"""Block reads over NIXL, between processes and hosts. The `nixl` package is imported here alone.
+
+NIXL's own progress thread would keep a core busy, so nothing moves but inside `post` and `poll`: a producer must poll
+too, or a first read of it cannot even connect. After that a source on the same host is read without its help: UCX
+copies from its address space (`cma`, which asks that both processes belong to one user), the read runs to its end
+inside `post`, and `post` gives the interpreter lock away meanwhile. UCX chooses the wire; nothing is set here, and
+UCX_TLS in the environment is respected.
+
+A read has two phases. The data; and, posted only once that has ended, the generation words of the same blocks, into a
+scratch buffer of the read's own. A buffer whose read did not end well is never used again.
+
+NIXL has no timeout. A read ends when NIXL says so, or when its peer is proven dead and forgotten.
+"""
+
+import logging
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, TransportError
+
+_PAGE_WORDS = 512  # generation words are read by pages of 4 KiB: about as fast as one word
+_WORD_BYTES = 8
+_DRAM = "DRAM"
+_HOST_DEVICE = 0
+_LOCAL_SIDE = "NIXL_INIT_AGENT"
+
+
+class _State(StrEnum):
+    """NIXL's words for how a transfer stands."""
+
+    MOVING = "PROC"
+    DONE = "DONE"
+    FAILED = "ERR"
+
+
+@dataclass(frozen=True, slots=True)
+class _Descriptor:
+    """What a reader must know of a pool. On the wire: magic, version, CRC-32 of the rest, and the rest.
+
+    The checksum finds damage, not malice: descriptors only come from registered workers.
+    """
+
+    incarnation: Incarnation
+    agent_metadata: bytes
+    device: int  # NIXL's device id; 0 for host memory
+    blocks_address: int
+    num_blocks: int
+    block_bytes: int
+    generations_address: int
+
+    _MAGIC: ClassVar = b"BTNX"
+    _VERSION: ClassVar = 1
+    _HEAD: ClassVar = struct.Struct("<4sHI")
+    _BODY: ClassVar = struct.Struct("<QIQQQQ")
+
+    def pack(self) -> bytes:
+        body = self._BODY.pack(
+            self.incarnation,
+            self.device,
+            self.blocks_address,
+            self.num_blocks,
+            self.block_bytes,
+            self.generations_address,
+        )
+        body += self.agent_metadata
+        return self._HEAD.pack(self._MAGIC, self._VERSION, zlib.crc32(body)) + body
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "_Descriptor":
+        """Raises TransportError for anything that `pack` did not make."""
+        if len(packed) < cls._HEAD.size + cls._BODY.size or not packed.startswith(cls._MAGIC):
+            raise TransportError("not a descriptor of the nixl transport")
+        _, version, checksum = cls._HEAD.unpack_from(packed)
+        body = packed[cls._HEAD.size :]
+        if version != cls._VERSION:
+            raise TransportError(f"descriptor version {version}, this worker knows {cls._VERSION}")
+        if zlib.crc32(body) != checksum:
+            raise TransportError("a damaged descriptor")
+        incarnation, *numbers = cls._BODY.unpack_from(body)
+        return cls(Incarnation(incarnation), body[cls._BODY.size :], *numbers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scratch:
+    """Where the generation words of one read at a time arrive; laid out like the peer's array."""
+
+    words: np.ndarray  # uint64[num_blocks of the peer]
+    registration: Any
+    pages: Any  # prepared descriptor list
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Peer:
+    """A peer's memory, prepared for reads by index."""
+
+    agent_name: str
+    num_blocks: int
+    blocks: Any  # prepared descriptor list: one entry for each block
+    pages: Any  # prepared descriptor list: one entry for each page of generation words
+    free_scratch: list[_Scratch] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _OpenRead:
+    """A read that NIXL works on: its data, or, once there is a scratch buffer, its generation words."""
+
+    read: BlockRead
+    peer: _Peer
+    transfer: Any
+    scratch: _Scratch | None = None
+
+
+class NixlTransport:
+    """One NIXL agent with the UCX backend over one worker's memory. Used by one thread."""
+
+    name = "nixl"
+
+    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
+        """Registers the memory, whose arrays must be contiguous and stay where they are. Raises TransportError."""
+        self._memory = memory
+        self._peers: dict[Incarnation, _Peer] = {}
+        self._open: dict[int, _OpenRead] = {}
+        self._ends: list[ReadEnd] = []
+        self._lost: list[object] = []  # transfers and buffers that may still be written to, kept for good
+        nixl = _import_nixl()
+        self._errors = _error_types(nixl)
+        with self._translated("cannot set up NIXL"):
+            config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+            self._agent = nixl.nixl_agent(_agent_name(incarnation), config)
+            if "UCX" not in self._agent.backends:
+                raise TransportError("this NIXL has no UCX plugin")
+            self._registration = self._register(memory.blocks, memory.generations)
+            self._blocks = self._prepare(_LOCAL_SIDE, _block_rows(memory.blocks.ctypes.data, *memory.blocks.shape))
+            # Made before any scratch buffer is registered, so that it opens nothing but the pool and its generations.
+            self._descriptor = _Descriptor(
+                incarnation,
+                self._agent.get_agent_metadata(),
+                _HOST_DEVICE,
+                memory.blocks.ctypes.data,
+                *memory.blocks.shape,
+                memory.generations.ctypes.data,
+            ).pack()
+
+    def descriptor(self) -> bytes:
+        """Agent metadata and addresses: some 550 bytes, a key to the pool."""
+        return self._descriptor
+
+    def add_peer(self, peer: Incarnation, descriptor: bytes) -> None:
+        """Prepares the descriptor lists of a peer's whole pool. Raises TransportError."""
+        if peer in self._peers:
+            return
+        remote = _Descriptor.unpack(descriptor)
+        if remote.incarnation != peer:
+            raise TransportError(f"the descriptor is of {remote.incarnation:016x}, not of {peer:016x}")
+        if remote.block_bytes != self._memory.blocks.shape[1]:
+            raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {self._memory.blocks.shape[1]}")
+        with self._translated("cannot use a peer's descriptor"):
+            agent_name = self._agent.add_remote_agent(remote.agent_metadata).decode(errors="replace")
+            if agent_name != _agent_name(peer):
+                raise TransportError(f"the descriptor's agent is {agent_name!r}, not {_agent_name(peer)!r}")
+            block_rows = _block_rows(remote.blocks_address, remote.num_blocks, remote.block_bytes, remote.device)
+            blocks = self._prepare(agent_name, block_rows)
+            pages = self._prepare(agent_name, _page_rows(remote.generations_address, remote.num_blocks))
+        self._peers[peer] = _Peer(agent_name, remote.num_blocks, blocks, pages)
+
+    def forget_peer(self, peer: Incarnation) -> None:
+        """Removes the agent of a dead peer; its open reads are reported as failed by the next `poll`."""
+        gone = self._peers.pop(peer, None)
+        if gone is None:
+            return
+        for read_id in [read_id for read_id, open_read in self._open.items() if open_read.peer is gone]:
+            self._abandon(self._open.pop(read_id))
+            self._ends.append(ReadEnd(read_id, None))
+        self._release_peer(gone)
+
+    def post(self, read: BlockRead) -> None:
+        """Starts a read; on one host it has usually ended when this returns, which `poll` then tells."""
+        peer = self._peers.get(read.peer)
+        if peer is None or not read.fits(peer.num_blocks, len(self._memory.blocks)):
+            self._ends.append(ReadEnd(read.read_id, None))
+            return
+        transfer = self._make(self._blocks, read.destination, peer.blocks, read.source)
+        if transfer is None:
+            self._ends.append(ReadEnd(read.read_id, None))
+            return
+        self._open[read.read_id] = open_read = _OpenRead(read, peer, transfer)
+        self._advance(open_read, self._start(transfer))
+
+    def poll(self) -> list[ReadEnd]:
+        """Reads that ended since the last call; half a microsecond when there is nothing to do."""
+        self._agent.get_new_notifs()  # nobody notifies: it is what makes UCX serve our peers
+        for open_read in list(self._open.values()):
+            self._advance(open_read, self._state(open_read.transfer))
+        ends, self._ends = self._ends, []
+        return ends
+
+    def close(self) -> None:
+        """Lets go of peers and memory. Raises TransportError while a read is open."""
+        if self._open:
+            raise TransportError(f"{len(self._open)} reads are open")
+        with self._translated("cannot close NIXL"):
+            while self._peers:
+                self._release_peer(self._peers.popitem()[1])
+            self._blocks.release()
+            self._agent.deregister_memory(self._registration)
+        del self._agent
+
+    def _advance(self, open_read: _OpenRead, state: _State) -> None:
+        """Takes a read as far as it gets without waiting, given how its current transfer stands."""
+        if state is _State.DONE and open_read.scratch is None:
+            state = self._start_words(open_read)
+        if state is _State.DONE:
+            self._finish(open_read)
+        elif state is _State.FAILED:
+            self._fail(open_read)
+
+    def _start_words(self, open_read: _OpenRead) -> _State:
+        """Starts the second phase: the pages that hold the generation words of the read's blocks."""
+        peer = open_read.peer
+        scratch = peer.free_scratch.pop() if peer.free_scratch else self._make_scratch(peer.num_blocks)
+        pages = np.unique(open_read.read.source // _PAGE_WORDS)
+        transfer = self._make(scratch.pages, pages, peer.pages, pages)
+        if transfer is None:
+            peer.free_scratch.append(scratch)
+            return _State.FAILED
+        open_read.transfer.release()
+        open_read.transfer, open_read.scratch = transfer, scratch
+        return self._start(transfer)
+
+    def _finish(self, open_read: _OpenRead) -> None:
+        """Both phases have ended: reports the words and gives the scratch buffer to the next read."""
+        read, scratch = open_read.read, open_read.scratch
+        assert scratch is not None
+        del self._open[read.read_id]
+        open_read.transfer.release()
+        self._ends.append(ReadEnd(read.read_id, scratch.words[read.source]))
+        open_read.peer.free_scratch.append(scratch)
+
+    def _fail(self, open_read: _OpenRead) -> None:
+        """Reports a failed read, once NIXL has let go of it; until then it stays open, and its blocks in quarantine."""
+        try:
+            open_read.transfer.release()
+        except self._errors:
+            return
+        del self._open[open_read.read.read_id]
+        self._lost.append(open_read)
+        self._ends.append(ReadEnd(open_read.read.read_id, None))
+
+    def _abandon(self, open_read: _OpenRead) -> None:
+        """Gives up a read of a dead peer. A transfer that cannot be released is kept for good."""
+        self._lost.append(open_read)
+        with suppress(*self._errors):
+            open_read.transfer.release()
+
+    def _make(self, local: Any, local_index: np.ndarray, remote: Any, remote_index: np.ndarray) -> Any:
+        """A transfer between entries of two prepared lists; None when NIXL refuses, as for a peer that is gone.
+
+        Adjacent entries are merged by NIXL itself.
+        """
+        try:
+            return self._agent.make_prepped_xfer(
+                "READ", local, local_index.astype(np.int32), remote, remote_index.astype(np.int32)
+            )
+        except self._errors:
+            return None
+
+    def _start(self, transfer: Any) -> _State:
+        try:
+            return _State(self._agent.transfer(transfer))
+        except self._errors:
+            return _State.FAILED
+
+    def _state(self, transfer: Any) -> _State:
+        try:
+            return _State(self._agent.check_xfer_state(transfer))
+        except self._errors:
+            return _State.FAILED
+
+    def _make_scratch(self, num_words: int) -> _Scratch:
+        words = np.zeros(num_words, dtype=np.uint64)
+        with self._translated("cannot register a buffer for generation words"):
+            registration = self._register(words)
+            return _Scratch(words, registration, self._prepare(_LOCAL_SIDE, _page_rows(words.ctypes.data, num_words)))
+
+    def _release_peer(self, peer: _Peer) -> None:
+        with self._translated("cannot release a peer"):
+            for scratch in peer.free_scratch:
+                scratch.pages.release()
+                self._agent.deregister_memory(scratch.registration)
+            peer.blocks.release()
+            peer.pages.release()
+            self._agent.remove_remote_agent(peer.agent_name)
+
+    def _register(self, *arrays: np.ndarray) -> Any:
+        regions = [(array.ctypes.data, array.nbytes, _HOST_DEVICE, "") for array in arrays]
+        return self._agent.register_memory(regions, _DRAM)
+
+    def _prepare(self, agent_name: str, rows: np.ndarray) -> Any:
+        return self._agent.prep_xfer_dlist(agent_name, rows, _DRAM)
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise TransportError(f"{what}: {error}") from error
+
+
+def _agent_name(incarnation: Incarnation) -> str:
+    return f"{incarnation:016x}"
+
+
+def _block_rows(address: int, num_blocks: int, block_bytes: int, device: int = _HOST_DEVICE) -> np.ndarray:
+    """A whole pool as one strided row: uint64[1, 5] of address, length, device, stride, count."""
+    return np.array([[address, block_bytes, device, block_bytes, num_blocks]], dtype=np.uint64)
+
+
+def _page_rows(address: int, num_words: int) -> np.ndarray:
+    """Generation words by page, the last one shorter: uint64[1 or 2, 5] as above."""
+    full, rest = divmod(num_words, _PAGE_WORDS)
+    page_bytes, rest_bytes = _PAGE_WORDS * _WORD_BYTES, rest * _WORD_BYTES
+    rows = [
+        (address, page_bytes, _HOST_DEVICE, page_bytes, full),
+        (address + full * page_bytes, rest_bytes, _HOST_DEVICE, rest_bytes, 1),
+    ]
+    return np.array([row for row in rows if row[1] and row[4]], dtype=np.uint64)
+
+
+def _import_nixl() -> Any:
+    try:
+        import nixl
+    except ImportError as error:
+        raise TransportError(f"the nixl package is not usable here: {error}") from error
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes every agent's start to stdout
+    return nixl
+
+
+def _error_types(nixl: Any) -> tuple[type[Exception], ...]:
+    """NIXL's exceptions, which have no base of their own, and what its bindings raise for bad arguments."""
+    own = tuple(error for name, error in vars(nixl._bindings).items() if name.endswith("Error"))
+    return (*own, RuntimeError, ValueError)

@@ -1,0 +1,107 @@
+from protos import worker_pb2 as _worker_pb2
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ConsumerMessage(_message.Message):
+    __slots__ = ("hello", "open", "release")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    hello: ConsumerHello
+    open: Open
+    release: Release
+    def __init__(self, hello: _Optional[_Union[ConsumerHello, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class ProducerMessage(_message.Message):
+    __slots__ = ("hello", "announcement", "ended")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    hello: ProducerHello
+    announcement: Announcement
+    ended: Ended
+    def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+
+class ConsumerHello(_message.Message):
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport", "descriptor")
+    KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    kv_protocol: int
+    fingerprint: str
+    incarnation: int
+    transport: str
+    descriptor: bytes
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
+
+class ProducerHello(_message.Message):
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport", "descriptor")
+    KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    kv_protocol: int
+    fingerprint: str
+    incarnation: int
+    transport: str
+    descriptor: bytes
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
+
+class HandoffId(_message.Message):
+    __slots__ = ("gateway", "handle")
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    gateway: int
+    handle: int
+    def __init__(self, gateway: _Optional[int] = ..., handle: _Optional[int] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("id", "producer")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    id: HandoffId
+    producer: int
+    def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., producer: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: HandoffId
+    def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ...) -> None: ...
+
+class Announcement(_message.Message):
+    __slots__ = ("id", "first_index", "blocks", "generations", "first_token")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    id: HandoffId
+    first_index: int
+    blocks: bytes
+    generations: bytes
+    first_token: FirstToken
+    def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ...) -> None: ...
+
+class FirstToken(_message.Message):
+    __slots__ = ("token", "logprobs")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    logprobs: _worker_pb2.Logprobs
+    def __init__(self, token: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: HandoffId
+    reason: int
+    def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., reason: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,190 @@
+from protos import sampling_pb2 as _sampling_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+
+class GatewayMessage(_message.Message):
+    __slots__ = ("hello", "submit", "abort")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    hello: GatewayHello
+    submit: Submit
+    abort: Abort
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
+
+class GatewayHello(_message.Message):
+    __slots__ = ("protocol_major", "protocol_minor", "gateway", "highest_handle")
+    PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    protocol_major: int
+    protocol_minor: int
+    gateway: int
+    highest_handle: int
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., gateway: _Optional[int] = ..., highest_handle: _Optional[int] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("handle", "capsule", "timeout_s", "request_id", "traceparent", "hand_to", "take_from")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CAPSULE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HAND_TO_FIELD_NUMBER: _ClassVar[int]
+    TAKE_FROM_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    capsule: _sampling_pb2.Capsule
+    timeout_s: float
+    request_id: str
+    traceparent: str
+    hand_to: HandTo
+    take_from: TakeFrom
+    def __init__(self, handle: _Optional[int] = ..., capsule: _Optional[_Union[_sampling_pb2.Capsule, _Mapping]] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., hand_to: _Optional[_Union[HandTo, _Mapping]] = ..., take_from: _Optional[_Union[TakeFrom, _Mapping]] = ...) -> None: ...
+
+class HandTo(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
+
+class TakeFrom(_message.Message):
+    __slots__ = ("address", "incarnation")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Abort(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "frame", "blocks")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    hello: WorkerHello
+    frame: Frame
+    blocks: BlockEvents
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
+
+class WorkerHello(_message.Message):
+    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transport", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size")
+    PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    protocol_major: int
+    protocol_minor: int
+    incarnation: int
+    role: Role
+    fingerprint: str
+    kv_protocol: int
+    transport: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    positions: bytes
+    counts: bytes
+    tokens: bytes
+    finish: bytes
+    cached: bytes
+    logprobs: Logprobs
+    failures: _containers.RepeatedCompositeFieldContainer[Failure]
+    load: Load
+    def __init__(self, handles: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., finish: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("widths", "sampled", "top_ids", "top")
+    WIDTHS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    widths: bytes
+    sampled: bytes
+    top_ids: bytes
+    top: bytes
+    def __init__(self, widths: _Optional[bytes] = ..., sampled: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("handle", "code", "detail")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    code: int
+    detail: str
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    AVOID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    waiting_tokens: int
+    available_blocks: int
+    quarantined_blocks: int
+    avoid: _containers.RepeatedScalarFieldContainer[int]
+    bytes_moved: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ...) -> None: ...
+
+class BlockEvents(_message.Message):
+    __slots__ = ("sequence", "snapshot", "added", "evicted")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    snapshot: bool
+    added: bytes
+    evicted: bytes
+    def __init__(self, sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., added: _Optional[bytes] = ..., evicted: _Optional[bytes] = ...) -> None: ...

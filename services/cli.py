@@ -1,0 +1,320 @@
+"""The `baton` command: options in, one frozen configuration out, and the process that it is for.
+
+The only place that makes configurations. A process's code is imported when its command runs, so `baton --help` is
+quick and `baton gateway` never loads torch.
+"""
+
+import ipaddress
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services import lifeline
+from services.config import EngineConfig, GatewayConfig, HandoffMode, LogFormat, UpConfig, WorkerConfig, WorkerRole
+
+_MEMORY_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_ENGINE = EngineConfig(model=Path())  # for its defaults
+
+app = typer.Typer(
+    name="baton",
+    help="Serves large language models with prefill and decode on separate workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Refusal(Exception):
+    """A command that cannot be carried out; its text is one line for a person."""
+
+
+class Dtype(StrEnum):
+    """What a model computes in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class TransportName(StrEnum):
+    """How KV moves between workers."""
+
+    AUTO = "auto"
+    NIXL = "nixl"
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of `512MiB`, `4GiB`, `1.5gb` or a plain number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _MEMORY_UNITS:
+        raise typer.BadParameter(f"{text!r} is no amount of memory; write 512MiB, 4GiB or a number of bytes")
+    return int(float(match[1]) * _MEMORY_UNITS[match[2]])
+
+
+def parse_workers(text: str) -> tuple[str, ...]:
+    """Addresses of `host:port,host:port`."""
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise typer.BadParameter(f"{address!r} is not host:port")
+    if not addresses:
+        raise typer.BadParameter("name at least one worker as host:port")
+    return addresses
+
+
+ModelOption = Annotated[
+    Path, typer.Option(help="Directory with a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json.")
+]
+DemoModelOption = Annotated[
+    Path | None, typer.Option("--model", help="Directory with a Hugging Face checkpoint. Default: a small demo model.")
+]
+ServedNameOption = Annotated[
+    str | None,
+    typer.Option("--served-model-name", help="What clients call the model. Default: the directory's name."),
+]
+DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu. (cuda is not there yet.)")]
+DtypeOption = Annotated[Dtype, typer.Option(help="What the model computes in; auto: the checkpoint's own.")]
+MaxModelLenOption = Annotated[
+    int | None, typer.Option(min=1, help="Longest sequence, prompt included. Default: the model's own, if it fits.")
+]
+MaxNumSeqsOption = Annotated[int, typer.Option(min=1, help="Sequences in one step, at most.")]
+MaxBatchedTokensOption = Annotated[
+    int, typer.Option("--max-num-batched-tokens", min=1, help="Tokens in one step; longer prompts run in chunks.")
+]
+BlockSizeOption = Annotated[int, typer.Option(min=1, help="Token positions in one KV block.")]
+KvMemoryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-memory",
+        parser=parse_memory,
+        metavar="SIZE",
+        help="KV memory of each worker: 512MiB, 4GiB. Default: a quarter of the free memory, at most 4GiB.",
+    ),
+]
+NumThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads of each worker. Default: all cores.")]
+TransportOption = Annotated[TransportName, typer.Option(help="How KV moves from worker to worker.")]
+HandoffOption = Annotated[
+    HandoffMode,
+    typer.Option(help="always: every request is handed from prefill to decode. never: decode does it all. auto: long "
+                 "uncached prompts are handed over."),
+]  # fmt: skip
+ThresholdOption = Annotated[
+    int, typer.Option("--handoff-threshold", min=0, help="With auto: uncached prompt tokens from which on.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
+]
+LogFormatOption = Annotated[LogFormat, typer.Option(help="Log lines for people, or one JSON object a line.")]
+WorkerHostOption = Annotated[str, typer.Option(help="Address to listen on.")]
+WorkerPortOption = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
+HttpHostOption = Annotated[
+    str, typer.Option(help="Address to listen on for clients. There is no authentication and no TLS yet.")
+]
+HttpPortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on for clients; 0: a free one.")]
+AllowPlaintextOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-plaintext",
+        help="Listen on other addresses than loopback, without TLS and authentication: anyone on that network can "
+        "then read and write prompts, answers and KV, and control this worker.",
+    ),
+]
+
+
+@app.command()
+def up(
+    model: DemoModelOption = None,
+    served_model_name: ServedNameOption = None,
+    host: HttpHostOption = "127.0.0.1",
+    port: HttpPortOption = 8000,
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
+    handoff: HandoffOption = HandoffMode.ALWAYS,
+    handoff_threshold: ThresholdOption = 256,
+    transport: TransportOption = TransportName.AUTO,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = Dtype.AUTO,
+    max_model_len: MaxModelLenOption = _ENGINE.max_model_len,
+    max_num_seqs: MaxNumSeqsOption = _ENGINE.max_num_seqs,
+    max_num_batched_tokens: MaxBatchedTokensOption = _ENGINE.max_num_batched_tokens,
+    block_size: BlockSizeOption = _ENGINE.block_size,
+    kv_memory: KvMemoryOption = _ENGINE.kv_memory_bytes,
+    num_threads: NumThreadsOption = _ENGINE.num_threads,
+    request_timeout: TimeoutOption = 600.0,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Starts prefill and decode workers and a gateway on this machine. Ctrl-C ends them all."""
+    from services.launcher import demo_model
+    from services.launcher.main import run
+
+    directory = demo_model.directory() if model is None else _checkpoint(model)
+    config = UpConfig(
+        engine=EngineConfig(
+            model=directory,
+            device=_supported_device(device),
+            dtype=dtype.value,
+            block_size=block_size,
+            kv_memory_bytes=kv_memory,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_threads=num_threads,
+        ),
+        demo=model is None,
+        served_model_name=served_model_name or (demo_model.NAME if model is None else directory.name),
+        host=host,
+        port=port,
+        num_prefill=prefill,
+        num_decode=decode,
+        transport=transport.value,
+        handoff=handoff,
+        handoff_threshold=handoff_threshold,
+        request_timeout_s=request_timeout,
+        log_format=log_format,
+    )
+    raise typer.Exit(run(config))
+
+
+@app.command()
+def gateway(
+    model: ModelOption,
+    workers: Annotated[
+        tuple[str, ...],
+        typer.Option(parser=parse_workers, metavar="HOST:PORT,...", help="Prefill and decode workers, all of them."),
+    ],
+    served_model_name: ServedNameOption = None,
+    host: HttpHostOption = "127.0.0.1",
+    port: HttpPortOption = 8000,
+    handoff: HandoffOption = HandoffMode.ALWAYS,
+    handoff_threshold: ThresholdOption = 256,
+    request_timeout: TimeoutOption = 600.0,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Requests in flight before new ones get 503.")] = 4096,
+    log_format: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Starts a gateway: the OpenAI API over HTTP, in front of workers that run already."""
+    directory = _checkpoint(model)
+    config = GatewayConfig(
+        model=directory,
+        served_model_name=served_model_name or directory.name,
+        workers=workers,
+        host=host,
+        port=port,
+        handoff=handoff,
+        handoff_threshold=handoff_threshold,
+        request_timeout_s=request_timeout,
+        max_waiting=max_waiting,
+        log_format=log_format,
+    )
+    from services.gateway.main import run
+
+    raise typer.Exit(run(config))
+
+
+def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
+    """Adds the command that starts a worker of this role."""
+
+    @app.command(role.value, help=purpose)
+    def worker(
+        model: ModelOption,
+        host: WorkerHostOption = "127.0.0.1",
+        port: WorkerPortOption = default_port,
+        allow_plaintext: AllowPlaintextOption = False,
+        transport: TransportOption = TransportName.AUTO,
+        device: DeviceOption = "cpu",
+        dtype: DtypeOption = Dtype.AUTO,
+        max_model_len: MaxModelLenOption = _ENGINE.max_model_len,
+        max_num_seqs: MaxNumSeqsOption = _ENGINE.max_num_seqs,
+        max_num_batched_tokens: MaxBatchedTokensOption = _ENGINE.max_num_batched_tokens,
+        block_size: BlockSizeOption = _ENGINE.block_size,
+        kv_memory: KvMemoryOption = _ENGINE.kv_memory_bytes,
+        num_threads: NumThreadsOption = _ENGINE.num_threads,
+        log_format: LogFormatOption = LogFormat.TEXT,
+    ) -> None:
+        engine = EngineConfig(
+            model=_checkpoint(model),
+            device=_supported_device(device),
+            dtype=dtype.value,
+            block_size=block_size,
+            kv_memory_bytes=kv_memory,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            num_threads=num_threads,
+        )
+        config = WorkerConfig(
+            role=role,
+            engine=engine,
+            host=_worker_host(host, allow_plaintext),
+            port=port,
+            transport=transport.value,
+            allow_plaintext=allow_plaintext,
+            log_format=log_format,
+        )
+        raise typer.Exit(_run_worker(config))
+
+
+def _run_worker(config: WorkerConfig) -> int:
+    if config.role is WorkerRole.PREFILL:
+        from services.prefill.main import run
+    else:
+        from services.decode.main import run
+    return run(config)
+
+
+_worker_command(
+    WorkerRole.PREFILL, 9100, "Starts a prefill worker: it reads prompts, and hands their KV to decode workers."
+)
+_worker_command(
+    WorkerRole.DECODE, 9200, "Starts a decode worker: it takes KV over from prefill workers and generates tokens."
+)
+
+
+def _checkpoint(model: Path) -> Path:
+    directory = model.expanduser().resolve()
+    if not directory.is_dir():
+        raise Refusal(f"no model at {directory}: there is no such directory")
+    if not (directory / "config.json").is_file():
+        raise Refusal(f"no model at {directory}: it has no config.json")
+    return directory
+
+
+def _supported_device(device: str) -> str:
+    if device != "cpu":
+        raise Refusal(f"--device {device} is not there yet; the one device is cpu")
+    return device
+
+
+def _worker_host(host: str, allow_plaintext: bool) -> str:
+    if allow_plaintext or host == "localhost" or _is_loopback(host):
+        return host
+    raise Refusal(
+        f"--host {host} needs --allow-plaintext: workers speak without TLS and authentication, so anyone on that "
+        "network could read and write prompts and KV, and control the worker"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: who knows where it leads
+        return False
+
+
+def main() -> None:
+    """The console script. A refusal is one line on stderr and exit code 1."""
+    lifeline.hold()
+    try:
+        app()
+    except Refusal as refusal:
+        sys.exit(f"baton: {refusal}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

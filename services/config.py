@@ -1,0 +1,89 @@
+"""One frozen configuration per process. The command line (`services/cli.py`) is the only place that makes them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class WorkerRole(StrEnum):
+    """What a worker's scheduler is for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class HandoffMode(StrEnum):
+    """When a request is split over a prefill and a decode worker."""
+
+    ALWAYS = "always"  # whenever a pair is there
+    NEVER = "never"  # decode workers do it all
+    AUTO = "auto"  # when more prompt tokens than a threshold are not cached on the decode worker
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of one engine. None: chosen from the model and the machine."""
+
+    model: Path
+    device: str = "cpu"
+    dtype: str = "auto"  # "auto" (the checkpoint's own), "float32", "bfloat16"
+    block_size: int = 16
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One prefill or decode worker process."""
+
+    role: WorkerRole
+    engine: EngineConfig
+    host: str = "127.0.0.1"
+    port: int = 9100
+    transport: str = "auto"  # "auto", "nixl"
+    allow_plaintext: bool = False
+    log_format: LogFormat = LogFormat.TEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """One gateway process."""
+
+    model: Path  # its tokenizer, chat template and generation defaults; weights are not read
+    served_model_name: str
+    workers: tuple[str, ...]  # host:port
+    host: str = "127.0.0.1"
+    port: int = 8000
+    handoff: HandoffMode = HandoffMode.ALWAYS
+    handoff_threshold: int = 256  # uncached prompt tokens, for HandoffMode.AUTO
+    request_timeout_s: float = 600.0
+    max_waiting: int = 4096  # requests in flight before new ones are refused
+    log_format: LogFormat = LogFormat.TEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """`baton up`: workers and a gateway on this machine."""
+
+    engine: EngineConfig  # of every worker
+    demo: bool  # engine.model is the demo model, to be made where it is not there yet
+    served_model_name: str
+    host: str = "127.0.0.1"  # of the gateway; workers stay on loopback
+    port: int = 8000
+    num_prefill: int = 1
+    num_decode: int = 1
+    transport: str = "auto"
+    handoff: HandoffMode = HandoffMode.ALWAYS
+    handoff_threshold: int = 256
+    request_timeout_s: float = 600.0
+    log_format: LogFormat = LogFormat.TEXT

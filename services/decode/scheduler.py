@@ -1,0 +1,66 @@
+"""Decode's policy: running streams first, then the preempted, then the new; oldest first; newest give way."""
+
+import numpy as np
+
+from services.engine.batch_state import Phase
+from services.engine.request import Request
+from services.engine.scheduler import Plan, take_chunks
+from services.engine.sequences import Admission, Sequences
+
+
+class DecodeScheduler:
+    """One token for every running sequence, and at most one small chunk of local prefill beside them.
+
+    With nothing to decode, local prefill takes the whole budget.
+    """
+
+    def __init__(self, max_num_batched_tokens: int, *, prefill_chunk: int = 512, watermark: float = 0.01) -> None:
+        self._budget = max_num_batched_tokens
+        self._prefill_chunk = prefill_chunk
+        self._watermark = watermark
+
+    def accepts(self, request: Request) -> bool:
+        """Received sequences, and any request of its own; nothing reads blocks from here."""
+        return True
+
+    def plan(self, sequences: Sequences, now: float) -> Plan:
+        """Grows, admits, and takes all decoding rows and a chunk."""
+        self._grow(sequences)
+        self._admit(sequences)
+        batch = sequences.batch
+        decoding = batch.slots_in(Phase.DECODE)
+        decode = Plan(decoding, np.ones(len(decoding), dtype=np.int32))
+        computing = batch.slots_in(Phase.PREFILL)
+        if not len(computing):
+            return decode
+        budget = self._prefill_chunk if len(decoding) else self._budget
+        oldest_first = computing[np.argsort(batch.arrival[computing], kind="stable")]
+        chunks = take_chunks(sequences, oldest_first, budget)
+        slots = np.concatenate([decode.slots, chunks.slots])
+        return Plan(slots, np.concatenate([decode.counts, chunks.counts]))
+
+    def _grow(self, sequences: Sequences) -> None:
+        """Every decoding row gets the block it needs; where blocks run out, the newest sequence gives way."""
+        batch = sequences.batch
+        while not sequences.grow(batch.slots_in(Phase.DECODE)):
+            running = np.flatnonzero((batch.phase == Phase.DECODE) | (batch.phase == Phase.PREFILL))
+            sequences.preempt(int(running[np.argmax(batch.arrival[running])]))
+
+    def _admit(self, sequences: Sequences) -> None:
+        """The preempted first, without a watermark; no new one passes them while they wait for room."""
+        for request in sorted(sequences.preempted.values(), key=_arrival):
+            if sequences.admit(request) is Admission.NO_ROOM:
+                return
+        for request in sorted(sequences.waiting.values(), key=_arrival):
+            if sequences.admit(request, watermark=self._blocks_kept(sequences)) is Admission.NO_ROOM:
+                return
+
+    def _blocks_kept(self, sequences: Sequences) -> int:
+        """Blocks left for growth; none when nothing runs, or a large request would wait for ever."""
+        if not sequences.held_ids:
+            return 0
+        return max(1, int(sequences.pool.num_blocks * self._watermark))
+
+
+def _arrival(request: Request) -> float:
+    return request.arrival

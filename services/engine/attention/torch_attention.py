@@ -1,0 +1,211 @@
+"""Paged attention with torch operations alone: the reference, and what serves on CPU.
+
+Long queries are cut into tiles. Tiles of like length over a like number of blocks share a bucket (powers of two), are
+padded to the longest one in it, and cost one gather and one batched attention in each layer. The query heads of a
+group are further queries of their KV head, so that no K or V is repeated:
+
+    gathered K      [tiles, kv_heads, keys, head_dim]        one row of the gather = one head's K tile of one block
+    folded queries  [tiles, kv_heads, queries x group, head_dim]
+
+Python's work per step grows with the number of buckets, not of rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+
+TILE = 256  # query tokens of one row that are attended together, at most
+PART_ELEMENTS = 1 << 24  # of gathered K and V, and of a mask, for one call: bounds the memory of a step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tiles:
+    """Pieces of rows, up to TILE query tokens each; parallel int64 arrays."""
+
+    row: np.ndarray
+    start: np.ndarray  # of its first query token in the step
+    count: np.ndarray  # query tokens
+    keys: np.ndarray  # tokens that its last query sees
+
+    def __getitem__(self, chosen: np.ndarray) -> "_Tiles":
+        return _Tiles(self.row[chosen], self.start[chosen], self.count[chosen], self.keys[chosen])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """One batched attention: n tiles padded to the same number of queries and blocks."""
+
+    queries: Tensor | None  # int64[n * num_queries]: tokens of the step; None: just the first n of them
+    kv_rows: Tensor  # int64[2 * n * kv_heads * num_blocks]: rows of the pool at layer 0, K's then V's
+    mask: Tensor  # [n, 1, 1 or num_queries * group, keys], added to scores
+    num_tiles: int
+    num_queries: int
+    num_keys: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """What all layers of one step share."""
+
+    slots: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
+    parts: list[_Part]
+    order: Tensor | None  # int64[T]: where in the parts' padded outputs each token is; None: they are in order
+
+
+class TorchAttention:
+    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._group = num_heads // layout.num_kv_heads
+        self._scale = scale
+        self._tiles_view = pool.view(-1, layout.block_size * layout.head_dim)
+        self._slots_view = pool.view(-1, layout.head_dim)
+        self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
+        self._gathered = pool.new_empty(0)
+
+    def prepare(self, queries: PagedQueries, window: int | None = None) -> StepPlan:
+        """See `Attention.prepare`."""
+        slots = self._new_slots(queries)
+        tiles = _cut(queries)
+        buckets = self._buckets(tiles)
+        parts = [self._part(queries, tiles[chosen], window) for chosen in buckets]
+        if len(parts) == 1 and parts[0].queries is None:
+            return StepPlan(slots, parts, None)
+        return StepPlan(slots, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
+
+    def write(self, plan: StepPlan, layer: int, k: Tensor, v: Tensor) -> None:
+        """See `Attention.write`."""
+        plane, head_dim = self._layout.block_size, self._layout.head_dim
+        self._slots_view[2 * layer * plane :].index_copy_(0, plan.slots, k.reshape(-1, head_dim))
+        self._slots_view[(2 * layer + 1) * plane :].index_copy_(0, plan.slots, v.reshape(-1, head_dim))
+
+    def attend(self, plan: StepPlan, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attention.attend`."""
+        results = [self._attend_part(part, layer, q) for part in plan.parts]
+        if plan.order is None:
+            return results[0]
+        outs, lses = zip(*results, strict=True)
+        return torch.cat(outs).index_select(0, plan.order), torch.cat(lses).index_select(0, plan.order)
+
+    def _attend_part(self, part: _Part, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and log-sum-exps of the part's padded queries: [tiles * queries, heads, head_dim], [.., heads]."""
+        n, kv_heads, group, head_dim = part.num_tiles, self._layout.num_kv_heads, self._group, self._layout.head_dim
+        keys, values = self._gather(part, layer)
+        picked = q[:n] if part.queries is None else q.index_select(0, part.queries)
+        folded = picked.view(n, part.num_queries, kv_heads, group, head_dim).transpose(1, 2)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            folded.reshape(n, kv_heads, -1, head_dim), keys, values, attn_mask=part.mask, scale=self._scale
+        )
+        out = out.view(n, kv_heads, part.num_queries, group, head_dim).transpose(1, 2)
+        lse = lse.view(n, kv_heads, part.num_queries, group).transpose(1, 2)
+        return out.reshape(-1, kv_heads * group, head_dim), lse.reshape(-1, kv_heads * group)
+
+    def _gather(self, part: _Part, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of the part's blocks, [tiles, kv_heads, keys, head_dim] each. Valid until the next call."""
+        size = part.kv_rows.shape[0] * self._tiles_view.shape[1]
+        if self._gathered.shape[0] < size:
+            self._gathered = self._pool.new_empty(size)
+        target = self._gathered[:size].view(-1, self._tiles_view.shape[1])
+        torch.index_select(self._tiles_view[2 * layer :], 0, part.kv_rows, out=target)
+        shape = (2, part.num_tiles, self._layout.num_kv_heads, part.num_keys, self._layout.head_dim)
+        keys, values = target.view(shape)
+        return keys, values
+
+    def _new_slots(self, queries: PagedQueries) -> Tensor:
+        """Where the step's tokens go. Clears every block whose first position is among them."""
+        layout = self._layout
+        counts = np.diff(queries.query_starts)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        ends = queries.seq_lens - queries.query_starts[1:]
+        positions = np.arange(len(rows), dtype=np.int64) + ends[rows]
+        index, offsets = np.divmod(positions, layout.block_size)
+        blocks = queries.block_tables[rows, index].astype(np.int64)
+        begun = blocks[offsets == 0]
+        if len(begun):
+            self._pool.index_fill_(0, torch.from_numpy(begun), 0)
+        heads = blocks[:, None] * layout.num_kv_heads + self._heads
+        slots = heads * (layout.num_layers * 2 * layout.block_size) + offsets[:, None]
+        return torch.from_numpy(slots.reshape(-1))
+
+    def _buckets(self, tiles: _Tiles) -> list[np.ndarray]:
+        """Which tiles are attended together: like lengths, and no more of them than a part may have."""
+        blocks = -(-tiles.keys // self._layout.block_size)
+        lengths, depths = _log2_ceil(tiles.count), _log2_ceil(blocks)
+        kinds = lengths * 64 + depths
+        per_key = max(2 * self._layout.num_kv_heads * self._layout.head_dim, self._group * TILE)
+        chosen: list[np.ndarray] = []
+        for kind in np.unique(kinds):
+            members = np.flatnonzero(kinds == kind)
+            size = per_key * self._layout.block_size << int(kind % 64)
+            limit = max(1, PART_ELEMENTS // size)
+            chosen += [members[at : at + limit] for at in range(0, len(members), limit)]
+        return chosen
+
+    def _part(self, queries: PagedQueries, tiles: _Tiles, window: int | None) -> _Part:
+        n, num_queries = len(tiles.row), int(tiles.count.max())
+        blocks = -(-tiles.keys // self._layout.block_size)
+        num_blocks = int(blocks.max())
+        in_order = num_queries == 1 and tiles.start[0] == 0 and tiles.start[-1] == n - 1
+        # Padding repeats a tile's last query, and its row's first block, behind the mask.
+        steps = np.minimum(np.arange(num_queries), tiles.count[:, None] - 1)
+        table = queries.block_tables[tiles.row, :num_blocks].astype(np.int64)
+        table = np.where(np.arange(num_blocks) < blocks[:, None], table, table[:, :1])
+        heads = table[:, None, :] * self._layout.num_kv_heads + self._heads[:, None]
+        rows = torch.from_numpy((heads * (2 * self._layout.num_layers)).reshape(-1))
+        num_keys = num_blocks * self._layout.block_size
+        positions = tiles.keys[:, None] - tiles.count[:, None] + steps
+        return _Part(
+            queries=None if in_order else torch.from_numpy((tiles.start[:, None] + steps).reshape(-1)),
+            kv_rows=torch.cat((rows, rows + 1)),
+            mask=self._mask(torch.from_numpy(positions), num_keys, window),
+            num_tiles=n,
+            num_queries=num_queries,
+            num_keys=num_keys,
+        )
+
+    def _mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
+        """-inf where a query, at `positions` [n, num_queries], must not look."""
+        keys = torch.arange(num_keys)
+        hidden = keys > positions[:, :, None]
+        if window is not None:
+            hidden |= keys <= positions[:, :, None] - window
+        mask = torch.zeros(hidden.shape, dtype=self._pool.dtype).masked_fill_(hidden, -torch.inf)
+        if positions.shape[1] > 1:
+            mask = mask.repeat_interleave(self._group, dim=1)
+        return mask[:, None]
+
+
+def _cut(queries: PagedQueries) -> _Tiles:
+    starts, counts = queries.query_starts[:-1].astype(np.int64), np.diff(queries.query_starts).astype(np.int64)
+    pieces = -(-counts // TILE)
+    row = np.repeat(np.arange(len(counts)), pieces)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    count = np.minimum(counts[row] - number * TILE, TILE)
+    keys = queries.seq_lens[row] - counts[row] + number * TILE + count
+    return _Tiles(row=row, start=starts[row] + number * TILE, count=count, keys=keys)
+
+
+def _log2_ceil(values: np.ndarray) -> np.ndarray:
+    """The smallest e with 2**e >= value, for values from 1 on: exact below 2**53."""
+    exponents: np.ndarray = np.frexp((values - 1).astype(np.float64))[1]
+    return exponents.astype(np.int64)
+
+
+def _order(parts: list[_Tiles], num_tokens: int) -> Tensor:
+    """For each token of the step, its row in the parts' padded outputs laid one after the other."""
+    order = np.empty(num_tokens, dtype=np.int64)
+    base = 0
+    for tiles in parts:
+        width = int(tiles.count.max())
+        real = np.arange(width) < tiles.count[:, None]
+        padded = np.arange(base, base + real.size).reshape(real.shape)
+        order[(tiles.start[:, None] + np.arange(width))[real]] = padded[real]
+        base += real.size
+    return torch.from_numpy(order)

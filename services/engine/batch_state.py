@@ -1,0 +1,132 @@
+"""Sequences that have KV are rows of persistent arrays, not objects.
+
+A sequence has a slot from admission to its end. All that a step needs is read from these arrays in a handful of numpy
+operations, whatever the number of rows; Python loops only touch rows that start or finish.
+
+Of a sequence's tokens   [0 ─── computed ───┬─── this step ───┬─── known, not computed ───]
+                          KV is in blocks                                          length
+A decoding row has length = computed + 1.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+
+from services.engine.request import Kind, Request
+
+
+class Phase(IntEnum):
+    """What a slot is doing."""
+
+    FREE = 0
+    PREFILL = 1  # its known tokens are being computed
+    DECODE = 2  # one token a step
+    RECEIVING = 3  # its blocks are being read from a producer
+
+
+class BatchState:
+    """One row for each of `max_num_seqs` slots."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        slots = max_num_seqs
+        self.phase = np.zeros(slots, dtype=np.int8)
+        self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
+        self.length = np.zeros(slots, dtype=np.int32)
+        self.computed = np.zeros(slots, dtype=np.int32)
+        self.num_prompt = np.zeros(slots, dtype=np.int32)
+        self.max_len = np.zeros(slots, dtype=np.int32)
+        self.min_len = np.zeros(slots, dtype=np.int32)  # shorter ones must not stop
+        self.block_table = np.zeros((slots, max_blocks), dtype=np.int32)
+        self.num_blocks = np.zeros(slots, dtype=np.int32)
+        self.num_entered = np.zeros(slots, dtype=np.int32)  # leading blocks that are nodes of the prefix cache
+        self.num_ready = np.zeros(slots, dtype=np.int32)  # leading blocks whose nodes are ready
+        self.num_announced = np.zeros(slots, dtype=np.int32)  # leading blocks announced to a consumer
+        self.arrival = np.zeros(slots, dtype=np.float64)
+        self.deadline = np.zeros(slots, dtype=np.float64)
+        self.gateway = np.zeros(slots, dtype=np.uint64)
+        self.handle = np.zeros(slots, dtype=np.uint32)
+        self.cached = np.full(slots, -1, dtype=np.int32)  # to be reported with the first row; -1: reported
+        self.temperature = np.zeros(slots, dtype=np.float32)
+        self.top_k = np.zeros(slots, dtype=np.int32)
+        self.top_p = np.ones(slots, dtype=np.float32)
+        self.min_p = np.zeros(slots, dtype=np.float32)
+        self.seed = np.zeros(slots, dtype=np.uint64)
+        self.num_logprobs = np.full(slots, -1, dtype=np.int32)
+        self.stop_ids = np.full((slots, 8), -1, dtype=np.int32)  # EOS and stop tokens; widened when needed
+        self.requests: list[Request | None] = [None] * slots
+        self._free = list(range(slots))[::-1]
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that `open` could give out now."""
+        return len(self._free)
+
+    def slots_in(self, phase: Phase) -> np.ndarray:
+        """int64[n]: the slots in a phase, ascending."""
+        return np.flatnonzero(self.phase == phase)
+
+    def request(self, slot: int) -> Request:
+        """The request in a slot that is not free."""
+        request = self.requests[slot]
+        assert request is not None
+        return request
+
+    def open(self, request: Request, blocks: np.ndarray, stop_ids: tuple[int, ...]) -> int:
+        """Puts a request with all its blocks into a slot; the caller sets phase and counters."""
+        slot = self._free.pop()
+        capsule, sampling = request.capsule, request.capsule.sampling
+        length = len(capsule.token_ids)
+        self.requests[slot] = request
+        self.tokens[slot, :length] = capsule.token_ids
+        self.length[slot] = length
+        self.num_prompt[slot] = capsule.num_prompt
+        self.max_len[slot] = min(capsule.max_len, self.max_model_len)
+        self.min_len[slot] = capsule.num_prompt + sampling.min_tokens
+        self.block_table[slot, : len(blocks)] = blocks
+        self.num_blocks[slot] = len(blocks)
+        self.arrival[slot] = request.arrival
+        self.deadline[slot] = request.deadline
+        self.gateway[slot] = request.id.gateway
+        self.handle[slot] = request.id.handle
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed
+        self.num_logprobs[slot] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        self._set_stop_ids(slot, stop_ids)
+        return slot
+
+    def close(self, slot: int) -> None:
+        """Frees the slot; its blocks are the caller's."""
+        self.requests[slot] = None
+        self.phase[slot] = Phase.FREE
+        self.block_table[slot, : self.num_blocks[slot]] = 0
+        self.num_blocks[slot] = 0
+        self._free.append(slot)
+
+    def blocks(self, slot: int) -> list[int]:
+        """Block table of one slot."""
+        table: list[int] = self.block_table[slot, : self.num_blocks[slot]].tolist()
+        return table
+
+    def known_tokens(self, slot: int) -> np.ndarray:
+        """int32[length]: a view of one slot's tokens."""
+        return self.tokens[slot, : self.length[slot]]
+
+    def is_producing(self, slot: int) -> bool:
+        """True when the slot's sequence is handed off after its first token."""
+        return self.request(slot).kind is Kind.PRODUCE
+
+    def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
+        width = self.stop_ids.shape[1]
+        if len(stop_ids) > width:
+            wider = np.full((self.max_num_seqs, len(stop_ids)), -1, dtype=np.int32)
+            wider[:, :width] = self.stop_ids
+            self.stop_ids = wider
+        self.stop_ids[slot] = -1
+        self.stop_ids[slot, : len(stop_ids)] = stop_ids

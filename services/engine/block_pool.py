@@ -1,0 +1,110 @@
+"""The block pool: who holds which block, and which block is given out next.
+
+Every block is in exactly one of three places:
+
+    free       no references, no cached content      a stack: the block freed last is taken first
+    evictable  no references, cached content         a queue, least recently used first
+    held       references above zero
+
+Blocks are freed tail-first, so in the queue a node's children stand before it and eviction is leaf-first by itself.
+A block's generation is raised when it is given to new content, never while it is held.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from services.engine.prefix_cache import PrefixCache
+
+
+class BlockPool:
+    """Reference counts, generations and the order of reuse, for block ids 0 to num_blocks - 1."""
+
+    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+        self.num_blocks = num_blocks
+        self.generations = np.zeros(num_blocks, dtype=np.uint64)  # registered with transports: never reallocated
+        self._cache = cache
+        self._references = np.zeros(num_blocks, dtype=np.int32)
+        self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
+        self._num_free = num_blocks
+        # An entry of the queue is stamp * num_blocks + block, and valid while the stamp is the block's latest.
+        self._queue: deque[int] = deque()
+        self._stamp = [0] * num_blocks  # 0: not evictable
+        self._last_stamp = 0
+        self._num_evictable = 0
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` could give out now."""
+        return self._num_free + self._num_evictable
+
+    def allocate(self, count: int) -> np.ndarray | None:
+        """Gives out int32[count] blocks with one reference each, all or none; evicts cached ones where it must."""
+        if count > self.available:
+            return None
+        while self._num_free < count:
+            self._evict_oldest()
+        self._num_free -= count
+        blocks = self._free[self._num_free : self._num_free + count][::-1].copy()
+        self._references[blocks] = 1
+        self.generations[blocks] += np.uint64(1)
+        return blocks
+
+    def reference(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of these blocks, which have content: cached or held."""
+        for block in blocks:
+            if self._references[block] == 0:
+                assert self._stamp[block] != 0
+                self._stamp[block] = 0
+                self._num_evictable -= 1
+            self._references[block] += 1
+
+    def release(self, block: int) -> None:
+        """One reference less. Call tail-first for the blocks of a sequence."""
+        assert self._references[block] > 0
+        self._references[block] -= 1
+        if self._references[block] > 0:
+            return
+        if self._cache.holds(block):
+            self._num_evictable += 1
+            self._enqueue(block)
+        else:
+            self._free[self._num_free] = block
+            self._num_free += 1
+
+    def touch(self, block: int) -> None:
+        """A cached block was used as the parent of newer content: it must not be evicted before that."""
+        if self._stamp[block] != 0:
+            self._enqueue(block)
+
+    def check(self) -> None:
+        """Asserts that every block is in exactly one place. Slow; for tests and for an idle worker."""
+        free = set(self._free[: self._num_free].tolist())
+        evictable = {block for block in range(self.num_blocks) if self._stamp[block]}
+        held = set(np.flatnonzero(self._references).tolist())
+        assert len(free) == self._num_free
+        assert len(evictable) == self._num_evictable
+        assert len(free) + len(evictable) + len(held) == self.num_blocks
+        assert free | evictable | held == set(range(self.num_blocks))
+
+    def _enqueue(self, block: int) -> None:
+        self._last_stamp += 1
+        self._stamp[block] = self._last_stamp
+        self._queue.append(self._last_stamp * self.num_blocks + block)
+        if len(self._queue) > 4 * self.num_blocks:
+            self._queue = deque(entry for entry in self._queue if self._is_valid(entry))
+
+    def _is_valid(self, entry: int) -> bool:
+        stamp, block = divmod(entry, self.num_blocks)
+        return self._stamp[block] == stamp
+
+    def _evict_oldest(self) -> None:
+        while not self._is_valid(entry := self._queue.popleft()):
+            pass
+        block = entry % self.num_blocks
+        self._cache.remove(block)
+        self._stamp[block] = 0
+        self._num_evictable -= 1
+        self._free[self._num_free] = block
+        self._num_free += 1

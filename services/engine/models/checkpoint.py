@@ -1,0 +1,161 @@
+"""Safetensors files of a model directory: which tensor lies where, and their identity.
+
+Every way in which files can be wrong (missing shard or tensor, wrong shape, truncated, not safetensors) ends in one
+ModelError that names file and tensor. Pickled weights are never opened.
+"""
+
+import json
+import os
+import struct
+from contextlib import ExitStack
+from dataclasses import asdict
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from services.engine.models.config import ModelConfig
+from services.protocol.model_dir import ModelError, read_json_object
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_FLOATING = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_SAMPLE_BYTES = 1024  # of each tensor, for weights_id
+
+
+class Checkpoint:
+    """The open safetensors files of one directory. Use as a context manager; tensors read outlive it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = ExitStack()
+        self._handles: dict[str, Any] = {}
+        self._homes: dict[str, str] = {}  # tensor -> name of the file that has it
+        try:
+            self._open(directory)
+        except BaseException:
+            self._files.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._files.close()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every tensor of the checkpoint."""
+        return frozenset(self._homes)
+
+    def home(self, name: str) -> str:
+        """Name of the file that holds a tensor."""
+        return self._homes[name]
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The stored dtype of a tensor. Raises ModelError where it is missing or is no floating-point one."""
+        stored = self._slice(name).get_dtype()
+        if stored not in _FLOATING:
+            raise ModelError(f"{self._homes[name]}: tensor {name} is stored as {stored}, which is not supported")
+        return _FLOATING[stored]
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ModelError unless the tensor is there with this shape and a floating-point dtype."""
+        found = tuple(self._slice(name).get_shape())
+        if found != shape:
+            raise ModelError(
+                f"{self._homes[name]}: tensor {name} has shape {list(found)}, config.json asks for {list(shape)}"
+            )
+        self.dtype(name)
+
+    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A tensor, cast. It may be a view of the mapped file: copy what is to be kept."""
+        try:
+            tensor: torch.Tensor = self._handles[self._homes[name]].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{self._homes[name]}: tensor {name} cannot be read: {error}") from error
+        return tensor.to(dtype)
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._homes:
+            raise ModelError(f"tensor {name} is missing from the checkpoint ({', '.join(sorted(self._handles))})")
+        return self._handles[self._homes[name]].get_slice(name)
+
+    def _open(self, directory: Path) -> None:
+        for path in safetensors_files(directory):
+            self._handles[path.name] = handle = self._files.enter_context(_open_file(path))
+            for name in handle.keys():  # noqa: SIM118 -- not a mapping
+                if name in self._homes:
+                    raise ModelError(f"tensor {name} is in two files, {self._homes[name]} and {path.name}")
+                self._homes[name] = path.name
+
+
+def safetensors_files(directory: Path) -> list[Path]:
+    """The weight files of a directory, sorted by name. Raises ModelError where there are none or one is missing."""
+    index = directory / INDEX_FILE
+    if index.is_file():
+        shards = read_json_object(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ModelError(f"{index} has no weight_map")
+        paths = [directory / name for name in sorted(set(shards.values()))]
+        missing = next((path.name for path in paths if not path.is_file()), None)
+        if missing:
+            raise ModelError(f"{directory}: weight file {missing}, named by {INDEX_FILE}, is missing")
+        return paths
+    if (directory / SINGLE_FILE).is_file():
+        return [directory / SINGLE_FILE]
+    if any(directory.glob("pytorch_model*.bin")):
+        raise ModelError(f"{directory} has its weights only in pytorch_model*.bin (pickle): only safetensors are read")
+    raise ModelError(f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+
+
+def weights_id(directory: Path, config: ModelConfig) -> str:
+    """A digest (32 hex digits) that tells weights apart without reading them whole.
+
+    It covers the model's shape, the headers of all files (names, dtypes, shapes, offsets) and 1 KiB from the middle of
+    every tensor. Two fine-tunes of equal shape differ in it wherever they changed a tensor as training does, all over;
+    a change of a few chosen values elsewhere in a tensor is not seen. The same weights cut into other shards have
+    another id. Raises ModelError.
+    """
+    digest = blake2b(digest_size=16)
+    digest.update(json.dumps(asdict(config), sort_keys=True).encode())
+    for path in safetensors_files(directory):
+        with path.open("rb") as file:
+            header = _read_header(path, file.read(8), file.fileno())
+            digest.update(header)
+            for begin, end in _extents(path, header):
+                size = min(_SAMPLE_BYTES, end - begin)
+                digest.update(os.pread(file.fileno(), size, 8 + len(header) + (begin + end - size) // 2))
+    return digest.hexdigest()
+
+
+def _open_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_header(path: Path, prefix: bytes, descriptor: int) -> bytes:
+    """The JSON header of a safetensors file, whose first 8 bytes are its length (little-endian)."""
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else None
+    if length is None or length > os.fstat(descriptor).st_size - 8:
+        raise _unreadable(path, "its header is incomplete")
+    return os.pread(descriptor, length, 8)
+
+
+def _extents(path: Path, header: bytes) -> list[tuple[int, int]]:
+    try:
+        tensors = {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+        return [tuple(tensors[name]["data_offsets"]) for name in sorted(tensors)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, reason: object) -> ModelError:
+    return ModelError(f"weight file {path} is truncated or not a safetensors file: {reason}")

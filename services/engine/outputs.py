@@ -1,0 +1,98 @@
+"""What the engine has to say after a step, for the worker to pass on."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtransfer.messages import FirstToken, HandoffId
+from services.engine.runner.base import StepLogprobs
+from services.protocol.frames import Failure, TokenLogprobs
+from services.protocol.outcomes import FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class StepRows:
+    """One sampled token for each of N sequences."""
+
+    gateways: np.ndarray  # uint64[N]
+    handles: np.ndarray  # uint32[N]
+    positions: np.ndarray  # uint32[N]
+    tokens: np.ndarray  # int32[N]
+    finish: np.ndarray  # uint8[N], FinishReason
+    cached: np.ndarray  # int32[N]: cached prompt tokens in a request's first row, else -1
+    widths: np.ndarray  # int32[N]: alternatives asked for; -1: no logprobs
+    logprobs: StepLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Blocks of a sequence to hand off are complete; with the first token, they are the last."""
+
+    id: HandoffId
+    blocks: list[int]
+    generations: list[int]
+    first_token: FirstToken | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A sequence to receive has its blocks; the first num_held hold cached content already."""
+
+    id: HandoffId
+    blocks: list[int]
+    num_held: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The engine gave a request up, and holds nothing for it any more."""
+
+    gateway: int
+    failure: Failure
+
+    @property
+    def id(self) -> HandoffId:
+        """The request."""
+        return HandoffId(self.gateway, self.failure.handle)
+
+
+@dataclass(slots=True)
+class EngineOutputs:
+    """Gathered since the last `take_outputs`."""
+
+    rows: list[StepRows] = field(default_factory=list)
+    announced: list[Announced] = field(default_factory=list)
+    finished_first: list[HandoffId] = field(default_factory=list)  # to hand off, but ended at the first token
+    reserved: list[Reserved] = field(default_factory=list)
+    given_up: list[GivenUp] = field(default_factory=list)
+
+
+def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
+    """Logprobs of one row as a value, for the few rows that travel alone."""
+    width = int(rows.widths[index])
+    if rows.logprobs is None or width < 0:
+        return None
+    top_ids, top = rows.logprobs.top_ids[index, :width], rows.logprobs.top[index, :width]
+    pairs = tuple(zip(top_ids.tolist(), top.tolist(), strict=True))
+    return TokenLogprobs(float(rows.logprobs.sampled[index]), pairs)
+
+
+def single_row(id: HandoffId, position: int, token: int, cached: int, logprobs: TokenLogprobs | None) -> StepRows:
+    """A row for one token that no step of this engine sampled: the first token of a received sequence."""
+    packed = None
+    if logprobs is not None:
+        packed = StepLogprobs(
+            sampled=np.array([logprobs.sampled], dtype=np.float32),
+            top_ids=np.array([[token_id for token_id, _ in logprobs.top]], dtype=np.int32),
+            top=np.array([[value for _, value in logprobs.top]], dtype=np.float32),
+        )
+    return StepRows(
+        gateways=np.array([id.gateway], dtype=np.uint64),
+        handles=np.array([id.handle], dtype=np.uint32),
+        positions=np.array([position], dtype=np.uint32),
+        tokens=np.array([token], dtype=np.int32),
+        finish=np.array([FinishReason.NONE], dtype=np.uint8),
+        cached=np.array([cached], dtype=np.int32),
+        widths=np.array([-1 if logprobs is None else len(logprobs.top)], dtype=np.int32),
+        logprobs=packed,
+    )

@@ -1,0 +1,76 @@
+"""The seam between the step loop and whatever executes a step."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvtransfer.layout import KvLayout
+
+
+@dataclass(slots=True, eq=False)
+class SamplingBatch:
+    """Parameters of the rows that get a token in this step. N rows; arrays are parallel."""
+
+    temperature: np.ndarray  # float32[N]; 0: greedy
+    top_k: np.ndarray  # int32[N]; -1: off
+    top_p: np.ndarray  # float32[N]
+    min_p: np.ndarray  # float32[N]
+    seed: np.ndarray  # uint64[N]
+    position: np.ndarray  # int64[N]: index in its sequence of the token to be sampled
+    num_logprobs: np.ndarray  # int32[N]: alternatives wanted; -1: no logprobs
+    banned: dict[int, np.ndarray]  # row -> int32 token ids that must not be chosen (EOS before min_tokens)
+    all_greedy: bool
+    any_logprobs: bool
+
+
+@dataclass(slots=True, eq=False)
+class StepInput:
+    """One step over R rows (sequences) with T query tokens in all.
+
+    Rows are packed one after the other: row r's query tokens are query_starts[r] to query_starts[r + 1], and are the
+    last ones of its seq_lens[r] tokens. Their KV is written before attention reads it. The arrays belong to the
+    engine and do not change until the step is collected.
+    """
+
+    token_ids: np.ndarray  # int32[T]
+    positions: np.ndarray  # int32[T]
+    query_starts: np.ndarray  # int32[R + 1]
+    seq_lens: np.ndarray  # int32[R], this step's tokens included
+    block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks are 0
+    sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
+    sampling: SamplingBatch
+
+
+@dataclass(slots=True, eq=False)
+class StepLogprobs:
+    """Of the raw distribution, for all N sampled rows; K is the widest request of the step."""
+
+    sampled: np.ndarray  # float32[N]
+    top_ids: np.ndarray  # int32[N, K], best first
+    top: np.ndarray  # float32[N, K]
+
+
+@dataclass(slots=True, eq=False)
+class StepOutput:
+    """What a step sampled, in the order of `sample_rows`."""
+
+    token_ids: np.ndarray  # int32[N]
+    logprobs: StepLogprobs | None
+
+
+class Runner(Protocol):
+    """Executes steps over a pool of KV blocks that it owns."""
+
+    layout: KvLayout
+    num_blocks: int
+    vocab_size: int
+
+    def kv_bytes(self) -> np.ndarray:
+        """The pool as uint8[num_blocks, layout.block_bytes]: a view, for transports to register."""
+
+    def launch(self, step: StepInput) -> None:
+        """Starts a step. At most one more may be launched before it is collected."""
+
+    def collect(self) -> StepOutput:
+        """Waits for the oldest launched step. Raises whatever made it fail; the worker then ends its incarnation."""

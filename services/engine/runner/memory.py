@@ -1,0 +1,48 @@
+"""How much memory this process may still take, and the pool's share of it."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from services.protocol.model_dir import ModelError
+
+MAX_DEFAULT_KV_BYTES = 4 << 30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Free memory of the machine, or of the container where that is less."""
+    available = int(psutil.virtual_memory().available)
+    limit = _read_int(_CGROUP / "memory.max")
+    used = _read_int(_CGROUP / "memory.current")
+    return available if limit is None or used is None else max(0, min(available, limit - used))
+
+
+def check_fits(needed: int, what: str) -> None:
+    """Raises ModelError when there is not so much memory left."""
+    available = available_bytes()
+    if needed > available:
+        raise ModelError(f"{what} needs {needed / 2**30:.2f} GiB of memory, {available / 2**30:.2f} GiB are free")
+
+
+def kv_budget(asked: int | None) -> int:
+    """Bytes for the pool: as asked, else a quarter of what is free, at most 4 GiB. Raises ModelError."""
+    if asked is None:
+        return min(available_bytes() // 4, MAX_DEFAULT_KV_BYTES)
+    check_fits(asked, "the KV pool")
+    return asked
+
+
+def allocate(num_bytes: int) -> np.ndarray:
+    """Zeroed memory, uint8[num_bytes], page aligned. It costs nothing before it is touched."""
+    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
+
+
+def _read_int(path: Path) -> int | None:
+    """The number in a cgroup file. None: no such file here, or no limit ("max")."""
+    if not path.is_file():
+        return None
+    text = path.read_text().strip()
+    return int(text) if text.isdigit() else None

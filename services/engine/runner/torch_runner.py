@@ -1,0 +1,158 @@
+"""Runs a model on the CPU with torch.
+
+The KV pool is one zeroed piece of memory that torch and transports share. `load_runner` makes a runner from a model
+directory and limits: whatever they leave open is decided there, and whatever does not fit is refused there.
+"""
+
+from collections import deque
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+from kvtransfer.layout import KvLayout, fingerprint
+from services.config import EngineConfig
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.torch_attention import TorchAttention
+from services.engine.models.checkpoint import weights_id
+from services.engine.models.config import ModelConfig, parse_model_config
+from services.engine.models.decoder import Decoder
+from services.engine.models.weights import ModelWeights, load_weights, num_parameters, stored_dtype
+from services.engine.runner.base import StepInput, StepLogprobs, StepOutput
+from services.engine.runner.memory import allocate, check_fits, kv_budget
+from services.engine.sampler import sample
+from services.protocol.model_dir import ModelError, read_config, read_generation_defaults
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_MIN_BLOCKS = 2  # a prompt and its next position
+
+
+class TorchRunner:
+    """`Runner` on the CPU. A step runs to its end inside `launch`, which so raises what makes it fail."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, num_blocks: int, block_size: int) -> None:
+        self.layout = kv_layout(config, block_size, weights.dtype)
+        self.num_blocks = num_blocks
+        self.vocab_size = config.vocab_size
+        self._bytes = allocate(num_blocks * self.layout.block_bytes)
+        pool = torch.from_numpy(self._bytes).view(weights.dtype).view(self.layout.shape(num_blocks))
+        self._attention = TorchAttention(pool, self.layout, config.num_heads, config.scale)
+        self._decoder = Decoder(config, weights, self._attention)
+        self._done: deque[StepOutput] = deque()
+
+    def kv_bytes(self) -> np.ndarray:
+        """The pool as uint8[num_blocks, block_bytes]: the same memory."""
+        return self._bytes.reshape(self.num_blocks, -1)
+
+    def launch(self, step: StepInput) -> None:
+        """Runs the step."""
+        assert len(self._done) < 2, "two steps are launched and not collected"
+        with torch.inference_mode():
+            self._done.append(self._run(step))
+
+    def collect(self) -> StepOutput:
+        """What the oldest step that was not collected sampled."""
+        return self._done.popleft()
+
+    def _run(self, step: StepInput) -> StepOutput:
+        plan = self._attention.prepare(PagedQueries(step.query_starts, step.seq_lens, step.block_tables))
+        sampled = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
+        logits = self._decoder.forward(
+            torch.from_numpy(step.token_ids).to(torch.int64),
+            torch.from_numpy(step.positions),
+            plan,
+            torch.from_numpy(sampled),
+        )
+        return sample(logits, step.sampling) if len(sampled) else _nothing(step.sampling.any_logprobs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A runner and what its engine and its worker have to know of the model."""
+
+    runner: TorchRunner
+    fingerprint: str  # whose KV may be exchanged with it
+    max_model_len: int  # tokens of one sequence, prompt and generated ones
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    notices: tuple[str, ...]  # decisions that a person should hear of, one line each
+
+
+def load_runner(engine: EngineConfig) -> LoadedModel:
+    """Reads the model, chooses what the configuration left open, and allocates the pool. Raises ModelError.
+
+    Sets the number of threads of this process's torch when the configuration names one.
+    """
+    if engine.device != "cpu":
+        raise ModelError(f"device {engine.device!r} is not supported (only 'cpu')")
+    if engine.num_threads is not None:
+        torch.set_num_threads(engine.num_threads)
+    raw = read_config(engine.model)
+    config = parse_model_config(raw)
+    wanted_len = _wanted_len(engine, config)
+    dtype, dtype_notices = _dtype(engine, config)
+    layout = kv_layout(config, engine.block_size, dtype)
+    check_fits(num_parameters(config) * dtype.itemsize, f"the model's weights in {layout.dtype}")
+    weights = load_weights(engine.model, config, dtype)
+    num_blocks = _num_blocks(engine, layout)
+    max_model_len = min(wanted_len, num_blocks * engine.block_size)
+    return LoadedModel(
+        runner=TorchRunner(config, weights, num_blocks, engine.block_size),
+        fingerprint=fingerprint(layout, weights_id(engine.model, config), asdict(config.rope)),
+        max_model_len=max_model_len,
+        vocab_size=config.vocab_size,
+        eos_token_ids=read_generation_defaults(engine.model, raw).eos_token_ids,
+        notices=(*dtype_notices, *_length_notices(wanted_len, max_model_len, num_blocks)),
+    )
+
+
+def _wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
+    limit = config.max_position_embeddings
+    if engine.max_model_len is None:
+        return limit
+    if engine.max_model_len > limit:
+        raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
+    return engine.max_model_len
+
+
+def _length_notices(wanted_len: int, max_model_len: int, num_blocks: int) -> tuple[str, ...]:
+    if max_model_len == wanted_len:
+        return ()
+    return (f"max_model_len lowered from {wanted_len} to {max_model_len}: the KV pool has {num_blocks} blocks",)
+
+
+def _dtype(engine: EngineConfig, config: ModelConfig) -> tuple[torch.dtype, tuple[str, ...]]:
+    if engine.dtype in _DTYPES:
+        return _DTYPES[engine.dtype], ()
+    if engine.dtype != "auto":
+        raise ModelError(f"dtype {engine.dtype!r} is not supported (auto, {', '.join(_DTYPES)})")
+    own = stored_dtype(engine.model) if config.dtype is None else getattr(torch, config.dtype)
+    if own == torch.float16:
+        return torch.bfloat16, ("the checkpoint is float16; it runs in bfloat16 (dtype float32 keeps its precision)",)
+    return own, ()
+
+
+def _num_blocks(engine: EngineConfig, layout: KvLayout) -> int:
+    budget = kv_budget(engine.kv_memory_bytes)
+    num_blocks = budget // layout.block_bytes
+    if num_blocks < _MIN_BLOCKS:
+        needed = _MIN_BLOCKS * layout.block_bytes
+        raise ModelError(f"{budget} bytes of KV memory are too little for this model: it needs at least {needed}")
+    return num_blocks
+
+
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
+    """The geometry of a model's KV blocks."""
+    return KvLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def _nothing(with_logprobs: bool) -> StepOutput:
+    none = np.empty(0, dtype=np.float32)
+    logprobs = StepLogprobs(none, np.empty((0, 0), dtype=np.int32), none.reshape(0, 0)) if with_logprobs else None
+    return StepOutput(np.empty(0, dtype=np.int32), logprobs)

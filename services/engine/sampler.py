@@ -1,0 +1,123 @@
+"""From logits to tokens.
+
+A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the batch. Its
+randomness is one uniform number, a pure function of (seed, position), put through the inverse of the filtered
+distribution's cumulative sum.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.runner.base import SamplingBatch, StepLogprobs, StepOutput
+
+NUM_CANDIDATES = 1024  # a filtered row is sorted whole only where its filters reach beyond so many best tokens
+MIN_TEMPERATURE = 1e-5  # anything colder is this cold: one token then has all the weight but for ties
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
+    """One token for each row of `logits` (floating-point [N, vocab]; the sampler may overwrite it)."""
+    logits = logits.to(torch.float32)
+    raw = logits.clone() if batch.any_logprobs and batch.banned else logits
+    for row, token_ids in batch.banned.items():
+        logits[row, torch.from_numpy(token_ids).to(torch.int64)] = -torch.inf
+    chosen = logits.argmax(dim=-1)
+    if not batch.all_greedy:
+        rows = np.flatnonzero(batch.temperature > 0)
+        chosen[torch.from_numpy(rows)] = _draw(logits, batch, rows)
+    logprobs = _logprobs(raw, chosen, batch.num_logprobs) if batch.any_logprobs else None
+    return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """One number in [0, 1) for each (seed, position): uint64[N], int64[N] -> float32[N], multiples of 2**-24.
+
+    SplitMix64 (Steele, Lea and Flood 2014): the seed is mixed to the start of a stream, the position picks its n-th
+    output.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    state = _mix(seeds + step) + step * (positions.astype(np.uint64) + np.uint64(1))
+    numbers: np.ndarray = (_mix(state) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return numbers
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:
+    """Tokens, int64[M], for the M rows that have a temperature."""
+    temperature = torch.from_numpy(np.maximum(batch.temperature[rows], MIN_TEMPERATURE).astype(np.float32))[:, None]
+    warm = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows)]
+    weights = (warm - warm.amax(dim=-1, keepdim=True)).div_(temperature).exp_()  # the likeliest token weighs 1
+    uniform = torch.from_numpy(uniforms(batch.seed[rows], batch.position[rows]))
+    top_k, top_p, min_p = batch.top_k[rows], batch.top_p[rows], torch.from_numpy(batch.min_p[rows].astype(np.float32))
+    sorting = ((top_k > 0) & (top_k < weights.shape[1])) | (top_p < 1)
+    chosen = torch.empty(len(rows), dtype=torch.int64)
+    plain, filtered = torch.from_numpy(np.flatnonzero(~sorting)), torch.from_numpy(np.flatnonzero(sorting))
+    if len(plain):
+        kept = weights[plain] if len(filtered) else weights
+        if min_p.any():
+            kept = kept.masked_fill(kept < min_p[plain, None], 0)
+        chosen[plain] = _invert(kept, uniform[plain])
+    if len(filtered):
+        k = torch.from_numpy(np.where(top_k[sorting] > 0, top_k[sorting], weights.shape[1]).astype(np.int64))
+        p = torch.from_numpy(top_p[sorting].astype(np.float32))
+        chosen[filtered] = _draw_filtered(weights[filtered], k, p, min_p[filtered], uniform[filtered])
+    return chosen
+
+
+def _draw_filtered(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens for rows with top_k or top_p. Looks at the best candidates first, at all tokens only where it must."""
+    vocab = weights.shape[1]
+    total = weights.sum(dim=-1)
+    best, ids = weights.topk(min(NUM_CANDIDATES, vocab), dim=-1)
+    enough = (top_k <= best.shape[1]) | ((top_k >= vocab) & (best.sum(dim=-1) >= top_p * total))
+    chosen = _draw_sorted(best, ids, total, top_k, top_p, min_p, uniform)
+    rest = (~enough).nonzero().squeeze(1)
+    if len(rest):
+        best, ids = weights[rest].sort(dim=-1, descending=True, stable=True)
+        chosen[rest] = _draw_sorted(best, ids, total[rest], top_k[rest], top_p[rest], min_p[rest], uniform[rest])
+    return chosen
+
+
+def _draw_sorted(
+    best: Tensor, ids: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+) -> Tensor:
+    """Tokens from weights in falling order (`best`, of the tokens `ids`), out of `total` before any filter."""
+    sums = best.to(torch.float64).cumsum(dim=-1)
+    last = (top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
+    after_top_k = torch.where(top_k < best.shape[1], sums.gather(1, last).squeeze(1), total.to(torch.float64))
+    keep = (sums - best) < (top_p * after_top_k)[
+        :, None
+    ]  # the best tokens that reach top_p, the one that does included
+    keep &= torch.arange(best.shape[1]) < top_k[:, None]
+    keep &= best >= min_p[:, None]
+    keep[:, 0] = True
+    return ids.gather(1, _invert(best.masked_fill(~keep, 0), uniform)[:, None]).squeeze(1)
+
+
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """The index where each row's cumulative weight first exceeds `uniform` (float32[M]) of the row's total.
+
+    That index has a weight above zero, since the target lies below the total.
+    """
+    sums = weights.cumsum(dim=-1)
+    total = sums[:, -1]
+    target = torch.minimum(uniform * total, total.nextafter(torch.zeros(())))
+    return torch.searchsorted(sums, target[:, None], right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
+
+
+def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray) -> StepLogprobs:
+    """Log-probabilities under softmax(logits), for the rows with a width of 0 or more; zeros for the others."""
+    wanted = torch.from_numpy(np.flatnonzero(widths >= 0))
+    width = min(int(widths.max()), logits.shape[1])
+    sampled = torch.zeros(len(logits))
+    top_ids, top = torch.zeros(len(logits), width, dtype=torch.int32), torch.zeros(len(logits), width)
+    all_logprobs = logits[wanted].log_softmax(dim=-1)
+    sampled[wanted] = all_logprobs.gather(1, chosen[wanted, None]).squeeze(1)
+    values, ids = all_logprobs.topk(width, dim=-1)
+    top[wanted], top_ids[wanted] = values, ids.to(torch.int32)
+    return StepLogprobs(sampled.numpy(), top_ids.numpy(), top.numpy())

@@ -1,0 +1,313 @@
+"""Sequences and their blocks: queues, admission, growth, preemption, release.
+
+Mechanism only; when to do what is the schedulers' policy. A sequence takes all the blocks of its known tokens at
+admission or none, so nothing ever waits while it holds a part of what it needs.
+
+Where a request is:
+
+    submit ──▶ parked ──▶ waiting ──▶ a slot ──▶ leased ──▶ gone
+             (CONSUME,      ▲            │      (PRODUCE: blocks held
+              not announced)└─ preempted ┘       for the consumer)
+"""
+
+from enum import Enum, auto
+
+import numpy as np
+
+from kvtransfer.messages import HandoffId
+from services.engine.batch_state import BatchState, Phase
+from services.engine.block_pool import BlockPool
+from services.engine.outputs import EngineOutputs, GivenUp, Reserved
+from services.engine.prefix_cache import NO_BLOCK, PrefixCache
+from services.engine.request import Kind, Request
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Failure
+from services.protocol.outcomes import FailureCode
+
+
+class Admission(Enum):
+    """What came of an attempt to admit a request."""
+
+    ADMITTED = auto()
+    WAITS_FOR_PREFIX = auto()  # its next block is pending; others may pass it
+    NO_ROOM = auto()  # not enough blocks or no slot now
+    REFUSED = auto()  # never, or not before quarantine ends; it was given up
+
+
+class Sequences:
+    """All requests of one engine, and the blocks they hold."""
+
+    def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.batch = batch
+        self.cache = PrefixCache(num_blocks, batch.block_size)
+        self.pool = BlockPool(num_blocks, self.cache)
+        self.waiting: dict[HandoffId, Request] = {}
+        self.preempted: dict[HandoffId, Request] = {}
+        self.outputs = EngineOutputs()
+        self._eos_token_ids = eos_token_ids
+        self._parked: dict[HandoffId, Request] = {}
+        self._slot: dict[HandoffId, int] = {}
+        self._leased: dict[HandoffId, list[int]] = {}
+        self._held_back: set[int] = set()  # in quarantine
+        self._charged: dict[HandoffId, tuple[int, int]] = {}  # to hand off: consumer, blocks that were not cached
+
+    # Requests come.
+
+    def submit(self, request: Request) -> None:
+        """Takes a request: into the queue, or aside until its producer announces."""
+        if self._refuse_if_too_large(request):
+            return
+        cached = len(self.cache.match(request.capsule.token_ids).blocks) * self.batch.block_size
+        request.work = len(request.capsule.token_ids) - cached
+        queue = self._parked if request.kind is Kind.CONSUME else self.waiting
+        queue[request.id] = request
+
+    def enqueue(self, id: HandoffId) -> None:
+        """A parked request's blocks were announced: it may be admitted in its turn."""
+        if (request := self._parked.pop(id, None)) is not None:
+            self.waiting[id] = request
+
+    def blocks_needed(self, request: Request) -> int:
+        """Blocks for the known tokens, and for the next position where that is computed here too."""
+        length = len(request.capsule.token_ids) + (request.kind is not Kind.PRODUCE)
+        return -(-length // self.batch.block_size)
+
+    def admit(self, request: Request, *, watermark: int = 0) -> Admission:
+        """Gives a waiting request a slot and all its blocks, leaving `watermark` blocks; or changes nothing."""
+        if self._refuse_if_too_large(request):
+            return Admission.REFUSED
+        if request.looked_at == self.cache.version:
+            return Admission.WAITS_FOR_PREFIX
+        if self.batch.num_free_slots == 0:
+            return Admission.NO_ROOM
+        match = self.cache.match(request.capsule.token_ids)
+        if match.next_is_pending:
+            request.looked_at = self.cache.version
+            return Admission.WAITS_FOR_PREFIX
+        blocks = self._take_blocks(match.blocks, self.blocks_needed(request), watermark)
+        if blocks is None:
+            return Admission.NO_ROOM
+        self.waiting.pop(request.id, None)
+        self.preempted.pop(request.id, None)
+        self._open(request, blocks, num_held=len(match.blocks))
+        return Admission.ADMITTED
+
+    # Sequences go on.
+
+    def grow(self, slots: np.ndarray) -> bool:
+        """Gives each of these decoding slots the block for its next position, where it needs one; all or none."""
+        batch = self.batch
+        short = slots[batch.computed[slots] >= batch.num_blocks[slots] * batch.block_size]
+        if short.size == 0:
+            return True
+        fresh = self.pool.allocate(short.size)
+        if fresh is None:
+            return False
+        batch.block_table[short, batch.num_blocks[short]] = fresh
+        batch.num_blocks[short] += 1
+        return True
+
+    def preempt(self, slot: int) -> None:
+        """Takes a sequence's blocks; it comes back by recompute."""
+        batch, request = self.batch, self.batch.request(slot)
+        tokens = batch.known_tokens(slot).copy()
+        capsule = Capsule(tokens, request.capsule.num_prompt, request.capsule.sampling)
+        again = Request(
+            request.id,
+            capsule,
+            Kind.LOCAL,
+            request.arrival,
+            request.deadline,
+            work=len(tokens),
+            started=bool(batch.cached[slot] < 0),
+        )
+        self.release(slot)
+        self.preempted[again.id] = again
+
+    def make_ready(self, slot: int, num_blocks: int) -> None:
+        """The slot's first num_blocks blocks are complete: its nodes up to there become hits."""
+        batch = self.batch
+        end = min(num_blocks, int(batch.num_entered[slot]))
+        for block in batch.block_table[slot, batch.num_ready[slot] : end].tolist():
+            self.cache.make_ready(block)
+        batch.num_ready[slot] = max(end, int(batch.num_ready[slot]))
+
+    def slot_of(self, id: HandoffId) -> int | None:
+        """The slot of a request, if it has one."""
+        return self._slot.get(id)
+
+    # Sequences end.
+
+    def release(self, slot: int, held_back: frozenset[int] = frozenset()) -> None:
+        """Frees a slot and its blocks, except those held back; computed full blocks stay as cached content."""
+        batch = self.batch
+        blocks = batch.blocks(slot)
+        same_content = self._enter_generated(slot, blocks)
+        for index in range(len(blocks) - 1, -1, -1):
+            block = blocks[index]
+            if index >= batch.num_ready[slot] and self.cache.is_pending(block):
+                self.cache.remove(block)
+            if block in held_back:
+                self._held_back.add(block)
+            else:
+                self.pool.release(block)
+            if index in same_content:
+                self.pool.touch(same_content[index])
+        del self._slot[batch.request(slot).id]
+        batch.close(slot)
+
+    def lease(self, slot: int) -> None:
+        """Frees a slot, but keeps its blocks for the consumer until `free`."""
+        batch, id = self.batch, self.batch.request(slot).id
+        blocks = batch.blocks(slot)
+        self.pool.reference(blocks)
+        self.release(slot)
+        self._leased[id] = blocks
+
+    def stop(self, id: HandoffId) -> None:
+        """Computes a request no further, but keeps its blocks until `free`."""
+        self._forget_queued(id)
+        if (slot := self._slot.get(id)) is not None:
+            self.lease(slot)
+
+    def free(self, id: HandoffId, held_back: tuple[int, ...] = ()) -> None:
+        """Lets go of a request, wherever it is. Unknown ones change nothing."""
+        self._forget_queued(id)
+        if (slot := self._slot.get(id)) is not None:
+            self.release(slot, frozenset(held_back))
+        for block in reversed(self._leased.pop(id, [])):
+            self.pool.release(block)
+        self._charged.pop(id, None)
+
+    def give_back(self, blocks: tuple[int, ...]) -> None:
+        """Blocks that were held back may be used again."""
+        for block in reversed(blocks):
+            self._held_back.remove(block)
+            self.pool.release(block)
+
+    def give_up(self, request: Request, code: FailureCode, detail: str) -> None:
+        """Lets go of a request and says why."""
+        self.free(request.id)
+        self.outputs.given_up.append(GivenUp(request.id.gateway, Failure(request.id.handle, code, detail)))
+
+    def expire(self, now: float) -> None:
+        """Gives up what is past its deadline. Handoffs under way are ended by their own state machines."""
+        batch = self.batch
+        late = (batch.phase != Phase.FREE) & (batch.phase != Phase.RECEIVING) & (batch.deadline <= now)
+        requests = [batch.request(slot) for slot in np.flatnonzero(late).tolist()]
+        for queue in (self.waiting, self.preempted):
+            requests += [request for request in queue.values() if request.deadline <= now]
+        for request in requests:
+            if request.kind is not Kind.CONSUME or request.id in self._slot:
+                self.give_up(request, FailureCode.DEADLINE, "deadline passed")
+
+    # What is held.
+
+    @property
+    def num_held_back(self) -> int:
+        """Blocks in quarantine."""
+        return len(self._held_back)
+
+    @property
+    def held_ids(self) -> set[HandoffId]:
+        """Requests that hold blocks."""
+        return set(self._slot) | set(self._leased)
+
+    @property
+    def known_ids(self) -> set[HandoffId]:
+        """Every request that is queued or holds blocks."""
+        return self.held_ids | set(self.waiting) | set(self.preempted) | set(self._parked)
+
+    def ids_of(self, gateway: int) -> list[HandoffId]:
+        """Requests of one gateway."""
+        return [id for id in self.known_ids if id.gateway == gateway]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens still to be computed for prompts, queued ones and those under way."""
+        batch = self.batch
+        computing = batch.phase == Phase.PREFILL
+        under_way = int((batch.length[computing] - batch.computed[computing]).sum())
+        return under_way + sum(request.work for request in (*self.waiting.values(), *self.preempted.values()))
+
+    @property
+    def num_queued(self) -> int:
+        """Requests without blocks."""
+        return len(self.waiting) + len(self.preempted) + len(self._parked)
+
+    def blocks_held_for(self, peer: int) -> int:
+        """Blocks held for one consumer, from admission to release; those that were cached already do not count."""
+        return sum(count for consumer, count in self._charged.values() if consumer == peer)
+
+    def _forget_queued(self, id: HandoffId) -> None:
+        for queue in (self.waiting, self.preempted, self._parked):
+            queue.pop(id, None)
+
+    def _refuse_if_too_large(self, request: Request) -> bool:
+        needed, num_blocks = self.blocks_needed(request), self.pool.num_blocks
+        too_long = len(request.capsule.token_ids) >= self.batch.max_model_len
+        if too_long or needed > num_blocks:
+            self.give_up(request, FailureCode.TOO_LARGE, f"{needed} blocks needed, the pool has {num_blocks}")
+            return True
+        if needed > num_blocks - self.num_held_back:
+            self.give_up(request, FailureCode.NOT_NOW, f"{needed} blocks needed, {self.num_held_back} in quarantine")
+            return True
+        return False
+
+    def _take_blocks(self, held: list[int], needed: int, watermark: int) -> list[int] | None:
+        self.pool.reference(held)
+        count = needed - len(held)
+        fresh = self.pool.allocate(count) if self.pool.available - count >= watermark else None
+        if fresh is None:
+            for block in reversed(held):
+                self.pool.release(block)
+            return None
+        blocks: list[int] = held + fresh.tolist()
+        return blocks
+
+    def _open(self, request: Request, blocks: list[int], num_held: int) -> None:
+        batch, sampling = self.batch, request.capsule.sampling
+        eos = () if sampling.ignore_eos else self._eos_token_ids
+        slot = batch.open(request, np.asarray(blocks, dtype=np.int32), eos + sampling.stop_token_ids)
+        self._slot[request.id] = slot
+        batch.phase[slot] = Phase.RECEIVING if request.kind is Kind.CONSUME else Phase.PREFILL
+        batch.computed[slot] = num_held * batch.block_size
+        batch.cached[slot] = -1 if request.started else batch.computed[slot]
+        batch.num_ready[slot] = num_held
+        batch.num_entered[slot] = self._enter_pending(request.capsule.token_ids, blocks, num_held)
+        batch.num_announced[slot] = 0
+        if request.kind is Kind.PRODUCE:
+            self._charged[request.id] = (request.peer, len(blocks) - num_held)
+        if request.kind is Kind.CONSUME:
+            self.outputs.reserved.append(Reserved(request.id, blocks, num_held))
+
+    def _enter_pending(self, token_ids: np.ndarray, blocks: list[int], start: int) -> int:
+        """Enters the full blocks from index `start` as pending nodes; returns how many leading blocks are nodes."""
+        raw, step = token_ids.tobytes(), self.batch.block_size * 4
+        parent = blocks[start - 1] if start else NO_BLOCK
+        for index in range(start, len(raw) // step):
+            tokens = raw[index * step : (index + 1) * step]
+            if self.cache.find(parent, tokens) is not None:
+                return index  # only a full last block, which is never taken as a hit
+            self.cache.insert(parent, tokens, blocks[index], pending=True)
+            parent = blocks[index]
+        return len(raw) // step
+
+    def _enter_generated(self, slot: int, blocks: list[int]) -> dict[int, int]:
+        """Enters computed full blocks that are no nodes yet. Returns, by index, the cached twins of duplicates."""
+        batch, step = self.batch, self.batch.block_size
+        twins: dict[int, int] = {}
+        entered = int(batch.num_entered[slot])
+        if batch.num_ready[slot] < entered:
+            return twins
+        for index in range(entered, int(batch.computed[slot]) // step):
+            parent = twins.get(index - 1, blocks[index - 1]) if index else NO_BLOCK
+            tokens = batch.tokens[slot, index * step : (index + 1) * step].tobytes()
+            twin = self.cache.find(parent, tokens)
+            if twin is None:
+                self.cache.insert(parent, tokens, blocks[index], pending=False)
+            elif self.cache.is_pending(twin):
+                break
+            else:
+                twins[index] = twin
+        return twins

@@ -1,0 +1,61 @@
+"""One attempt at a request: a handle, the workers that know it, and whose word on it still counts.
+
+    phase     PREFILL            HANDOFF            DECODE
+              ├───────────────────┼──────────────────┤
+    ends with prefill's token     decode's first row  finish, failure, abort
+    counts    both workers        both workers        decode alone
+
+An attempt at one worker alone goes from PREFILL to DECODE with that worker's first row.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.gateway.router import Candidate, Plan, WorkerId
+
+
+class Phase(StrEnum):
+    """How far an attempt came."""
+
+    PREFILL = "prefill"  # no token so far
+    HANDOFF = "handoff"  # the first token came from prefill
+    DECODE = "decode"  # the worker that generates has spoken
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """A request at the workers of one plan, under one handle."""
+
+    handle: int
+    plan: Plan
+    queued_tokens: int  # that `plan.computes` was taken to compute
+    predicted_cached: int
+    phase: Phase = Phase.PREFILL
+
+    @property
+    def split(self) -> bool:
+        """True when KV is to be handed over."""
+        return self.plan.split
+
+    def workers(self) -> list[Candidate]:
+        """All that were sent this attempt."""
+        return [worker for worker in (self.plan.prefill, self.plan.decode) if worker is not None]
+
+    def heeds(self, worker: WorkerId) -> bool:
+        """True while this worker's word on the attempt counts: prefill's ends with decode's first row."""
+        if self.plan.decode is not None and worker == self.plan.decode.id:
+            return True
+        return self.plan.prefill is not None and worker == self.plan.prefill.id and self.phase is not Phase.DECODE
+
+    def candidate(self, worker: WorkerId) -> Candidate:
+        """The worker of this attempt with that id."""
+        return next(candidate for candidate in self.workers() if candidate.id == worker)
+
+    def row_from(self, worker: WorkerId) -> bool:
+        """Takes note of a row. True when it completes a handoff."""
+        if worker != self.plan.generates.id:
+            self.phase = Phase.HANDOFF
+            return False
+        completes = self.split and self.phase is not Phase.DECODE
+        self.phase = Phase.DECODE
+        return completes

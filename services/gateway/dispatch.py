@@ -1,0 +1,266 @@
+"""The dispatch side of the gateway: has tokens made for the API side.
+
+Joins the links to the workers, the ledger and the router. A request is driven by whoever reads it: the reader places
+it, waits for news, and places it again after an attempt failed. So there is no task for a request, and none for a
+token.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import structlog
+
+from services.config import WorkerRole
+from services.gateway.fleet import Fleet, LiveWorker
+from services.gateway.generation import Delta, GenerationRequest, TooLarge, Unavailable
+from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow
+from services.gateway.links import LinkRefused, WorkerLink
+from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
+from services.prefix_index.base import PrefixIndex
+from services.protocol.frames import Frame, Load
+from services.protocol.messages import MAX_HANDLE, BlockEvents, GatewayHello, WorkerHello
+
+log = structlog.get_logger()
+
+
+class DispatchObserver(LedgerObserver, Protocol):
+    """Counts what the dispatch side sees. `worker` is an address."""
+
+    def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
+        """The latest word of a live worker."""
+
+    def worker_gone(self, worker: str, role: WorkerRole) -> None:
+        """Its stream ended."""
+
+    def kv_bytes_moved(self, count: int) -> None:
+        """So many more KV bytes were read from other workers."""
+
+
+class Dispatcher:
+    """A `Generator` over a fixed list of worker addresses. Works while `run` runs."""
+
+    def __init__(
+        self, addresses: Iterable[str], policy: Policy, max_waiting: int, index: PrefixIndex, observer: DispatchObserver
+    ) -> None:
+        self._policy = policy
+        self._max_waiting = max_waiting
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._links = [WorkerLink(address, self) for address in addresses]
+        self._fleet = Fleet(index)
+        self._incarnation = secrets.randbits(64)
+        self._ledger = Ledger(self._send, self._loop.time, observer)
+        self._turn = 0
+        self.max_model_len: int | None = None
+
+    async def run(self) -> None:
+        """Keeps the streams to all workers up, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for link in self._links:
+                group.create_task(link.run())
+
+    # For the API side
+
+    def ready(self) -> bool:
+        """See Generator. At the start, not before every address was tried, or the first requests would find no pair."""
+        return self._fleet.has(WorkerRole.DECODE) and all(link.tried for link in self._links)
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator["Running"]:
+        """See Generator."""
+        if len(self._ledger) >= self._max_waiting:
+            raise Unavailable(f"{self._max_waiting} requests are in flight already")
+        news = asyncio.Event()
+        row = self._ledger.open(request, news.set)
+        timer = self._loop.call_at(row.deadline, self._ledger.on_deadline, row)
+        try:
+            if await self._place(row) is NoPlan.NO_WORKER:
+                raise Unavailable("no worker that can run the request is connected")
+            if row.error is not None:
+                raise row.error
+            yield Running(self, row, news)
+        finally:
+            timer.cancel()
+            self._ledger.close(row)
+
+    async def next_delta(self, row: LedgerRow, news: asyncio.Event) -> Delta:
+        """What is new in a row, waiting for it and placing the row again as often as that takes."""
+        while True:
+            news.clear()
+            delta = row.take()
+            if delta is not None:
+                return delta
+            if row.error is not None:
+                raise row.error
+            assert not row.closed, "a request that has ended was asked for more"
+            if row.attempt is not None:
+                await news.wait()
+            elif await self._place(row) is not None and not row.closed:
+                await _news_before(min(row.avoid.values(), default=None), news)
+
+    # For the links
+
+    def gateway_hello(self) -> GatewayHello:
+        """See LinkListener."""
+        return GatewayHello(self._incarnation, self._ledger.highest_handle)
+
+    def worker_up(self, link: WorkerLink, hello: WorkerHello) -> None:
+        """See LinkListener."""
+        worker = WorkerId(hello.incarnation)
+        if self._fleet.get(worker) is not None:
+            raise LinkRefused("the same worker is connected under another address")
+        self._fleet.add(LiveWorker(worker, link, hello, Load(available_blocks=hello.num_blocks)))
+        self.max_model_len = self._fleet.max_model_len()
+        for row in self._ledger:
+            if row.attempt is None:
+                row.wake()
+
+    def worker_said(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+        """See LinkListener."""
+        if self._fleet.get(worker) is None:
+            return
+        if isinstance(message, BlockEvents):
+            self._fleet.index.apply(worker, message)
+            return
+        self._ledger.on_rows(worker, message.rows())
+        for failure in message.failures:
+            log.info("attempt failed", handle=failure.handle, code=failure.code.name, detail=failure.detail)
+            self._ledger.on_failure(worker, failure)
+        if message.load is not None:
+            self._note_load(worker, message.load)
+
+    def worker_down(self, worker: WorkerId) -> None:
+        """See LinkListener."""
+        if self._fleet.get(worker) is None:
+            return
+        gone = self._fleet.remove(worker)
+        self._observer.worker_gone(gone.link.address, gone.hello.role)
+        self.max_model_len = self._fleet.max_model_len() or self.max_model_len
+        self._ledger.on_lost(worker)
+
+    # For people
+
+    def describe(self) -> dict[str, object]:
+        """The ledger and the live workers, as plain values."""
+        now = self._loop.time()
+        return {
+            "gateway": f"{self._incarnation:016x}",
+            "rows": [_describe_row(row, now) for row in self._ledger],
+            "workers": [_describe_worker(worker) for worker in self._fleet],
+        }
+
+    async def _place(self, row: LedgerRow) -> NoPlan | None:
+        """Starts the row's next attempt. Closes the row when no worker is large enough."""
+        capsule = row.capsule()
+        depths = await self._fleet.depths(capsule)
+        if row.closed:
+            return None
+        if self._ledger.highest_handle == MAX_HANDLE:
+            self._begin_again()
+        demand = Demand(
+            num_tokens=row.length,
+            one_token=row.remaining == 1,
+            larger_than=row.larger_than,
+            avoid=row.still_avoided(self._loop.time()),
+        )
+        candidates = self._fleet.candidates(depths, self._ledger.queued_tokens, self._ledger.assigned)
+        plan = make_plan(candidates, demand, self._policy, self._turn)
+        self._turn += 1
+        if isinstance(plan, NoPlan):
+            if plan is NoPlan.TOO_LARGE:
+                self._ledger.close(row, TooLarge("the request needs more KV memory than any worker has"))
+            return plan
+        self._start(row, plan)
+        return None
+
+    def _start(self, row: LedgerRow, plan: Plan) -> None:
+        self._ledger.start(row, plan)
+        assert row.attempt is not None
+        log.info(
+            "placed",
+            request_id=row.request.request_id,
+            handle=row.attempt.handle,
+            attempt=row.attempts,
+            tokens=row.length,
+            predicted_cached=row.attempt.predicted_cached,
+            prefill=plan.prefill.address if plan.prefill else None,
+            decode=plan.decode.address if plan.decode else None,
+        )
+
+    def _begin_again(self) -> None:
+        """All handles are used up: goes on as a new incarnation, whose streams know none of the old ones.
+
+        What is in flight continues from its capsules, as after the loss of every worker.
+        """
+        self._incarnation = secrets.randbits(64)
+        for worker in list(self._fleet):
+            worker.link.reset("the gateway begins a new incarnation")
+            self.worker_down(worker.id)
+        self._ledger.highest_handle = 0
+
+    def _send(self, worker: WorkerId, command: Command) -> None:
+        live = self._fleet.get(worker)
+        if live is not None:
+            live.link.send(command)
+
+    def _note_load(self, id: WorkerId, load: Load) -> None:
+        worker = self._fleet.get(id)
+        if worker is None:
+            return
+        self._observer.worker_load(worker.link.address, worker.hello.role, load)
+        if load.bytes_moved > worker.load.bytes_moved:
+            self._observer.kv_bytes_moved(load.bytes_moved - worker.load.bytes_moved)
+        worker.load = load
+
+
+class Running:
+    """A `Generation` of the dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, row: LedgerRow, news: asyncio.Event) -> None:
+        self._dispatcher = dispatcher
+        self._row = row
+        self._news = news
+
+    async def next(self) -> Delta:
+        """See Generation."""
+        return await self._dispatcher.next_delta(self._row, self._news)
+
+
+async def _news_before(when: float | None, news: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout_at(when):
+            await news.wait()
+    except TimeoutError:
+        return
+
+
+def _describe_row(row: LedgerRow, now: float) -> dict[str, object]:
+    attempt = row.attempt
+    plan = attempt.plan if attempt else None
+    return {
+        "request_id": row.request.request_id,
+        "handle": attempt.handle if attempt else None,
+        "phase": attempt.phase.value if attempt else "waiting",
+        "prefill": plan.prefill.address if plan and plan.prefill else None,
+        "decode": plan.decode.address if plan and plan.decode else None,
+        "prompt_tokens": row.request.capsule.num_prompt,
+        "tokens_delivered": len(row.generated),
+        "attempts": row.attempts,
+        "deadline_in_s": round(row.deadline - now, 3),
+    }
+
+
+def _describe_worker(worker: LiveWorker) -> dict[str, object]:
+    return {
+        "address": worker.link.address,
+        "incarnation": f"{worker.id:016x}",
+        "role": worker.hello.role.value,
+        "running": worker.load.running,
+        "waiting": worker.load.waiting,
+        "available_blocks": worker.load.available_blocks,
+        "quarantined_blocks": worker.load.quarantined_blocks,
+        "num_blocks": worker.hello.num_blocks,
+    }

@@ -1,0 +1,104 @@
+"""The workers with a live stream: who they are, how loaded, and how deep each caches a prompt."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+import structlog
+
+from services.config import WorkerRole
+from services.gateway.links import WorkerLink
+from services.gateway.router import Candidate, WorkerId
+from services.prefix_index.base import PrefixIndex
+from services.protocol.block_hash import block_hashes, root_hash
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Load
+from services.protocol.messages import WorkerHello
+
+# An index that does not answer in time costs a hit, not the request's time.
+LOOKUP_TIMEOUT_S = 0.25
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class LiveWorker:
+    """One worker, for the life of one stream."""
+
+    id: WorkerId
+    link: WorkerLink
+    hello: WorkerHello
+    load: Load
+
+    @property
+    def namespace(self) -> tuple[str, int]:
+        """Workers where it is equal give the same blocks the same hashes."""
+        return self.hello.fingerprint, self.hello.block_size
+
+
+class Fleet:
+    """All live workers. The index is told of their comings and goings."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self.index = index
+        self._workers: dict[WorkerId, LiveWorker] = {}
+
+    def __iter__(self) -> Iterator[LiveWorker]:
+        return iter(self._workers.values())
+
+    def add(self, worker: LiveWorker) -> None:
+        """A stream began."""
+        self._workers[worker.id] = worker
+
+    def remove(self, id: WorkerId) -> LiveWorker:
+        """A stream ended."""
+        self.index.drop(id)
+        return self._workers.pop(id)
+
+    def get(self, id: WorkerId) -> LiveWorker | None:
+        """The worker with this incarnation, if its stream lives."""
+        return self._workers.get(id)
+
+    def has(self, role: WorkerRole) -> bool:
+        """True when a worker of this role is there."""
+        return any(worker.hello.role is role for worker in self)
+
+    def max_model_len(self) -> int | None:
+        """What every live worker can hold; None: there is none."""
+        return min((worker.hello.max_model_len for worker in self), default=None)
+
+    async def depths(self, capsule: Capsule) -> dict[int, int]:
+        """Leading blocks of the capsule's tokens that each worker caches, by incarnation.
+
+        Hashes are of one model's namespace, so a fleet of several is asked once for each.
+        """
+        found: dict[int, int] = {}
+        for (fingerprint, block_size), _ in groupby(sorted(worker.namespace for worker in self)):
+            chain = block_hashes(root_hash(fingerprint), capsule.token_ids, block_size)
+            try:
+                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                    found |= await self.index.depths(chain)
+            except TimeoutError:
+                log.warning("prefix index too slow", timeout_s=LOOKUP_TIMEOUT_S)
+        return found
+
+    def candidates(
+        self, depths: Mapping[int, int], queued_tokens: Mapping[WorkerId, int], assigned: Mapping[WorkerId, int]
+    ) -> list[Candidate]:
+        """The live workers as the router sees them; depths of others are dropped."""
+        return [
+            Candidate(
+                id=worker.id,
+                address=worker.link.address,
+                role=worker.hello.role,
+                pairs_by=(worker.hello.fingerprint, worker.hello.kv_protocol, worker.hello.transport),
+                block_size=worker.hello.block_size,
+                num_blocks=worker.hello.num_blocks,
+                load=worker.load,
+                depth=depths.get(worker.id, 0),
+                queued_tokens=queued_tokens.get(worker.id, 0),
+                assigned=assigned.get(worker.id, 0),
+            )
+            for worker in self
+        ]

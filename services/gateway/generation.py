@@ -1,0 +1,84 @@
+"""The seam inside the gateway: the API side asks for tokens, the dispatch side has them made.
+
+The API side never sees a worker, an attempt or a handoff; the dispatch side never sees text.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.protocol.capsule import Capsule
+from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
+
+
+class GenerationError(Exception):
+    """A request ended without a complete answer.
+
+    GenerationError
+    ├── Unavailable   no worker can take it now; nothing was done for it, or it waited until its deadline
+    ├── TooLarge      it cannot fit any worker
+    ├── Expired       its deadline passed
+    └── Failed        its attempts failed
+    """
+
+
+class Unavailable(GenerationError):
+    """503; `retry_after_s` says when to come back."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TooLarge(GenerationError):
+    """The prompt does not fit the KV memory of any worker."""
+
+
+class Expired(GenerationError):
+    """The request's deadline passed."""
+
+
+class Failed(GenerationError):
+    """Every attempt failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One choice of one client request."""
+
+    request_id: str
+    capsule: Capsule
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class Delta:
+    """New tokens since the last delta; each position of the sequence once, in order."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None  # beside tokens, when asked for
+    finish: FinishReason
+    cached_tokens: int  # prompt tokens found in a cache; known with the first delta
+
+
+class Generation(Protocol):
+    """A running request."""
+
+    async def next(self) -> Delta:
+        """Waits for new tokens; all that came since the last call, in one delta.
+
+        Raises GenerationError. After a delta with a finish reason there is none.
+        """
+
+
+class Generator(Protocol):
+    """The dispatch side, as the API side sees it."""
+
+    max_model_len: int | None  # of the workers that answered; None: none yet
+
+    def ready(self) -> bool:
+        """True when a request would find a worker."""
+
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        """Starts a request; leaving the context ends it, wherever it is. Raises GenerationError when entered."""

@@ -1,0 +1,291 @@
+"""The ledger: one row for each request in flight, and the rules by which it goes on or ends.
+
+Told what workers say (rows, failures, lost streams), it delivers each position of a sequence once and in order, gives
+attempts up, and says what to send. It does no IO and never waits; an attempt that failed leaves its row without one,
+and whoever owns the row starts the next. Every way out of a request goes through `close`.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from services.gateway.attempt import Attempt, Phase
+from services.gateway.generation import Delta, Expired, Failed, GenerationError, GenerationRequest, Unavailable
+from services.gateway.router import Plan, WorkerId, uncached_tokens
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Failure, Row, TokenLogprobs
+from services.protocol.messages import MAX_HANDLE, Abort, HandTo, Submit, TakeFrom
+from services.protocol.outcomes import FailureCode, FinishReason
+
+MAX_ATTEMPTS = 4
+
+# After a worker's "not now", how long before it is asked again: doubled with each refusal in a row.
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 1.0
+
+Command = Submit | Abort
+
+
+class LedgerObserver(Protocol):
+    """Counts what the ledger sees."""
+
+    def attempt_started(self) -> None:
+        """A request was sent to its worker or pair."""
+
+    def handoff_ended(self, outcome: str) -> None:
+        """An attempt at a pair: "completed", "not_needed", "abandoned", or "failed_" and a failure's name."""
+
+    def cached_tokens(self, predicted: int, actual: int) -> None:
+        """What the index promised of a prompt, and what the worker found."""
+
+
+@dataclass(slots=True, eq=False)
+class LedgerRow:
+    """A request in flight, and what its reader has not taken yet."""
+
+    request: GenerationRequest
+    deadline: float  # on the ledger's clock
+    wake: Callable[[], None]  # called when there is news for the reader
+    generated: "array[int]" = field(default_factory=lambda: array("i"))  # delivered tokens
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not taken yet
+    taken: int = 0  # of `generated`
+    attempt: Attempt | None = None
+    attempts: int = 0  # that count against MAX_ATTEMPTS
+    refusals: int = 0  # "not now" in a row
+    avoid: dict[WorkerId, float] = field(default_factory=dict)  # until when
+    larger_than: int = 0  # blocks of the largest worker that was too small
+    cached_tokens: int | None = None
+    finish: FinishReason = FinishReason.NONE
+    error: GenerationError | None = None
+    closed: bool = False
+
+    @property
+    def length(self) -> int:
+        """Of the sequence so far: the index of its next token."""
+        return len(self.request.capsule.token_ids) + len(self.generated)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens until `max_tokens`."""
+        return self.request.capsule.max_len - self.length
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True when a token counts as delivered only together with its logprobs."""
+        return self.request.capsule.sampling.num_logprobs is not None
+
+    def capsule(self) -> Capsule:
+        """What the next attempt starts from."""
+        start = self.request.capsule
+        if not self.generated:
+            return start
+        generated = np.frombuffer(self.generated.tobytes(), np.int32)
+        return Capsule(np.concatenate([start.token_ids, generated]), start.num_prompt, start.sampling)
+
+    def still_avoided(self, now: float) -> frozenset[WorkerId]:
+        """Workers that refused it and are not to be asked again yet; forgets those whose time is over."""
+        self.avoid = {worker: until for worker, until in self.avoid.items() if until > now}
+        return frozenset(self.avoid)
+
+    def take(self) -> Delta | None:
+        """All that came since the last call; None: nothing did."""
+        tokens = self.generated[self.taken :].tolist()
+        if not tokens and self.finish is FinishReason.NONE:
+            return None
+        self.taken += len(tokens)
+        logprobs, self.logprobs = self.logprobs, []
+        return Delta(tokens, logprobs if self.wants_logprobs else None, self.finish, self.cached_tokens or 0)
+
+
+class Ledger:
+    """All requests in flight. `send` must not wait, and drops what is for a worker without a stream."""
+
+    def __init__(
+        self, send: Callable[[WorkerId, Command], None], clock: Callable[[], float], observer: LedgerObserver
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._observer = observer
+        self._rows: dict[LedgerRow, None] = {}
+        self._by_handle: dict[int, LedgerRow] = {}
+        self.highest_handle = 0
+        self.queued_tokens: Counter[WorkerId] = Counter()  # prompt tokens sent there and not answered
+        self.assigned: Counter[WorkerId] = Counter()  # attempts that it generates for
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[LedgerRow]:
+        return iter(list(self._rows))
+
+    def open(self, request: GenerationRequest, wake: Callable[[], None]) -> LedgerRow:
+        """A new row, without an attempt."""
+        row = LedgerRow(request, self._clock() + request.timeout_s, wake)
+        self._rows[row] = None
+        return row
+
+    def start(self, row: LedgerRow, plan: Plan) -> None:
+        """The row's next attempt: its handle is allocated and sent in one step."""
+        assert row.attempt is None
+        assert not row.closed
+        assert self.highest_handle < MAX_HANDLE
+        self.highest_handle += 1
+        uncached = uncached_tokens(plan.computes, row.length)
+        attempt = Attempt(self.highest_handle, plan, uncached, row.length - uncached)
+        row.attempt = attempt
+        row.attempts += 1
+        self._by_handle[attempt.handle] = row
+        self.queued_tokens[plan.computes.id] += uncached
+        self.assigned[plan.generates.id] += 1
+        self._observer.attempt_started()
+        self._submit(row, attempt)
+
+    def on_rows(self, worker: WorkerId, rows: Iterable[Row]) -> None:
+        """Takes the rows of one frame; those of handles that were given up are dropped. Wakes each reader once."""
+        for said in rows:
+            row = self._by_handle.get(said.handle)
+            if row is not None and row.attempt is not None:
+                self._on_row(worker, row, row.attempt, said)
+
+    def on_failure(self, worker: WorkerId, failure: Failure) -> None:
+        """A worker gave a handle up."""
+        row = self._by_handle.get(failure.handle)
+        if row is None or row.attempt is None or not row.attempt.heeds(worker):
+            return
+        self._fail(row, row.attempt, worker, failure.code)
+
+    def on_lost(self, worker: WorkerId) -> None:
+        """A worker's stream broke, and with it all that this gateway had there."""
+        for row in self:
+            if row.attempt is not None and row.attempt.heeds(worker):
+                self._give_up(row, "failed_worker_lost", over_at=worker)
+                self._again(row, "its worker was lost")
+
+    def on_deadline(self, row: LedgerRow) -> None:
+        """The request's time is over."""
+        if row.attempt is None:
+            self.close(row, Unavailable("no worker could take the request before its deadline"))
+        else:
+            self.close(row, Expired("the request's deadline passed"))
+
+    def close(self, row: LedgerRow, error: GenerationError | None = None) -> None:
+        """Ends a request, wherever it is. What was delivered can still be taken. Again is no change."""
+        if row.closed:
+            return
+        row.closed = True
+        if row.attempt is not None:
+            self._give_up(row, "abandoned")
+        del self._rows[row]
+        row.error = error
+        row.wake()
+
+    def _submit(self, row: LedgerRow, attempt: Attempt) -> None:
+        prefill, decode = attempt.plan.prefill, attempt.plan.decode
+        timeout_s = max(0.0, row.deadline - self._clock())
+        capsule, request_id = row.capsule(), row.request.request_id
+        if prefill is not None:
+            hand_to = HandTo(decode.id) if decode is not None else None
+            self._send(prefill.id, Submit(attempt.handle, capsule, timeout_s, request_id, handoff=hand_to))
+        if decode is not None:
+            take_from = TakeFrom(prefill.address, prefill.id) if prefill is not None else None
+            self._send(decode.id, Submit(attempt.handle, capsule, timeout_s, request_id, handoff=take_from))
+
+    def _on_row(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, said: Row) -> None:
+        self._note_cached(worker, row, attempt, said.cached)
+        if not attempt.heeds(worker):
+            return
+        if attempt.row_from(worker):
+            self._observer.handoff_ended("completed")
+        self._settle_queue(attempt)
+        row.refusals = 0
+        end = said.position + len(said.tokens)
+        delivered = self._deliver(row, said)
+        if row.remaining == 0 and end >= row.length:
+            reason = said.finish if end == row.length and said.finish else FinishReason.LENGTH
+            self._finish(row, attempt, worker, reason, cut=not said.finish)
+        elif said.finish and end == row.length:
+            self._finish(row, attempt, worker, said.finish)
+        elif said.finish or said.position > row.length:
+            # Tokens are missing between what was delivered and this row: not what was agreed, so begin again there.
+            self._fail(row, attempt, None, FailureCode.HANDOFF)
+        elif delivered:
+            row.wake()
+
+    def _deliver(self, row: LedgerRow, said: Row) -> bool:
+        skip = row.length - said.position
+        if skip < 0 or (row.wants_logprobs and said.logprobs is None):
+            return False
+        stop = skip + row.remaining
+        tokens = said.tokens[skip:stop]
+        row.generated.extend(tokens)
+        if row.wants_logprobs and said.logprobs is not None:
+            row.logprobs.extend(said.logprobs[skip:stop])
+        return bool(tokens)
+
+    def _note_cached(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, cached: int) -> None:
+        if cached < 0 or worker != attempt.plan.computes.id:
+            return
+        self._observer.cached_tokens(attempt.predicted_cached, cached)
+        if row.cached_tokens is None:
+            row.cached_tokens = min(cached, row.request.capsule.num_prompt)
+
+    def _finish(
+        self, row: LedgerRow, attempt: Attempt, worker: WorkerId, reason: FinishReason, cut: bool = False
+    ) -> None:
+        row.finish = reason
+        if cut:
+            self._give_up(row, "not_needed")
+        elif attempt.phase is Phase.DECODE:
+            self._give_up(row, "completed", abort=False)
+        else:
+            self._give_up(row, "not_needed", over_at=worker)
+        self.close(row)
+
+    def _fail(self, row: LedgerRow, attempt: Attempt, worker: WorkerId | None, code: FailureCode) -> None:
+        self._give_up(row, f"failed_{code.name.lower()}", over_at=worker)
+        if code is FailureCode.DEADLINE:
+            self.close(row, Expired("the request's deadline passed"))
+        elif code is FailureCode.NOT_NOW and worker is not None:
+            row.attempts -= 1
+            row.avoid[worker] = self._clock() + min(FIRST_BACKOFF_S * 2**row.refusals, LONGEST_BACKOFF_S)
+            row.refusals += 1
+            row.wake()
+        elif code is FailureCode.TOO_LARGE and worker is not None:
+            row.attempts -= 1
+            row.larger_than = max(row.larger_than, attempt.candidate(worker).num_blocks)
+            row.wake()
+        else:
+            self._again(row, f"the last one with {code.name}")
+
+    def _again(self, row: LedgerRow, why: str) -> None:
+        if row.attempts >= MAX_ATTEMPTS:
+            self.close(row, Failed(f"{row.attempts} attempts failed, {why}"))
+        else:
+            row.wake()
+
+    def _give_up(self, row: LedgerRow, outcome: str, *, over_at: WorkerId | None = None, abort: bool = True) -> None:
+        """Ends the row's attempt, aborting it at every worker where it is not over already."""
+        attempt = row.attempt
+        assert attempt is not None
+        row.attempt = None
+        del self._by_handle[attempt.handle]
+        self._settle_queue(attempt)
+        _count_down(self.assigned, attempt.plan.generates.id, 1)
+        if attempt.split and attempt.phase is not Phase.DECODE:
+            self._observer.handoff_ended(outcome)
+        for worker in attempt.workers():
+            if abort and worker.id != over_at:
+                self._send(worker.id, Abort(attempt.handle))
+
+    def _settle_queue(self, attempt: Attempt) -> None:
+        _count_down(self.queued_tokens, attempt.plan.computes.id, attempt.queued_tokens)
+        attempt.queued_tokens = 0
+
+
+def _count_down(counter: Counter[WorkerId], worker: WorkerId, by: int) -> None:
+    counter[worker] -= by
+    if not counter[worker]:
+        del counter[worker]  # workers come and go; their names do not stay

@@ -1,0 +1,229 @@
+"""Streams to workers: one for each address, kept up for as long as the gateway runs.
+
+A session is one life of a stream: hello, then commands down and frames up until something breaks. Whatever was going
+on over a session ends with it. All that a worker says is handed on from the reading task, without waiting; commands
+wait in one bounded queue, in the order in which they were given. A worker counts as lost when its stream ends, when it
+answers no ping, when it is silent for too long, or when it does not read.
+"""
+
+import asyncio
+from typing import NoReturn, Protocol
+
+import grpc
+import structlog
+
+from services.gateway.router import WorkerId
+from services.protocol.frames import Frame
+from services.protocol.messages import PROTOCOL_MAJOR, Abort, BlockEvents, GatewayHello, Submit, WorkerHello
+from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
+
+CONNECT = "/baton.v1.Worker/Connect"
+
+HELLO_TIMEOUT_S = 5.0
+# A worker says something about once a second; only one whose threads hang is silent while it still answers pings.
+SILENCE_TIMEOUT_S = 30.0
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
+MAX_QUEUED_COMMANDS = 16_384
+
+# Keepalive alone does not notice a stopped process; with the ping timeout it is noticed in about two seconds.
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 << 20),  # a snapshot of four million blocks
+    ("grpc.use_local_subchannel_pool", 1),  # a new session connects anew, whatever became of the last one
+)
+
+log = structlog.get_logger()
+
+
+class LinkLost(Exception):
+    """A session ended, or did not begin.
+
+    LinkLost
+    └── LinkRefused   the two sides do not speak the same protocol
+    """
+
+
+class LinkRefused(LinkLost):
+    """Trying again helps only after one side was replaced."""
+
+
+class LinkListener(Protocol):
+    """Who is told what happens on the links. No method may wait."""
+
+    def gateway_hello(self) -> GatewayHello:
+        """Who this gateway is, and the highest handle that it has allocated by now."""
+
+    def worker_up(self, link: "WorkerLink", hello: WorkerHello) -> None:
+        """A session began. Raises LinkRefused for a worker that is not wanted."""
+
+    def worker_said(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+        """A frame or block events; none is missing."""
+
+    def worker_down(self, worker: WorkerId) -> None:
+        """The session ended."""
+
+
+class WorkerLink:
+    """The stream to whatever worker lives at `address`, through all its lives."""
+
+    def __init__(self, address: str, listener: LinkListener) -> None:
+        self.address = address
+        self.tried = False  # it was connected, or could not be
+        self._listener = listener
+        self._session: _Session | None = None
+
+    def send(self, command: Submit | Abort) -> None:
+        """Queues a command; dropped when no session is there, or when it ends first."""
+        if self._session is not None:
+            self._session.queue(command)
+
+    def reset(self, why: str) -> None:
+        """Ends the session, if there is one; the next begins at once."""
+        if self._session is not None:
+            self._session.fail(why)
+
+    async def run(self) -> NoReturn:
+        """Connects again and again, until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        said: str | None = None  # the last trouble that was logged, so that it is said once
+        while True:
+            try:
+                await self._run_session()
+            except* LinkLost as group:
+                self.tried = True
+                why, greeted = str(group.exceptions[0]), self._session is not None
+                self._session = None
+                if greeted:
+                    backoff_s, said = FIRST_BACKOFF_S, None
+                if why != said:
+                    log.warning("worker not connected", address=self.address, reason=why)
+                    said = why
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _run_session(self) -> None:
+        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            session = _Session(channel.stream_stream(CONNECT)(), self._listener)
+            hello = await session.greet()
+            self._session = session
+            log.info(
+                "worker connected", address=self.address, role=hello.role.value, worker=f"{hello.incarnation:016x}"
+            )
+            self._listener.worker_up(self, hello)
+            try:
+                await session.run()
+            finally:
+                self._listener.worker_down(session.worker)
+
+
+class _Session:
+    """One life of a stream."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", listener: LinkListener) -> None:
+        self._call = call
+        self._listener = listener
+        self._commands: asyncio.Queue[Submit | Abort] = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        self._failed = asyncio.Event()
+        self._failure = ""
+        self._heard_at = 0.0
+        self._sequence: int | None = None  # of the last block events
+        self.worker = WorkerId(0)
+
+    async def greet(self) -> WorkerHello:
+        """Exchanges hellos. Raises LinkLost or LinkRefused."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await self._write(serialize_gateway_message(self._listener.gateway_hello()))
+                hello = await self._read()
+        except TimeoutError:
+            raise LinkLost(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+        if not isinstance(hello, WorkerHello):
+            raise LinkLost("its first message is not a hello")
+        if hello.protocol_major != PROTOCOL_MAJOR:
+            theirs = f"{hello.protocol_major}.{hello.protocol_minor}"
+            raise LinkRefused(f"it speaks protocol {theirs}, this gateway {PROTOCOL_MAJOR}")
+        self.worker = WorkerId(hello.incarnation)
+        return hello
+
+    async def run(self) -> None:
+        """Carries messages both ways. Always ends in an exception group of LinkLost."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._send_commands())
+            group.create_task(self._receive())
+            group.create_task(self._watch())
+
+    def queue(self, command: Submit | Abort) -> None:
+        """Puts a command behind the others; a worker that does not read them loses its stream."""
+        try:
+            self._commands.put_nowait(command)
+        except asyncio.QueueFull:
+            self.fail(f"it left {MAX_QUEUED_COMMANDS} commands unread")
+
+    def fail(self, why: str) -> None:
+        """Ends the session soon."""
+        self._failure = self._failure or why
+        self._failed.set()
+
+    async def _send_commands(self) -> None:
+        while True:
+            await self._write(serialize_gateway_message(await self._commands.get()))
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await self._read()
+            self._heard_at = loop.time()
+            if isinstance(message, WorkerHello):
+                raise LinkLost("it said hello twice")
+            if isinstance(message, BlockEvents):
+                self._check_sequence(message)
+            self._listener.worker_said(self.worker, message)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
+        while not self._failed.is_set():
+            try:
+                async with asyncio.timeout_at(self._heard_at + SILENCE_TIMEOUT_S):
+                    await self._failed.wait()
+            except TimeoutError:
+                if loop.time() >= self._heard_at + SILENCE_TIMEOUT_S:
+                    self.fail(f"it was silent for {SILENCE_TIMEOUT_S:g} s")
+        raise LinkLost(self._failure)
+
+    def _check_sequence(self, events: BlockEvents) -> None:
+        expected = None if self._sequence is None else self._sequence + 1
+        if not events.snapshot and events.sequence != expected:
+            raise LinkLost(f"block events {events.sequence} came where {expected} was due")
+        self._sequence = events.sequence
+
+    async def _read(self) -> WorkerHello | Frame | BlockEvents:
+        try:
+            raw = await self._call.read()
+            if isinstance(raw, bytes):
+                return deserialize_worker_message(raw)
+            raise LinkLost(await self._how_it_ended())
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+        except WireError as error:
+            raise LinkLost(f"it sent a message that makes no sense: {error}") from error
+
+    async def _write(self, raw: bytes) -> None:
+        try:
+            await self._call.write(raw)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+        except asyncio.InvalidStateError:
+            raise LinkLost(await self._how_it_ended()) from None
+
+    async def _how_it_ended(self) -> str:
+        return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
+
+
+def _translated(error: grpc.aio.AioRpcError) -> LinkLost:
+    kind = LinkRefused if error.code() is grpc.StatusCode.FAILED_PRECONDITION else LinkLost
+    return kind(f"{error.code().name}: {error.details()}")

@@ -1,0 +1,171 @@
+"""One supervisor for each child process: it starts the child, relays what it says, and starts it again when it dies.
+
+    start ──▶ loading ──probe──▶ ready ──ends──▶ wait ──▶ start ...
+                 └─ends before it was ever ready─▶ ChildFailed
+    cancelled, in any state: SIGTERM, a grace, SIGKILL
+
+A supervisor's `run` returns only by raising, and no child outlives it.
+"""
+
+import asyncio
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.launcher.readiness import Probe
+from services.launcher.restart import RestartPolicy
+
+_PROBE_INTERVAL_S = 0.1
+_LAST_WORDS_S = 1.0  # for output that is still in the pipe when the child is gone
+_MAX_LINE_BYTES = 1 << 20
+_MAX_HELD_LINES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to start, and how to see that it serves."""
+
+    name: str
+    command: tuple[str, ...]
+    probe: Probe
+
+
+class ChildFailed(Exception):
+    """A child ended before it was ever ready. `lines`: the last ones that it wrote."""
+
+    def __init__(self, name: str, how: str, lines: list[str]) -> None:
+        reason = lines[-1].removeprefix("baton: ") if lines else how
+        super().__init__(f"{name} did not start: {reason}")
+        self.name = name
+        self.how = how
+        self.lines = lines
+
+
+class Listener(Protocol):
+    """Hears what happens to children."""
+
+    def starting(self, name: str, what: str) -> None:
+        """A child is about to be started for the first time."""
+
+    def loading(self, name: str, line: str) -> None:
+        """A line from a child that is not ready yet."""
+
+    def ready(self, name: str, seconds: float) -> None:
+        """A child serves, so long after it was started."""
+
+    def line(self, name: str, line: str) -> None:
+        """A line from a child that has been ready."""
+
+    def died(self, name: str, how: str, restart_in_s: float) -> None:
+        """A child ended on its own; it will be started again."""
+
+
+class Supervisor:
+    """Keeps one child running."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        environment: Mapping[str, str],
+        listener: Listener,
+        policy: RestartPolicy,
+        grace_s: float = 10.0,
+    ) -> None:
+        self.spec = spec
+        self.was_ready = asyncio.Event()
+        self._environment = environment
+        self._listener = listener
+        self._policy = policy
+        self._grace_s = grace_s
+        self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> None:
+        """Starts the child, again and again, until cancelled. Raises ChildFailed if it is never ready."""
+        delay_s: float | None = None
+        while True:
+            started = time.monotonic()
+            returncode = await self._one_life()
+            how = _how_it_ended(returncode)
+            if not self.was_ready.is_set():
+                raise ChildFailed(self.spec.name, how, [line for line in self._held if line.strip()])
+            delay_s = self._policy.delay_s(delay_s, time.monotonic() - started)
+            self._listener.died(self.spec.name, how, delay_s)
+            await asyncio.sleep(delay_s)
+
+    def kill(self) -> None:
+        """Ends the grace of a child that is being ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _one_life(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *self.spec.command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            process_group=0,  # a terminal's Ctrl-C is for the launcher, which then ends children in order
+        )
+        assert process.stdout is not None
+        self._process = process
+        async with asyncio.TaskGroup() as tasks:
+            relay = tasks.create_task(self._relay(process.stdout))
+            announce = tasks.create_task(self._announce_ready())
+            try:
+                return await process.wait()
+            finally:
+                announce.cancel()
+                await self._end(process)
+                await asyncio.wait([relay], timeout=_LAST_WORDS_S)
+                relay.cancel()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self._grace_s)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _announce_ready(self) -> None:
+        started = time.monotonic()
+        while not await self.spec.probe():
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+        self._listener.ready(self.spec.name, time.monotonic() - started)
+        self.was_ready.set()
+        while self._held:
+            self._listener.line(self.spec.name, self._held.popleft())
+
+    async def _relay(self, output: asyncio.StreamReader) -> None:
+        async for line in _lines(output):
+            if self.was_ready.is_set():
+                self._listener.line(self.spec.name, line)
+            else:
+                self._held.append(line)
+                self._listener.loading(self.spec.name, line)
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Lines of any length; one above the limit comes in pieces."""
+    rest = b""
+    while chunk := await stream.read(1 << 16):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+        if len(rest) > _MAX_LINE_BYTES:
+            yield rest.decode(errors="replace")
+            rest = b""
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _how_it_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    return f"signal {-returncode}, {signal.strsignal(-returncode)}"

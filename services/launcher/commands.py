@@ -1,0 +1,137 @@
+"""From one `baton up` configuration to the processes that make it: command lines, addresses, environment."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services import lifeline
+from services.config import EngineConfig, GatewayConfig, UpConfig, WorkerConfig, WorkerRole
+from services.launcher import readiness
+from services.launcher.child import ChildSpec
+
+_WORKER_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Everything that `baton up` starts; the gateway only when the workers are ready."""
+
+    workers: tuple[ChildSpec, ...]
+    gateway: ChildSpec
+
+
+def num_workers(config: UpConfig) -> int:
+    """Workers of both roles."""
+    return config.num_prefill + config.num_decode
+
+
+def stack(config: UpConfig, worker_ports: list[int]) -> Stack:
+    """The children of this configuration; worker_ports: one for each worker."""
+    roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
+    numbers = [*range(config.num_prefill), *range(config.num_decode)]
+    workers = [
+        _worker(f"{role.value}-{number}", worker_config(config, role, port))
+        for role, number, port in zip(roles, numbers, worker_ports, strict=True)
+    ]
+    addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
+    return Stack(workers=tuple(workers), gateway=_gateway(gateway_config(config, addresses)))
+
+
+def worker_config(config: UpConfig, role: WorkerRole, port: int) -> WorkerConfig:
+    """One worker of the stack."""
+    return WorkerConfig(
+        role=role,
+        engine=config.engine,
+        host=_WORKER_HOST,
+        port=port,
+        transport=config.transport,
+        log_format=config.log_format,
+    )
+
+
+def gateway_config(config: UpConfig, workers: tuple[str, ...]) -> GatewayConfig:
+    """The gateway of the stack."""
+    return GatewayConfig(
+        model=config.engine.model,
+        served_model_name=config.served_model_name,
+        workers=workers,
+        host=config.host,
+        port=config.port,
+        handoff=config.handoff,
+        handoff_threshold=config.handoff_threshold,
+        request_timeout_s=config.request_timeout_s,
+        log_format=config.log_format,
+    )
+
+
+def worker_arguments(config: WorkerConfig) -> list[str]:
+    """Arguments from which `baton` makes this configuration again."""
+    return [
+        config.role.value,
+        *_engine_arguments(config.engine),
+        *("--host", config.host, "--port", str(config.port)),
+        *("--transport", config.transport),
+        *(["--allow-plaintext"] if config.allow_plaintext else []),
+        *("--log-format", config.log_format.value),
+    ]
+
+
+def gateway_arguments(config: GatewayConfig) -> list[str]:
+    """Arguments from which `baton` makes this configuration again."""
+    return [
+        "gateway",
+        *("--model", str(config.model), "--served-model-name", config.served_model_name),
+        *("--workers", ",".join(config.workers)),
+        *("--host", config.host, "--port", str(config.port)),
+        *("--handoff", config.handoff.value, "--handoff-threshold", str(config.handoff_threshold)),
+        *("--request-timeout", str(config.request_timeout_s)),
+        *("--max-waiting", str(config.max_waiting)),
+        *("--log-format", config.log_format.value),
+    ]
+
+
+def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
+    """What children find in their environment when so many workers share this machine."""
+    child = {**inherited, **lifeline.environment()}
+    if workers > 1:
+        # OpenMP threads that spin while they wait take the cores from the other worker's threads: on a small machine
+        # that costs far more than waking a thread. Who sets the variable knows better.
+        child.setdefault("OMP_WAIT_POLICY", "passive")
+    return child
+
+
+def _worker(name: str, config: WorkerConfig) -> ChildSpec:
+    probe = readiness.grpc_serving(f"{config.host}:{config.port}")
+    return ChildSpec(name, _baton(worker_arguments(config)), probe)
+
+
+def _gateway(config: GatewayConfig) -> ChildSpec:
+    probe = readiness.http_ready(f"{local_url(config.host, config.port)}/ready")
+    return ChildSpec("gateway", _baton(gateway_arguments(config)), probe)
+
+
+def local_url(host: str, port: int) -> str:
+    """Where this machine reaches a server that listens on host:port."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def _baton(arguments: list[str]) -> tuple[str, ...]:
+    # -P: a folder called `services` where the user happens to stand is not ours.
+    return (sys.executable, "-P", "-m", "services.cli", *arguments)
+
+
+def _engine_arguments(engine: EngineConfig) -> list[str]:
+    optional = {
+        "--kv-memory": engine.kv_memory_bytes,
+        "--max-model-len": engine.max_model_len,
+        "--num-threads": engine.num_threads,
+    }
+    return [
+        *("--model", str(engine.model)),
+        *("--device", engine.device, "--dtype", engine.dtype),
+        *("--block-size", str(engine.block_size)),
+        *("--max-num-seqs", str(engine.max_num_seqs)),
+        *("--max-num-batched-tokens", str(engine.max_num_batched_tokens)),
+        *(text for name, value in optional.items() if value is not None for text in (name, str(value))),
+    ]

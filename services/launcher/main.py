@@ -1,0 +1,117 @@
+"""`baton up` from start to end.
+
+Workers first, the gateway when they serve: a checkpoint that cannot be loaded so opens no port to clients. A child
+that fails before it was ever ready ends everything with one line; later deaths are mended. SIGINT, SIGTERM and SIGHUP
+end the children in order; a second one ends their grace.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from services.config import UpConfig
+from services.launcher import commands, demo_model, display, ports
+from services.launcher.child import ChildFailed, ChildSpec, Listener, Supervisor
+from services.launcher.restart import RestartPolicy
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def run(config: UpConfig) -> int:
+    """Serves until it is told to end. Returns the exit code: 0 after a signal, 1 with one line on stderr otherwise."""
+    try:
+        config = _with_port(config)
+        worker_ports = ports.free_ports("127.0.0.1", commands.num_workers(config))
+    except ports.PortUnavailable as error:
+        return _refuse(f"{error}; choose another with --port")
+    with display.Display(config.log_format) as screen:
+        if config.demo and not demo_model.exists(config.engine.model):
+            screen.starting("demo model", f"making it in {config.engine.model}")
+            demo_model.make(config.engine.model)
+            screen.finished("demo model")
+        stack = commands.stack(config, worker_ports)
+        launcher = Launcher(stack, commands.environment(os.environ, len(stack.workers)), screen, RestartPolicy())
+        try:
+            asyncio.run(launcher.run(lambda: display.print_ready(config)))
+        except ChildFailed as failure:
+            return _report(failure, screen)
+    return 0
+
+
+class Launcher:
+    """Runs one stack until a signal ends it."""
+
+    def __init__(
+        self, stack: commands.Stack, environment: Mapping[str, str], listener: Listener, policy: RestartPolicy
+    ) -> None:
+        self._stack = stack
+        self._environment = environment
+        self._listener = listener
+        self._policy = policy
+        self._supervisors: list[Supervisor] = []
+        self._ending = False
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Serves; returns when a signal came and all children are gone. Raises ChildFailed, children gone as well."""
+        serving = asyncio.create_task(self._serve(on_ready))
+        loop = asyncio.get_running_loop()
+        for number in _ENDING_SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, self._on_signal, serving)
+        try:
+            await serving
+        except asyncio.CancelledError:
+            if not self._ending:
+                raise
+
+    def _on_signal(self, serving: "asyncio.Task[None]") -> None:
+        if not self._ending:
+            self._ending = True
+            serving.cancel()
+            return
+        for supervisor in self._supervisors:
+            supervisor.kill()
+
+    async def _serve(self, on_ready: Callable[[], None]) -> None:
+        failures: list[ChildFailed] = []
+        try:
+            async with asyncio.TaskGroup() as children:
+                await self._start(children, self._stack.workers)
+                await self._start(children, (self._stack.gateway,))
+                on_ready()
+        except* ChildFailed as group:
+            failures += [error for error in group.exceptions if isinstance(error, ChildFailed)]
+        if failures:
+            raise failures[0]  # the others, if any, will have failed for the same reason
+
+    async def _start(self, children: asyncio.TaskGroup, specs: tuple[ChildSpec, ...]) -> None:
+        started = [Supervisor(spec, self._environment, self._listener, self._policy) for spec in specs]
+        self._supervisors += started
+        for supervisor in started:
+            self._listener.starting(supervisor.spec.name, "loading")
+            children.create_task(supervisor.run())
+        for supervisor in started:
+            await supervisor.was_ready.wait()
+
+
+def _with_port(config: UpConfig) -> UpConfig:
+    if config.port == 0:
+        return replace(config, port=ports.free_ports(config.host, 1)[0])
+    ports.check(config.host, config.port)
+    return config
+
+
+def _report(failure: ChildFailed, screen: display.Display) -> int:
+    crashed = failure.how.startswith("signal") or any(line.startswith("Traceback") for line in failure.lines)
+    if crashed:  # not a refusal in words, so every word may help
+        for line in failure.lines:
+            screen.line(failure.name, line)
+    return _refuse(str(failure))
+
+
+def _refuse(text: str) -> int:
+    sys.stderr.write(f"baton: {text}\n")
+    return 1

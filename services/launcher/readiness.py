@@ -1,0 +1,42 @@
+"""How to ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway."""
+
+from collections.abc import Awaitable, Callable
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+Probe = Callable[[], Awaitable[bool]]
+
+_TIMEOUT_S = 2.0
+
+
+def grpc_serving(address: str) -> Probe:
+    """True once the standard health service at host:port reports SERVING."""
+
+    async def probe() -> bool:
+        # A channel of its own for each question: an old one would wait out its back-off before it tries again.
+        async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
+            except grpc.aio.AioRpcError:
+                return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    return probe
+
+
+def http_ready(url: str) -> Probe:
+    """True once GET on the URL answers 200."""
+
+    async def probe() -> bool:
+        # Loopback: neither proxies nor certificates have a say.
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
+            try:
+                answer = await client.get(url)
+            except httpx.TransportError:
+                return False
+        return answer.status_code == httpx.codes.OK
+
+    return probe

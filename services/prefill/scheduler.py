@@ -1,0 +1,53 @@
+"""Prefill's policy: shortest remaining work first, ageing, several prompts' chunks in one step, no preemption."""
+
+import numpy as np
+
+from services.engine.batch_state import Phase
+from services.engine.request import Kind, Request
+from services.engine.scheduler import Plan, take_chunks
+from services.engine.sequences import Admission, Sequences
+
+
+class PrefillScheduler:
+    """Admits a prompt with all its blocks and computes it in chunks, up to `max_num_batched_tokens` a step.
+
+    The order is by remaining tokens less what a request has earned by waiting, so nothing starves.
+    """
+
+    def __init__(self, max_num_batched_tokens: int, *, tokens_per_waited_s: float = 2000.0) -> None:
+        self._budget = max_num_batched_tokens
+        self._tokens_per_waited_s = tokens_per_waited_s
+
+    def accepts(self, request: Request) -> bool:
+        """Prompts to hand off, and requests that end with their first token."""
+        return request.kind is Kind.PRODUCE or (
+            request.kind is Kind.LOCAL and request.capsule.max_len - len(request.capsule.token_ids) == 1
+        )
+
+    def plan(self, sequences: Sequences, now: float) -> Plan:
+        """Admits what fits, then takes chunks in order."""
+        self._admit(sequences, now)
+        batch = sequences.batch
+        slots = batch.slots_in(Phase.PREFILL)
+        remaining = batch.length[slots] - batch.computed[slots]
+        waited = now - batch.arrival[slots]
+        order = np.argsort(remaining - waited * self._tokens_per_waited_s, kind="stable")
+        return take_chunks(sequences, slots[order], self._budget)
+
+    def _admit(self, sequences: Sequences, now: float) -> None:
+        """Most urgent first, within each consumer's share of the pool.
+
+        A consumer that holds a quarter of it waits while one below its own quarter waits; one prompt is always
+        allowed. So a decode worker that releases slowly cannot keep others out.
+        """
+        share = sequences.pool.num_blocks // 4
+        held = {request.peer: sequences.blocks_held_for(request.peer) for request in sequences.waiting.values()}
+        for request in sorted(sequences.waiting.values(), key=lambda request: self._urgency(request, now)):
+            if held[request.peer] >= share and any(blocks < share for blocks in held.values()):
+                continue
+            if sequences.admit(request) is Admission.NO_ROOM:
+                return
+            held[request.peer] = sequences.blocks_held_for(request.peer)
+
+    def _urgency(self, request: Request, now: float) -> float:
+        return request.work - (now - request.arrival) * self._tokens_per_waited_s

@@ -1,0 +1,1 @@
+"""Which worker caches which prefix."""

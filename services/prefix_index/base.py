@@ -1,0 +1,30 @@
+"""The seam between the router and whatever remembers which worker caches which prefix.
+
+An index answers with what was true a moment ago: the worker's own lookup decides, and a wrong answer costs time, never
+tokens. Workers are named by their incarnation; the caller drops rows of incarnations without a live stream.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from services.protocol.block_hash import BlockHash
+from services.protocol.messages import BlockEvents
+
+
+class PrefixIndex(Protocol):
+    """Chains of block hashes and their holders. A holder of block n holds its ancestors (eviction is leaf-first)."""
+
+    def apply(self, worker: int, events: BlockEvents) -> None:
+        """Takes note of a change of one worker's cache; a snapshot replaces all that was known of it.
+
+        Never waits: an implementation behind a network queues. The caller sees to it that no sequence number is missed.
+        """
+
+    def drop(self, worker: int) -> None:
+        """Forgets a worker. One that is unknown is no error."""
+
+    async def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
+        """How many leading blocks of `chain` each worker holds; workers that hold none are left out.
+
+        Where a worker's chain has a hole the answer may be too short or too long.
+        """

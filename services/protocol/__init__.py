@@ -1,0 +1,1 @@
+"""What gateway and workers share: plain values and their packed forms. Free of torch."""

@@ -1,0 +1,36 @@
+"""Block hashes: names for a prefix that mean the same on every node.
+
+hash(block) = BLAKE2b-128(hash(parent) + the block's tokens as little-endian int32); the root is the hash of the
+namespace. A hash so names a whole prefix, and a chain can be searched from either end.
+"""
+
+from hashlib import blake2b
+from typing import NewType
+
+import numpy as np
+
+BlockHash = NewType("BlockHash", bytes)
+
+HASH_BYTES = 16
+
+
+def root_hash(namespace: str) -> BlockHash:
+    """The parent of every first block in this namespace (a model's fingerprint)."""
+    return BlockHash(blake2b(namespace.encode(), digest_size=HASH_BYTES).digest())
+
+
+def child_hash(parent: BlockHash, block_tokens: bytes) -> BlockHash:
+    """The hash of the block with these tokens (little-endian int32) below `parent`."""
+    return BlockHash(blake2b(parent + block_tokens, digest_size=HASH_BYTES).digest())
+
+
+def block_hashes(root: BlockHash, token_ids: np.ndarray, block_size: int) -> list[BlockHash]:
+    """Hashes of all full blocks of `token_ids` (int32[n]), first block first."""
+    raw = token_ids.astype("<i4", copy=False).tobytes()
+    step = block_size * 4
+    hashes: list[BlockHash] = []
+    parent = root
+    for start in range(0, len(raw) - step + 1, step):
+        parent = child_hash(parent, raw[start : start + step])
+        hashes.append(parent)
+    return hashes

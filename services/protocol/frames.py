@@ -1,0 +1,123 @@
+"""A frame: everything one engine step has to say to one gateway, as parallel arrays.
+
+    rows     handles  positions  counts  finish  cached       one entry a row
+    tokens   ───────  ▲ index in the sequence of the row's first token
+             int32[sum(counts)], rows one after the other
+
+Logprobs, for the rows that asked (widths >= 0), keep the same order: `sampled` has one entry for each of their tokens,
+`top_ids` and `top` have width entries for each of their tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.protocol.outcomes import FailureCode, FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class PackedLogprobs:
+    """Log-probabilities under the model's raw distribution."""
+
+    widths: np.ndarray  # int32[rows]; -1: the row has none
+    sampled: np.ndarray  # float32[tokens of rows with logprobs]
+    top_ids: np.ndarray  # int32[sum(width * count)]
+    top: np.ndarray  # float32, beside top_ids, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A handle that its worker gave up."""
+
+    handle: int
+    code: FailureCode
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker has to do, for the router."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    available_blocks: int = 0
+    quarantined_blocks: int = 0
+    avoid: tuple[int, ...] = ()  # producers (incarnations) not to pair this consumer with now
+    bytes_moved: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """Rows, failures and load of one step for one gateway."""
+
+    handles: np.ndarray  # uint32[rows]
+    positions: np.ndarray  # uint32[rows]
+    counts: np.ndarray  # uint32[rows]
+    tokens: np.ndarray  # int32[sum(counts)]
+    finish: np.ndarray  # uint8[rows], FinishReason
+    cached: np.ndarray  # int32[rows]: cached prompt tokens in a request's first row, else -1
+    logprobs: PackedLogprobs | None = None
+    failures: list[Failure] = field(default_factory=list)
+    load: Load | None = None
+
+    def rows(self) -> Iterator["Row"]:
+        """The frame row by row."""
+        finish, cached = self.finish.tolist(), self.cached.tolist()
+        tokens = self.tokens.tolist()
+        logprobs = _row_logprobs(self)
+        at = 0
+        for index, (handle, position, count) in enumerate(
+            zip(self.handles.tolist(), self.positions.tolist(), self.counts.tolist(), strict=True)
+        ):
+            yield Row(
+                handle=handle,
+                position=position,
+                tokens=tokens[at : at + count],
+                finish=FinishReason(finish[index]),
+                cached=cached[index],
+                logprobs=next(logprobs),
+            )
+            at += count
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One token's log-probability and its alternatives, best first."""
+
+    sampled: float
+    top: tuple[tuple[int, float], ...]  # (token id, log-probability)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Consecutive tokens of one sequence."""
+
+    handle: int
+    position: int
+    tokens: list[int]
+    finish: FinishReason
+    cached: int
+    logprobs: list[TokenLogprobs] | None  # one for each token, when asked for
+
+
+def _row_logprobs(frame: Frame) -> Iterator[list[TokenLogprobs] | None]:
+    packed = frame.logprobs
+    if packed is None:
+        for _ in range(len(frame.handles)):
+            yield None
+        return
+    sampled, top_ids, top = packed.sampled.tolist(), packed.top_ids.tolist(), packed.top.tolist()
+    token_at = top_at = 0
+    for width, count in zip(packed.widths.tolist(), frame.counts.tolist(), strict=True):
+        if width < 0:
+            yield None
+            continue
+        row: list[TokenLogprobs] = []
+        for _ in range(count):
+            pairs = zip(top_ids[top_at : top_at + width], top[top_at : top_at + width], strict=True)
+            row.append(TokenLogprobs(sampled[token_at], tuple(pairs)))
+            token_at += 1
+            top_at += width
+        yield row

@@ -1,0 +1,101 @@
+"""What gateway and worker say to each other on their stream, beside frames.
+
+    gateway                            worker
+    GatewayHello          ──▶
+                          ◀──          WorkerHello
+    Submit, Abort ...     ──▶                              in the order of their handles
+                          ◀──          Frame, BlockEvents ...
+
+Neighbours whose major versions differ refuse each other in words; minor versions may differ by one.
+"""
+
+from dataclasses import dataclass
+
+from services.config import WorkerRole
+from services.protocol.block_hash import BlockHash
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Frame
+
+PROTOCOL_MAJOR = 1
+PROTOCOL_MINOR = 0
+
+MAX_HANDLE = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayHello:
+    """Opens a stream. Handles up to `highest_handle` that the worker does not know are over."""
+
+    gateway: int  # incarnation, unsigned 64 bits
+    highest_handle: int  # allocated so far; 0: none
+    protocol_major: int = PROTOCOL_MAJOR
+    protocol_minor: int = PROTOCOL_MINOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHello:
+    """Answers the gateway's hello: who this worker is and what it can hold."""
+
+    incarnation: int  # unsigned 64 bits
+    role: WorkerRole
+    fingerprint: str
+    kv_protocol: int
+    transport: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    protocol_major: int = PROTOCOL_MAJOR
+    protocol_minor: int = PROTOCOL_MINOR
+
+
+@dataclass(frozen=True, slots=True)
+class HandTo:
+    """To the producer of a handoff: the incarnation of the worker that will open it."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeFrom:
+    """To the consumer of a handoff: where to open it."""
+
+    address: str  # host:port
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """One attempt at one choice of a request. Without a handoff the worker runs it alone."""
+
+    handle: int
+    capsule: Capsule
+    timeout_s: float  # from receipt: clocks of two hosts are never compared
+    request_id: str = ""
+    traceparent: str = ""
+    handoff: HandTo | TakeFrom | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The gateway wants no more of this handle. May come at any time, and more than once."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvents:
+    """Changes of a worker's prefix cache.
+
+    `sequence` rises by one with each message of a stream; the first message is a snapshot: `added` is all there is.
+    """
+
+    sequence: int
+    snapshot: bool
+    added: list[BlockHash]
+    evicted: list[BlockHash]
+
+
+GatewayMessage = GatewayHello | Submit | Abort
+WorkerMessage = WorkerHello | Frame | BlockEvents

@@ -1,0 +1,283 @@
+"""The worker without threads and I/O: the engine and both sides of all handoffs, joined.
+
+Inputs are method calls: what came from gateways, from other workers, from the transport, from the clock. Outputs are
+gathered until `take_outputs`. Everything that owns a block is in here, on one thread, so there is no moment at which
+two parts disagree about who holds it. Times are those of one monotonic clock, in seconds.
+"""
+
+from dataclasses import dataclass, field
+
+from kvtransfer.consumer import (
+    Arrived,
+    Consumer,
+    ConsumerAction,
+    ConsumerReport,
+    Drop,
+    Enqueue,
+    GiveBack,
+    PostRead,
+    Ready,
+    SendToProducer,
+)
+from kvtransfer.handles import HandleMarks
+from kvtransfer.messages import (
+    Announcement,
+    Ended,
+    EndReason,
+    HandoffId,
+    Open,
+    Release,
+    StreamId,
+    ToConsumer,
+    ToProducer,
+)
+from kvtransfer.producer import (
+    FreeBlocks,
+    Producer,
+    ProducerAction,
+    ProducerReport,
+    SendToConsumer,
+    StopComputing,
+)
+from kvtransfer.transports.base import ReadEnd
+from services.engine.engine import Engine
+from services.engine.outputs import EngineOutputs, StepRows
+from services.engine.prefix_cache import CacheEvent
+from services.engine.request import Kind, Request
+from services.protocol.frames import Failure, Frame, Load
+from services.protocol.outcomes import FailureCode
+from services.worker.frame_builder import build_frame
+
+
+@dataclass(slots=True)
+class CoreOutputs:
+    """What is to be sent and posted."""
+
+    frames: dict[int, Frame] = field(default_factory=dict)  # by gateway incarnation
+    messages: list[tuple[StreamId, ToConsumer | ToProducer]] = field(default_factory=list)
+    reads: list[PostRead] = field(default_factory=list)
+    block_events: list[CacheEvent] = field(default_factory=list)
+
+
+class WorkerCore:
+    """One worker's state. `incarnation` names this life of it."""
+
+    def __init__(self, engine: Engine, incarnation: int, producer: Producer, consumer: Consumer, marks: HandleMarks):
+        self.engine = engine
+        self.incarnation = incarnation
+        self.bytes_moved = 0
+        self._producer = producer
+        self._consumer = consumer
+        self._marks = marks
+        self._rows: list[StepRows] = []
+        self._failures: dict[int, list[Failure]] = {}
+        self._gateways: set[int] = set()
+        self._outputs = CoreOutputs()
+
+    # From gateways.
+
+    def gateway_hello(self, gateway: int, highest_handle: int) -> None:
+        """A gateway's stream begins: handles up to the highest it allocated that are unknown here are over."""
+        self._marks.raise_to(gateway, highest_handle)
+        self._gateways.add(gateway)
+
+    def submit(self, request: Request, now: float) -> None:
+        """A request, unless its handle was seen or given up before."""
+        if request.id.gateway not in self._gateways or not self._marks.admit(request.id):
+            return
+        if request.kind is Kind.PRODUCE:
+            self._producer.submit(request.id, request.deadline)
+        elif request.kind is Kind.CONSUME:
+            self._consumer.submit(request.id, request.peer, request.deadline, now)
+        self.engine.submit(request)
+        self._settle(now)
+
+    def refuse(self, id: HandoffId, failure: Failure) -> None:
+        """A request that no correct gateway sends."""
+        if self._marks.admit(id):
+            self._failures.setdefault(id.gateway, []).append(failure)
+
+    def abort(self, id: HandoffId, now: float) -> None:
+        """A gateway gives a handle up."""
+        self._marks.raise_to(id.gateway, id.handle)
+        self._forget(id, now)
+        self._settle(now)
+
+    def gateway_lost(self, gateway: int, now: float) -> None:
+        """A gateway's stream broke: that ends its handles."""
+        self._gateways.discard(gateway)
+        self._failures.pop(gateway, None)
+        self._producer.gateway_lost(gateway)
+        self._consumer.gateway_lost(gateway, now)
+        for id in self.engine.sequences.ids_of(gateway):
+            self._forget(id, now)
+        self._settle(now)
+
+    # From other workers.
+
+    def consumer_message(self, stream: StreamId, message: ToProducer, now: float) -> None:
+        """A consumer opens or releases a handoff."""
+        match message:
+            case Open():
+                self._producer.open(stream, message, now)
+            case Release(id):
+                self._producer.release(id)
+        self._settle(now)
+
+    def consumer_stream_lost(self, stream: StreamId, now: float) -> None:
+        """A stream on which consumers speak to us broke."""
+        self._producer.stream_lost(stream, now)
+        self._settle(now)
+
+    def producer_message(self, stream: StreamId, message: ToConsumer, now: float) -> None:
+        """A producer announces blocks, or ends a handoff."""
+        match message:
+            case Announcement():
+                self._consumer.announcement(stream, message, now)
+            case Ended():
+                self._consumer.ended(stream, message, now)
+        self._settle(now)
+
+    def producer_stream_up(self, producer: int, stream: StreamId, now: float) -> None:
+        """Our stream to a producer is there, for the first time or again."""
+        self._consumer.stream_up(producer, stream, now)
+        self._settle(now)
+
+    def producer_stream_lost(self, producer: int, stream: StreamId, now: float) -> None:
+        """Our stream to a producer broke."""
+        self._consumer.stream_lost(producer, stream, now)
+        self._settle(now)
+
+    # From the transport and the clock.
+
+    def read_ended(self, end: ReadEnd, now: float) -> None:
+        """A read is over, for better or worse."""
+        if end.generations is not None:
+            self.bytes_moved += len(end.generations) * self.engine.runner.layout.block_bytes
+        self._consumer.read_ended(end, now)
+        self._settle(now)
+
+    def tick(self, now: float) -> None:
+        """Ends what is over by time."""
+        self._producer.tick(now)
+        self._consumer.tick(now)
+        self.engine.sequences.expire(now)
+        self._settle(now)
+
+    # The engine.
+
+    def step(self, now: float) -> bool:
+        """One step of the engine; False when there was nothing to compute."""
+        stepped = self.engine.step(now)
+        self._settle(now)
+        return stepped
+
+    # What is to be done, and what is held.
+
+    def take_outputs(self, now: float, *, heartbeat: bool = False) -> CoreOutputs:
+        """Everything since the last call; frames for gateways that have something to hear, or for all."""
+        outputs, self._outputs = self._outputs, CoreOutputs()
+        outputs.block_events = self.engine.sequences.cache.take_events()
+        rows, self._rows = self._rows, []
+        failures, self._failures = self._failures, {}
+        concerned = set(failures).union(*(set(part.gateways.tolist()) for part in rows))
+        if heartbeat:
+            concerned |= self._gateways
+        if concerned:
+            load = self.load(now)
+            for gateway in concerned & self._gateways:
+                outputs.frames[gateway] = build_frame(rows, gateway, failures.get(gateway, []), load)
+        return outputs
+
+    def load(self, now: float) -> Load:
+        """What there is to do here, for routers."""
+        sequences = self.engine.sequences
+        batch = sequences.batch
+        return Load(
+            running=batch.max_num_seqs - batch.num_free_slots,
+            waiting=sequences.num_queued,
+            waiting_tokens=sequences.waiting_tokens,
+            available_blocks=sequences.pool.available,
+            quarantined_blocks=sequences.num_held_back,
+            avoid=tuple(sorted(self._consumer.avoid(now))),
+            bytes_moved=self.bytes_moved,
+        )
+
+    @property
+    def open_ids(self) -> set[HandoffId]:
+        """Every request that this worker knows; blocks are held for no others, quarantine aside."""
+        return self._producer.open_ids | self._consumer.open_ids | self.engine.sequences.known_ids
+
+    @property
+    def has_handoffs(self) -> bool:
+        """True while blocks of ours may be read, or reads of ours are open."""
+        return not self._producer.idle or self._consumer.num_open_reads > 0
+
+    @property
+    def quarantined_since(self) -> float | None:
+        """When the oldest read in quarantine was given up."""
+        return self._consumer.quarantine.oldest_since()
+
+    def _forget(self, id: HandoffId, now: float) -> None:
+        """Each part that knows the handle lets go of it, in its own way."""
+        if id in self._producer.open_ids:
+            self._producer.abort(id)
+        elif id in self._consumer.open_ids:
+            self._consumer.abort(id, now)
+        else:
+            self._producer.abort(id)
+            self.engine.sequences.free(id)
+
+    def _settle(self, now: float) -> None:
+        """Carries what one part wants over to the others until nobody wants anything."""
+        while True:
+            outputs = self.engine.take_outputs()
+            self._take_engine(outputs, now)
+            actions = [*self._producer.take_actions(), *self._consumer.take_actions()]
+            if not actions:
+                return
+            for action in actions:
+                self._act(action)
+
+    def _take_engine(self, outputs: EngineOutputs, now: float) -> None:
+        self._rows += outputs.rows
+        for announced in outputs.announced:
+            self._producer.announce(announced.id, announced.blocks, announced.generations, announced.first_token)
+        for id in outputs.finished_first:
+            self._producer.finish(id)
+        for reserved in outputs.reserved:
+            self._consumer.reserved(reserved.id, reserved.blocks, reserved.num_held)
+        for given_up in outputs.given_up:
+            self._failures.setdefault(given_up.gateway, []).append(given_up.failure)
+            self._producer.fail(given_up.id)
+            self._consumer.refused(given_up.id, now)
+
+    def _act(self, action: ProducerAction | ConsumerAction) -> None:
+        sequences = self.engine.sequences
+        match action:
+            case SendToConsumer(stream, message):
+                self._outputs.messages.append((stream, message))
+            case SendToProducer(stream, to_producer):
+                self._outputs.messages.append((stream, to_producer))
+            case PostRead():
+                self._outputs.reads.append(action)
+            case Enqueue(id):
+                sequences.enqueue(id)
+            case Arrived(id, num_blocks):
+                self.engine.arrived(id, num_blocks)
+            case Ready(id, first_token):
+                self.engine.ready(id, first_token)
+            case StopComputing(id):
+                sequences.stop(id)
+            case FreeBlocks(id):
+                sequences.free(id)
+            case Drop(id, held_back):
+                sequences.free(id, held_back)
+            case GiveBack(blocks):
+                sequences.give_back(blocks)
+            case ProducerReport(id, reason) | ConsumerReport(id, reason):
+                self._fail(id, reason)
+
+    def _fail(self, id: HandoffId, reason: EndReason) -> None:
+        code = FailureCode.DEADLINE if reason is EndReason.EXPIRED else FailureCode.HANDOFF
+        self._failures.setdefault(id.gateway, []).append(Failure(id.handle, code, reason.name))

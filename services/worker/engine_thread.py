@@ -1,0 +1,96 @@
+"""The engine thread: the only one that touches the worker's core.
+
+Others put calls into its inbox; what comes out leaves by two callbacks, in order. While there is work it steps; while
+there is none it sleeps until a call comes, with a slow tick for leases and deadlines and a heartbeat for gateways.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from services.worker.core import CoreOutputs, WorkerCore
+
+CoreCall = Callable[[WorkerCore, float], None]
+
+_TICK_S = 0.05  # resolution of deadlines, leases and graces
+_HEARTBEAT_S = 1.0
+_MAX_QUARANTINED_SHARE = 0.1
+_MAX_QUARANTINE_AGE_S = 600.0
+
+_log = structlog.get_logger()
+
+
+class EngineThread:
+    """Runs a core. `on_outputs` is called on this thread, and must not block; `on_fatal` once, at most."""
+
+    def __init__(
+        self, core: WorkerCore, on_outputs: Callable[[CoreOutputs, bool], None], on_fatal: Callable[[str], None]
+    ) -> None:
+        self._core = core
+        self._on_outputs = on_outputs
+        self._on_fatal = on_fatal
+        self._inbox: SimpleQueue[CoreCall | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._next_tick = 0.0
+        self._next_heartbeat = 0.0
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def call(self, call: CoreCall) -> None:
+        """Has this called on the engine thread, between two steps. Calls from one thread keep their order."""
+        self._inbox.put(call)
+
+    def stop(self) -> None:
+        """Ends the thread after the step it is in."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            busy = False
+            while self._take_calls(0.0 if busy else self._idle_s()):
+                now = time.monotonic()
+                self._tick(now)
+                busy = self._core.step(now)
+                self._flush(time.monotonic())
+        except Exception:
+            # A failed step leaves garbage in blocks that others may read: this incarnation is over.
+            _log.exception("the engine failed")
+            self._on_fatal("the engine failed")
+
+    def _take_calls(self, wait_s: float) -> bool:
+        """Makes all calls there are, after waiting for the first one; False when it is time to end."""
+        try:
+            call = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            while call is not None:
+                call(self._core, time.monotonic())
+                call = self._inbox.get_nowait()
+        except Empty:
+            return True
+        return False
+
+    def _idle_s(self) -> float:
+        return _TICK_S if self._core.open_ids else _HEARTBEAT_S
+
+    def _tick(self, now: float) -> None:
+        if now < self._next_tick:
+            return
+        self._next_tick = now + _TICK_S
+        self._core.tick(now)
+        pool_blocks = self._core.engine.sequences.pool.num_blocks
+        since = self._core.quarantined_since
+        too_many = self._core.engine.sequences.num_held_back > pool_blocks * _MAX_QUARANTINED_SHARE
+        if since is not None and (too_many or now - since > _MAX_QUARANTINE_AGE_S):
+            self._on_fatal("too much KV memory is in quarantine, or for too long: starting afresh")
+
+    def _flush(self, now: float) -> None:
+        heartbeat = now >= self._next_heartbeat
+        outputs = self._core.take_outputs(now, heartbeat=heartbeat)
+        if heartbeat or outputs.frames:
+            self._next_heartbeat = now + _HEARTBEAT_S
+        self._on_outputs(outputs, self._core.has_handoffs)

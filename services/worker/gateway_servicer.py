@@ -1,0 +1,181 @@
+"""The gateways' streams: commands in, frames and block events out.
+
+A gateway has one stream; a newer one ends the older. When it ends, for whatever reason, its requests end.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import grpc
+import structlog
+
+from kvtransfer.messages import HandoffId
+from protos import worker_pb2, worker_pb2_grpc
+from services.engine.request import Kind, Request
+from services.protocol.block_hash import BlockHash
+from services.protocol.frames import Failure, Frame
+from services.protocol.messages import (
+    PROTOCOL_MAJOR,
+    Abort,
+    BlockEvents,
+    GatewayHello,
+    HandTo,
+    Submit,
+    TakeFrom,
+    WorkerHello,
+    WorkerMessage,
+)
+from services.protocol.outcomes import FailureCode
+from services.protocol.wire import WireError, pack_worker_message, parse_gateway_message
+from services.worker.block_log import BlockLog
+from services.worker.engine_thread import EngineThread
+from services.worker.outbox import Outbox
+
+_HELLO_TIMEOUT_S = 5.0
+_MAX_UNREAD_FRAMES = 2048  # some seconds of steps
+
+_log = structlog.get_logger()
+
+
+class _Session:
+    """One life of a gateway's stream."""
+
+    def __init__(self, gateway: int) -> None:
+        self.gateway = gateway
+        self.outbox: Outbox[WorkerMessage] = Outbox(_MAX_UNREAD_FRAMES)
+        self.block_sequence = 1  # of the snapshot
+
+
+class GatewayServicer(worker_pb2_grpc.WorkerServicer):
+    """Lives on the event loop. `on_producer` is told where a request's producer is, before the engine hears of it."""
+
+    def __init__(self, engine: EngineThread, hello: WorkerHello, on_producer: Callable[[TakeFrom], None]) -> None:
+        self._engine = engine
+        self._hello = hello
+        self._on_producer = on_producer
+        self._sessions: dict[int, _Session] = {}
+        self.block_log = BlockLog(hello.fingerprint, self._publish)
+
+    def deliver(self, frames: dict[int, Frame]) -> None:
+        """Frames of one step, by gateway."""
+        for gateway, frame in frames.items():
+            if (session := self._sessions.get(gateway)) is not None:
+                session.outbox.put(frame)
+
+    async def Connect(
+        self,
+        request_iterator: AsyncIterator[worker_pb2.GatewayMessage],
+        context: "grpc.aio.ServicerContext[worker_pb2.GatewayMessage, worker_pb2.WorkerMessage]",
+    ) -> AsyncIterator[worker_pb2.WorkerMessage]:
+        """One stream, until either side ends it or a newer one of the same gateway comes."""
+        session = await self._begin(request_iterator, context)
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        try:
+            yield pack_worker_message(self._hello)
+            yield pack_worker_message(self.block_log.snapshot())
+            async for message in session.outbox.drain():
+                yield pack_worker_message(message)
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+            self._end(session)
+
+    async def _begin(
+        self,
+        messages: AsyncIterator[worker_pb2.GatewayMessage],
+        context: "grpc.aio.ServicerContext[worker_pb2.GatewayMessage, worker_pb2.WorkerMessage]",
+    ) -> _Session:
+        hello = await self._read_hello(messages)
+        if hello is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
+        if hello.protocol_major != PROTOCOL_MAJOR:
+            ours, theirs = PROTOCOL_MAJOR, hello.protocol_major
+            words = f"this worker speaks protocol {ours}, the gateway {theirs}: their major versions must be equal"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+        gateway, highest = hello.gateway, hello.highest_handle
+        if (older := self._sessions.get(gateway)) is not None:
+            self._end(older)
+        session = self._sessions[gateway] = _Session(gateway)
+        self._engine.call(lambda core, now: core.gateway_hello(gateway, highest))
+        _log.info("gateway connected", gateway=f"{gateway:016x}")
+        return session
+
+    async def _read_hello(self, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> GatewayHello | None:
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                message = parse_gateway_message(await anext(messages))
+        except (TimeoutError, StopAsyncIteration, WireError):
+            return None
+        return message if isinstance(message, GatewayHello) else None
+
+    def _end(self, session: _Session) -> None:
+        session.outbox.close()
+        if self._sessions.get(session.gateway) is session:
+            del self._sessions[session.gateway]
+            self._engine.call(lambda core, now: core.gateway_lost(session.gateway, now))
+            _log.info("gateway gone", gateway=f"{session.gateway:016x}")
+
+    async def _read(self, session: _Session, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> None:
+        try:
+            async for message in messages:
+                if self._sessions.get(session.gateway) is not session:
+                    return
+                self._command(session, message)
+        except WireError as error:
+            _log.warning("a gateway sent what no gateway sends", gateway=f"{session.gateway:016x}", error=str(error))
+        session.outbox.close()
+
+    def _command(self, session: _Session, message: worker_pb2.GatewayMessage) -> None:
+        match parse_gateway_message(message):
+            case Abort(handle):
+                id = HandoffId(session.gateway, handle)
+                self._engine.call(lambda core, now: core.abort(id, now))
+            case Submit() as submit:
+                self._submit(session, submit)
+            case GatewayHello():
+                raise WireError("a second hello on one stream")
+
+    def _submit(self, session: _Session, submit: Submit) -> None:
+        if (wrong := self._what_is_wrong(submit)) is not None:
+            failure = Failure(submit.handle, FailureCode.UNSUPPORTED, wrong)
+            id = HandoffId(session.gateway, submit.handle)
+            self._engine.call(lambda core, now: core.refuse(id, failure))
+            return
+        if isinstance(submit.handoff, TakeFrom):
+            self._on_producer(submit.handoff)
+        request = _request(session.gateway, submit, time.monotonic())
+        self._engine.call(lambda core, now: core.submit(request, now))
+        _log.debug("submit", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
+
+    def _what_is_wrong(self, submit: Submit) -> str | None:
+        """What a correct gateway has checked already, but the engine's arrays rely on."""
+        tokens, sampling = submit.capsule.token_ids, submit.capsule.sampling
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._hello.vocab_size:
+            return "a token id outside the vocabulary"
+        if submit.capsule.max_len <= len(tokens):
+            return "no token left to generate"
+        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1):
+            return "a sampling parameter out of range"
+        if any(not 0 <= token < self._hello.vocab_size for token in sampling.stop_token_ids):
+            return "a stop token outside the vocabulary"
+        return None
+
+    def _publish(self, added: list[BlockHash], evicted: list[BlockHash]) -> None:
+        for session in self._sessions.values():
+            session.block_sequence += 1
+            session.outbox.put(BlockEvents(session.block_sequence, False, added, evicted))
+
+
+def _request(gateway: int, submit: Submit, now: float) -> Request:
+    match submit.handoff:
+        case HandTo(incarnation):
+            kind, peer = Kind.PRODUCE, incarnation
+        case TakeFrom(_, incarnation):
+            kind, peer = Kind.CONSUME, incarnation
+        case None:
+            kind, peer = Kind.LOCAL, 0
+    id = HandoffId(gateway, submit.handle)
+    return Request(id, submit.capsule, kind, arrival=now, deadline=now + submit.timeout_s, peer=peer)

@@ -1,0 +1,242 @@
+"""The control streams of handoffs: the producer's end (a servicer) and the consumer's end (a client).
+
+Messages go to and come from the core; here they only cross the network. The transport's descriptor, as good as a key
+to our KV memory, is given on no other channel.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+import grpc
+import structlog
+
+from kvtransfer.layout import KV_PROTOCOL_VERSION
+from kvtransfer.messages import Announcement, Ended, Open, Release, StreamId, ToConsumer, ToProducer
+from protos import kv_pb2, kv_pb2_grpc
+from services.protocol.grpc_options import CLIENT_OPTIONS
+from services.protocol.messages import TakeFrom
+from services.protocol.wire import WireError
+from services.worker.engine_thread import EngineThread
+from services.worker.kv_wire import pack_to_consumer, pack_to_producer, parse_to_consumer, parse_to_producer
+from services.worker.outbox import Outbox
+from services.worker.transfer_thread import TransferThread
+
+_HELLO_TIMEOUT_S = 3.0
+_RETRY_S = 0.2
+_MAX_RETRIES = 25  # a producer that stays away longer is dialled again by the next request
+_MAX_UNREAD_MESSAGES = 16_384
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class KvIdentity:
+    """What both hellos say."""
+
+    incarnation: int
+    fingerprint: str
+    transport: str
+    descriptor: bytes
+
+
+class KvStreams:
+    """All control streams of this worker, of both directions. Lives on the event loop."""
+
+    def __init__(self, engine: EngineThread, transfer: TransferThread, identity: KvIdentity) -> None:
+        self.engine = engine
+        self.transfer = transfer
+        self.identity = identity
+        self._stream_ids = count(1)
+        self._consumers: dict[StreamId, Outbox[ToConsumer]] = {}
+        self._producers: dict[StreamId, Outbox[ToProducer]] = {}
+        self._dialling: dict[int, asyncio.Task[None]] = {}
+
+    def deliver(self, stream: StreamId, message: ToConsumer | ToProducer) -> None:
+        """Puts a message on its stream; dropped where that is gone."""
+        if isinstance(message, Announcement | Ended):
+            if (to_consumer := self._consumers.get(stream)) is not None:
+                to_consumer.put(message)
+        elif (to_producer := self._producers.get(stream)) is not None:
+            to_producer.put(message)
+
+    def ensure(self, producer: TakeFrom) -> None:
+        """Sees to it that there is a stream to this life of a producer, or that somebody is dialling it."""
+        if producer.incarnation not in self._dialling:
+            task = asyncio.get_running_loop().create_task(self._keep(producer))
+            self._dialling[producer.incarnation] = task
+            task.add_done_callback(lambda task: self._dialled(producer, task))
+
+    async def close(self) -> None:
+        """Ends the streams that this worker opened."""
+        for task in (tasks := list(self._dialling.values())):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # The producer's end.
+
+    def consumer_connected(self) -> tuple[StreamId, Outbox[ToConsumer]]:
+        """A consumer's stream begins."""
+        stream = StreamId(next(self._stream_ids))
+        outbox = self._consumers[stream] = Outbox(_MAX_UNREAD_MESSAGES)
+        return stream, outbox
+
+    def consumer_gone(self, stream: StreamId) -> None:
+        """A consumer's stream ended."""
+        self._consumers.pop(stream).close()
+        self.engine.call(lambda core, now: core.consumer_stream_lost(stream, now))
+
+    # The consumer's end.
+
+    def _dialled(self, producer: TakeFrom, task: asyncio.Task[None]) -> None:
+        self._dialling.pop(producer.incarnation)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("dialling a producer failed", address=producer.address, exc_info=error)
+
+    async def _keep(self, producer: TakeFrom) -> None:
+        """A stream to one life of a producer, again and again until that life is over or it stays away."""
+        failures = 0
+        while failures < _MAX_RETRIES:
+            try:
+                if await self._run_stream(producer):
+                    failures = 0
+            except grpc.aio.AioRpcError as error:
+                failures += 1
+                _log.info("no stream to a producer", address=producer.address, reason=error.details())
+                if "Connection refused" in (error.details() or ""):
+                    self.transfer.forget_peer(producer.incarnation)  # nobody listens: that process is dead
+                    return
+            except (TimeoutError, WireError) as error:
+                failures += 1
+                _log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
+            except _AnotherLife:
+                self.transfer.forget_peer(producer.incarnation)
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    async def _run_stream(self, producer: TakeFrom) -> bool:
+        """One stream, until it breaks. True: it was up."""
+        async with grpc.aio.insecure_channel(producer.address, options=CLIENT_OPTIONS) as channel:
+            call = kv_pb2_grpc.KvControlStub(channel).Pair()
+            await call.write(kv_pb2.ConsumerMessage(hello=self._consumer_hello()))
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                answer = await call.read()
+            if not isinstance(answer, kv_pb2.ProducerMessage):
+                raise WireError("it ended the stream")
+            self._check(answer.hello, producer)
+            self.transfer.add_peer(producer.incarnation, answer.hello.descriptor)
+            stream = StreamId(next(self._stream_ids))
+            outbox = self._producers[stream] = Outbox(_MAX_UNREAD_MESSAGES)
+            self.engine.call(lambda core, now: core.producer_stream_up(producer.incarnation, stream, now))
+            writer = asyncio.create_task(_write_all(call, outbox))
+            try:
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._from_producer(stream, message)
+            except (grpc.aio.AioRpcError, WireError) as error:
+                _log.info("the stream to a producer broke", address=producer.address, reason=type(error).__name__)
+            finally:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)  # what broke it broke the reading too
+                del self._producers[stream]
+                self.engine.call(lambda core, now: core.producer_stream_lost(producer.incarnation, stream, now))
+        return True
+
+    def _from_producer(self, stream: StreamId, message: kv_pb2.ProducerMessage) -> None:
+        parsed = parse_to_consumer(message)
+        self.engine.call(lambda core, now: core.producer_message(stream, parsed, now))
+
+    def _consumer_hello(self) -> kv_pb2.ConsumerHello:
+        identity = self.identity
+        return kv_pb2.ConsumerHello(
+            kv_protocol=KV_PROTOCOL_VERSION,
+            fingerprint=identity.fingerprint,
+            incarnation=identity.incarnation,
+            transport=identity.transport,
+            descriptor=identity.descriptor,
+        )
+
+    def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
+        if hello.incarnation != producer.incarnation:
+            raise _AnotherLife
+        identity = self.identity
+        ours = (KV_PROTOCOL_VERSION, identity.fingerprint, identity.transport)
+        theirs = (hello.kv_protocol, hello.fingerprint, hello.transport)
+        if ours != theirs:
+            raise WireError(f"its KV is not ours: {theirs}, not {ours}")
+
+
+class KvServicer(kv_pb2_grpc.KvControlServicer):
+    """The producer's end of control streams."""
+
+    def __init__(self, streams: KvStreams) -> None:
+        self._streams = streams
+
+    async def Pair(
+        self,
+        request_iterator: AsyncIterator[kv_pb2.ConsumerMessage],
+        context: "grpc.aio.ServicerContext[kv_pb2.ConsumerMessage, kv_pb2.ProducerMessage]",
+    ) -> AsyncIterator[kv_pb2.ProducerMessage]:
+        """One consumer's stream, until either side ends it."""
+        await self._check_hello(request_iterator, context)
+        stream, outbox = self._streams.consumer_connected()
+        reader = asyncio.create_task(self._read(stream, outbox, request_iterator))
+        try:
+            yield kv_pb2.ProducerMessage(hello=self._producer_hello())
+            async for message in outbox.drain():
+                yield pack_to_consumer(message)
+        finally:
+            reader.cancel()
+            with suppress(asyncio.CancelledError):
+                await reader
+            self._streams.consumer_gone(stream)
+
+    async def _read(
+        self, stream: StreamId, outbox: Outbox[ToConsumer], messages: AsyncIterator[kv_pb2.ConsumerMessage]
+    ) -> None:
+        try:
+            async for message in messages:
+                self._from_consumer(stream, parse_to_producer(message))
+        except WireError as error:
+            _log.warning("a consumer sent what no consumer sends", error=str(error))
+        outbox.close()
+
+    def _from_consumer(self, stream: StreamId, message: Open | Release) -> None:
+        self._streams.engine.call(lambda core, now: core.consumer_message(stream, message, now))
+
+    async def _check_hello(
+        self,
+        messages: AsyncIterator[kv_pb2.ConsumerMessage],
+        context: "grpc.aio.ServicerContext[kv_pb2.ConsumerMessage, kv_pb2.ProducerMessage]",
+    ) -> None:
+        try:
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                hello = (await anext(messages)).hello
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
+        identity = self._streams.identity
+        if (hello.kv_protocol, hello.fingerprint) != (KV_PROTOCOL_VERSION, identity.fingerprint):
+            words = f"KV protocol {KV_PROTOCOL_VERSION} and fingerprint {identity.fingerprint} are spoken here"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+
+    def _producer_hello(self) -> kv_pb2.ProducerHello:
+        identity = self._streams.identity
+        return kv_pb2.ProducerHello(
+            kv_protocol=KV_PROTOCOL_VERSION,
+            fingerprint=identity.fingerprint,
+            incarnation=identity.incarnation,
+            transport=identity.transport,
+            descriptor=identity.descriptor,
+        )
+
+
+class _AnotherLife(Exception):
+    """At the producer's address lives another incarnation: the one that was meant is dead."""
+
+
+async def _write_all(
+    call: "grpc.aio.StreamStreamCall[kv_pb2.ConsumerMessage, kv_pb2.ProducerMessage]", outbox: Outbox[ToProducer]
+) -> None:
+    async for message in outbox.drain():
+        await call.write(pack_to_producer(message))

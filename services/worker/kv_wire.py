@@ -1,0 +1,123 @@
+"""The handoff's messages as protobuf and back: the only place beside the kv streams that knows `kv_pb2`.
+
+`parse_*` raises WireError for whatever cannot be what the other side meant.
+"""
+
+import numpy as np
+
+from kvtransfer.messages import (
+    Announcement,
+    Ended,
+    EndReason,
+    FirstToken,
+    HandoffId,
+    Open,
+    Release,
+    ToConsumer,
+    ToProducer,
+)
+from protos import kv_pb2
+from services.protocol.frames import PackedLogprobs, TokenLogprobs
+from services.protocol.wire import WireError, pack_logprobs, parse_logprobs
+
+
+def pack_to_producer(message: ToProducer) -> kv_pb2.ConsumerMessage:
+    """The protobuf form of what a consumer says."""
+    match message:
+        case Open(id, producer):
+            return kv_pb2.ConsumerMessage(open=kv_pb2.Open(id=_pack_id(id), producer=producer))
+        case Release(id):
+            return kv_pb2.ConsumerMessage(release=kv_pb2.Release(id=_pack_id(id)))
+
+
+def parse_to_producer(message: kv_pb2.ConsumerMessage) -> ToProducer:
+    """What a consumer says, after its hello. Raises WireError."""
+    match message.WhichOneof("message"):
+        case "open":
+            return Open(_parse_id(message.open.id), message.open.producer)
+        case "release":
+            return Release(_parse_id(message.release.id))
+        case other:
+            raise WireError(f"{other} from a consumer")
+
+
+def pack_to_consumer(message: ToConsumer) -> kv_pb2.ProducerMessage:
+    """The protobuf form of what a producer says."""
+    match message:
+        case Ended(id, reason):
+            return kv_pb2.ProducerMessage(ended=kv_pb2.Ended(id=_pack_id(id), reason=reason))
+        case Announcement():
+            return kv_pb2.ProducerMessage(announcement=_pack_announcement(message))
+
+
+def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
+    """What a producer says, after its hello. Raises WireError."""
+    match message.WhichOneof("message"):
+        case "ended":
+            return Ended(_parse_id(message.ended.id), _parse_reason(message.ended.reason))
+        case "announcement":
+            return _parse_announcement(message.announcement)
+        case other:
+            raise WireError(f"{other} from a producer")
+
+
+def _pack_announcement(message: Announcement) -> kv_pb2.Announcement:
+    first = message.first_token
+    return kv_pb2.Announcement(
+        id=_pack_id(message.id),
+        first_index=message.first_index,
+        blocks=np.array(message.blocks, dtype="<u4").tobytes(),
+        generations=np.array(message.generations, dtype="<u8").tobytes(),
+        first_token=None if first is None else _pack_first_token(first),
+    )
+
+
+def _parse_announcement(packed: kv_pb2.Announcement) -> Announcement:
+    if len(packed.blocks) % 4 or len(packed.generations) != 2 * len(packed.blocks):
+        raise WireError(f"{len(packed.blocks)} bytes of blocks, {len(packed.generations)} of generations")
+    return Announcement(
+        id=_parse_id(packed.id),
+        first_index=packed.first_index,
+        blocks=tuple(np.frombuffer(packed.blocks, "<u4").tolist()),
+        generations=tuple(np.frombuffer(packed.generations, "<u8").tolist()),
+        first_token=_parse_first_token(packed.first_token) if packed.HasField("first_token") else None,
+    )
+
+
+def _pack_first_token(first: FirstToken) -> kv_pb2.FirstToken:
+    if first.logprobs is None:
+        return kv_pb2.FirstToken(token=first.token)
+    assert isinstance(first.logprobs, TokenLogprobs)
+    ids = [token_id for token_id, _ in first.logprobs.top]
+    packed = PackedLogprobs(
+        widths=np.array([len(ids)], dtype=np.int32),
+        sampled=np.array([first.logprobs.sampled], dtype=np.float32),
+        top_ids=np.array(ids, dtype=np.int32),
+        top=np.array([value for _, value in first.logprobs.top], dtype=np.float32),
+    )
+    return kv_pb2.FirstToken(token=first.token, logprobs=pack_logprobs(packed))
+
+
+def _parse_first_token(packed: kv_pb2.FirstToken) -> FirstToken:
+    if not packed.HasField("logprobs"):
+        return FirstToken(packed.token, None)
+    logprobs = parse_logprobs(packed.logprobs)
+    if len(logprobs.sampled) != 1 or len(logprobs.top_ids) != len(logprobs.top):
+        raise WireError("logprobs of one token expected")
+    top = zip(logprobs.top_ids.tolist(), logprobs.top.tolist(), strict=True)
+    return FirstToken(packed.token, TokenLogprobs(float(logprobs.sampled[0]), tuple(top)))
+
+
+def _pack_id(id: HandoffId) -> kv_pb2.HandoffId:
+    return kv_pb2.HandoffId(gateway=id.gateway, handle=id.handle)
+
+
+def _parse_id(packed: kv_pb2.HandoffId) -> HandoffId:
+    return HandoffId(packed.gateway, packed.handle)
+
+
+def _parse_reason(reason: int) -> EndReason:
+    try:
+        return EndReason(reason)
+    except ValueError:
+        return EndReason.FAILED  # a newer neighbour's reason: what it means here is that the handoff is over

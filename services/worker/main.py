@@ -1,0 +1,69 @@
+"""A worker process of either role: loads the model, serves until it is told to end."""
+
+import asyncio
+import gc
+import signal
+import sys
+
+import structlog
+
+from kvtransfer.transports.base import Incarnation, Memory, Transport, TransportError
+from services.config import WorkerConfig
+from services.engine.runner.load import load_runner
+from services.engine.scheduler import Scheduler
+from services.logs import configure_logging
+from services.protocol.model_dir import ModelError
+from services.worker.worker import Worker, WorkerError, WorkerParts
+
+# The engine issues many small torch operations, and each gives the interpreter lock away; with Python's default of
+# 5 ms a busy event loop would keep it that long every time.
+_SWITCH_INTERVAL_S = 0.0005
+
+_log = structlog.get_logger()
+
+
+def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
+    """Runs a worker until SIGTERM or SIGINT; returns the exit code."""
+    configure_logging(config.log_format)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        parts = _load(config, scheduler)
+        return asyncio.run(_serve(Worker(parts), f"{config.host}:{config.port}"))
+    except (ModelError, TransportError, WorkerError) as error:
+        print(f"baton {config.role}: {error}", file=sys.stderr)
+        return 1
+
+
+def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
+    loaded = load_runner(config.engine)
+    for notice in loaded.notices:
+        _log.warning(notice)
+    return WorkerParts(
+        role=config.role,
+        runner=loaded.runner,
+        scheduler=scheduler,
+        make_transport=_make_nixl,
+        fingerprint=loaded.fingerprint,
+        eos_token_ids=loaded.eos_token_ids,
+        max_model_len=loaded.max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+    )
+
+
+async def _serve(worker: Worker, address: str) -> int:
+    await worker.start(address)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.end)
+    gc.collect()
+    gc.freeze()  # what the model and the libraries made stays; no collection needs to look at it again
+    reason = await worker.ended
+    if reason is not None:
+        _log.error("this worker ends", reason=reason)
+    await worker.stop()
+    return 0 if reason is None else 1
+
+
+def _make_nixl(incarnation: Incarnation, memory: Memory) -> Transport:
+    from kvtransfer.transports.nixl import NixlTransport
+
+    return NixlTransport(incarnation, memory)

@@ -1,0 +1,159 @@
+"""One worker: its threads, its streams, and how they are joined.
+
+    event loop        gateways' streams, kv control streams, health
+        │  ▲
+    calls  outputs
+        ▼  │
+    engine thread     the core: engine, both sides of all handoffs
+        │  ▲
+    reads  their ends
+        ▼  │
+    transfer thread   the transport
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from kvtransfer.consumer import Consumer
+from kvtransfer.handles import HandleMarks
+from kvtransfer.layout import KV_PROTOCOL_VERSION
+from kvtransfer.producer import Producer
+from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport
+from protos import kv_pb2_grpc, worker_pb2_grpc
+from services.config import WorkerRole
+from services.engine.engine import Engine
+from services.engine.runner.base import Runner
+from services.engine.scheduler import Scheduler
+from services.protocol.grpc_options import SERVER_OPTIONS
+from services.protocol.messages import WorkerHello
+from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.engine_thread import EngineThread
+from services.worker.gateway_servicer import GatewayServicer
+from services.worker.kv_streams import KvIdentity, KvServicer, KvStreams
+from services.worker.transfer_thread import TransferThread
+
+MakeTransport = Callable[[Incarnation, Memory], Transport]
+
+_STOP_GRACE_S = 0.5
+
+_log = structlog.get_logger()
+
+
+class WorkerError(Exception):
+    """A worker cannot start: one line for the person who started it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerParts:
+    """What a worker is made of."""
+
+    role: WorkerRole
+    runner: Runner
+    scheduler: Scheduler
+    make_transport: MakeTransport  # called on the transfer thread
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    max_num_seqs: int
+
+
+class Worker:
+    """Serves from `start` to `stop`. `ended` is set when it is time for that: to the reason, where it had to fail."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+        self._incarnation = Incarnation(secrets.randbits(64))
+        engine = Engine(
+            parts.runner,
+            parts.scheduler,
+            max_num_seqs=parts.max_num_seqs,
+            max_model_len=parts.max_model_len,
+            eos_token_ids=parts.eos_token_ids,
+        )
+        memory = Memory(parts.runner.kv_bytes(), engine.sequences.pool.generations)
+        marks = HandleMarks()
+        core = WorkerCore(engine, self._incarnation, Producer(self._incarnation, marks), Consumer(), marks)
+        self.engine = EngineThread(core, self._on_outputs, self._on_fatal)
+        self._transfer = TransferThread(lambda: parts.make_transport(self._incarnation, memory), self._on_read_ended)
+
+    async def start(self, address: str) -> int:
+        """Opens the port, when all else is ready; returns its number. Raises WorkerError and TransportError."""
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str | None] = self._loop.create_future()
+        transport, descriptor = self._transfer.start()
+        identity = KvIdentity(self._incarnation, self._parts.fingerprint, transport, descriptor)
+        self._kv = KvStreams(self.engine, self._transfer, identity)
+        self._gateways = GatewayServicer(self.engine, self._hello(transport), self._kv.ensure)
+        self.engine.start()
+        port = await self._open(address)
+        _log.info("ready", role=self._parts.role.value, port=port, worker=f"{self._incarnation:016x}")
+        return port
+
+    async def stop(self) -> None:
+        """Closes the streams and ends the threads."""
+        await self._kv.close()
+        await self._server.stop(_STOP_GRACE_S)
+        self.engine.stop()
+        self._transfer.stop()
+
+    async def _open(self, address: str) -> int:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._gateways, self._server)
+        kv_pb2_grpc.add_KvControlServicer_to_server(KvServicer(self._kv), self._server)
+        health_servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, self._server)
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise WorkerError(f"cannot listen on {address}: is the port in use?") from error
+        await self._server.start()
+        await health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    def _hello(self, transport: str) -> WorkerHello:
+        parts = self._parts
+        return WorkerHello(
+            incarnation=self._incarnation,
+            role=parts.role,
+            fingerprint=parts.fingerprint,
+            kv_protocol=KV_PROTOCOL_VERSION,
+            transport=transport,
+            block_size=parts.runner.layout.block_size,
+            num_blocks=parts.runner.num_blocks,
+            max_model_len=parts.max_model_len,
+            max_num_seqs=parts.max_num_seqs,
+            vocab_size=parts.runner.vocab_size,
+        )
+
+    def _on_outputs(self, outputs: CoreOutputs, has_handoffs: bool) -> None:
+        """Called on the engine thread after each round."""
+        self._transfer.set_active(has_handoffs)
+        for read in outputs.reads:
+            self._transfer.post(read)
+        if outputs.frames or outputs.messages or outputs.block_events:
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: CoreOutputs) -> None:
+        self._gateways.deliver(outputs.frames)
+        for stream, message in outputs.messages:
+            self._kv.deliver(stream, message)
+        self._gateways.block_log.append(outputs.block_events)
+
+    def _on_read_ended(self, end: ReadEnd) -> None:
+        """Called on the transfer thread."""
+        self.engine.call(lambda core, now: core.read_ended(end, now))
+
+    def _on_fatal(self, reason: str) -> None:
+        """Called on the engine thread."""
+        self._loop.call_soon_threadsafe(self.end, reason)
+
+    def end(self, reason: str | None = None) -> None:
+        """Says that it is time to stop."""
+        if not self.ended.done():
+            self.ended.set_result(reason)

@@ -1,0 +1,80 @@
+"""Writes tiny random checkpoints in Hugging Face format, for tests that need real weights.
+
+Weights are scaled so that greedy decoding wanders: 64 greedy tokens hold at least 20 distinct ids.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def write_checkpoint(
+    directory: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    **config: Any,
+) -> Path:
+    """Writes a checkpoint with random weights and returns its directory. `config` overrides the tiny defaults."""
+    config_class, model_class = FAMILIES[family]
+    shape: dict[str, Any] = {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": False,
+    }
+    model = model_class(config_class(**shape | config))
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        _randomize(name, parameter.data, generator)
+    model.to(dtype).save_pretrained(directory, max_shard_size=max_shard_size)
+    return directory
+
+
+def edit_json(path: Path, drop: tuple[str, ...] = (), **changes: Any) -> None:
+    """Changes keys of a JSON file."""
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({key: value for key, value in values.items() if key not in drop} | changes))
+
+
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes a safetensors file."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
+    """Norms near one, biases that matter, and matrices large enough for attention to choose sharply."""
+    noise = torch.randn(parameter.shape, generator=generator)
+    if "norm" in name:
+        parameter.copy_(1 + 0.2 * noise)
+    elif name.endswith("bias"):
+        parameter.copy_(0.3 * noise)
+    elif "embed_tokens" in name or "lm_head" in name:
+        # Small beside what the layers add: a tied head would else repeat the last token for ever.
+        parameter.copy_(0.3 * noise)
+    else:
+        parameter.copy_(1.6 * noise / parameter.shape[1] ** 0.5)

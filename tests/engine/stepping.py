@@ -1,0 +1,87 @@
+"""A minimal step loop that drives a runner directly: prefill in chunks, then decode, over scattered block tables."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.engine.runner.base import Runner, SamplingBatch, StepInput
+
+
+def greedy_batch(num_rows: int, num_logprobs: int = -1) -> SamplingBatch:
+    """Greedy sampling for so many rows."""
+    return SamplingBatch(
+        temperature=np.zeros(num_rows, np.float32),
+        top_k=np.full(num_rows, -1, np.int32),
+        top_p=np.ones(num_rows, np.float32),
+        min_p=np.zeros(num_rows, np.float32),
+        seed=np.zeros(num_rows, np.uint64),
+        position=np.zeros(num_rows, np.int64),
+        num_logprobs=np.full(num_rows, num_logprobs, np.int32),
+        banned={},
+        all_greedy=True,
+        any_logprobs=num_logprobs >= 0,
+    )
+
+
+@dataclass
+class Row:
+    """A sequence that a test runs."""
+
+    tokens: list[int]
+    blocks: np.ndarray  # int32
+    num_prompt: int = 0
+    computed: int = 0
+    logprobs: list[tuple[float, list[int], list[float]]] = field(default_factory=list)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+def run_greedy(
+    runner: Runner, prompts: list[list[int]], max_tokens: int, chunk: int, num_logprobs: int = -1, seed: int = 0
+) -> list[Row]:
+    """Greedy continuations. Prompts go in by `chunk` tokens, beside rows that decode already."""
+    size = runner.layout.block_size
+    free = np.random.default_rng(seed).permutation(runner.num_blocks).astype(np.int32)
+    rows: list[Row] = []
+    for prompt in prompts:
+        needed = -(-(len(prompt) + max_tokens) // size)
+        rows.append(Row(tokens=list(prompt), blocks=free[:needed], num_prompt=len(prompt)))
+        free = free[needed:]
+    while active := [row for row in rows if len(row.generated) < max_tokens]:
+        step(runner, active, chunk, num_logprobs)
+    return rows
+
+
+def step(runner: Runner, rows: list[Row], chunk: int, num_logprobs: int = -1) -> None:
+    """One step: up to `chunk` tokens of each row; rows whose last known token was computed get the next."""
+    counts = [min(chunk, len(row.tokens) - row.computed) for row in rows]
+    ends = [row.computed + count for row, count in zip(rows, counts, strict=True)]
+    sample_rows = [index for index, row in enumerate(rows) if ends[index] == len(row.tokens)]
+    tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int32)
+    for index, row in enumerate(rows):
+        tables[index, : len(row.blocks)] = row.blocks
+    runner.launch(
+        StepInput(
+            token_ids=_packed([row.tokens[row.computed : end] for row, end in zip(rows, ends, strict=True)]),
+            positions=_packed([list(range(row.computed, end)) for row, end in zip(rows, ends, strict=True)]),
+            query_starts=np.cumsum([0, *counts], dtype=np.int32),
+            seq_lens=np.array(ends, np.int32),
+            block_tables=tables,
+            sample_rows=np.array(sample_rows, np.int32),
+            sampling=greedy_batch(len(sample_rows), num_logprobs),
+        )
+    )
+    output = runner.collect()
+    for row, end in zip(rows, ends, strict=True):
+        row.computed = end
+    for at, index in enumerate(sample_rows):
+        rows[index].tokens.append(int(output.token_ids[at]))
+        if output.logprobs is not None:
+            found = output.logprobs
+            rows[index].logprobs.append((float(found.sampled[at]), found.top_ids[at].tolist(), found.top[at].tolist()))
+
+
+def _packed(pieces: list[list[int]]) -> np.ndarray:
+    return np.array([value for piece in pieces for value in piece], np.int32)

@@ -1,0 +1,314 @@
+"""The step loop over the simulated runner: whatever the schedule, a request's tokens are those it has when alone."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+
+from services.decode.scheduler import DecodeScheduler
+from services.engine.batch_state import Phase
+from services.prefill.scheduler import PrefillScheduler
+from services.engine.request import Kind
+from services.protocol.outcomes import FailureCode, FinishReason
+from tests.engine.harness import make_engine, reference
+
+
+def random_prompts(seed: int, number: int, longest: int = 60) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(1000) for _ in range(rng.randint(1, longest))] for _ in range(number)]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 64])
+def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int):
+    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk))
+    prompts = random_prompts(1, 20)
+    handles = [driven.submit(prompt, 15) for prompt in prompts]
+    driven.run()
+    for handle, prompt in zip(handles, prompts, strict=True):
+        assert driven.tokens[handle] == reference(prompt, 15)
+        assert driven.finish[handle] == FinishReason.LENGTH
+    driven.assert_baseline()
+
+
+def test_a_prefix_hit_shortens_the_work_and_changes_no_token():
+    driven = make_engine()
+    prompt = random_prompts(2, 1)[0] + list(range(24))
+    first = driven.submit(prompt, 9)
+    driven.run()
+    second = driven.submit(prompt + [5, 6, 7], 9)
+    driven.run()
+    assert driven.cached[first] == 0
+    assert driven.cached[second] == len(prompt) // 4 * 4
+    assert driven.tokens[second] == reference(prompt + [5, 6, 7], 9)
+
+
+def test_the_next_turn_finds_prompt_and_generated_blocks():
+    """After P prompt and G generated tokens, ⌊(P + G - 1) / b⌋ blocks: the last token's KV was never computed."""
+    for prompt_len in range(5, 13):
+        driven = make_engine()
+        prompt = list(range(100, 100 + prompt_len))
+        first = driven.submit(prompt, 10)
+        driven.run()
+        turn = prompt + driven.tokens[first] + [1, 2, 3, 4, 5]
+        second = driven.submit(turn, 5)
+        driven.run()
+        assert driven.cached[second] == (prompt_len + 10 - 1) // 4 * 4
+        assert driven.tokens[second] == reference(turn, 5)
+
+
+def test_the_last_prompt_token_is_always_computed():
+    driven = make_engine()
+    prompt = list(range(16))
+    for expected in (0, 12):
+        handle = driven.submit(prompt, 4)
+        driven.run()
+        assert driven.cached[handle] == expected
+    driven.assert_baseline()
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_prompts_that_arrive_together_compute_a_shared_prefix_once(role: str):
+    scheduler = DecodeScheduler(64) if role == "decode" else PrefillScheduler(64)
+    driven = make_engine(scheduler=scheduler)
+    prefix = list(range(80))
+    kind, max_tokens = (Kind.LOCAL, 3) if role == "decode" else (Kind.PRODUCE, 3)
+    handles = [driven.submit([*prefix, 500 + index], max_tokens, kind=kind) for index in range(32)]
+    driven.run()
+    assert sorted(driven.cached[handle] for handle in handles) == [0] + [80] * 31
+
+
+def test_when_the_owner_of_a_pending_prefix_goes_the_next_one_does_the_work():
+    driven = make_engine(scheduler=DecodeScheduler(8))
+    prefix = list(range(80))
+    handles = [driven.submit([*prefix, index], 3) for index in range(4)]
+    driven.step()
+    (owner,) = driven.engine.sequences.held_ids
+    driven.engine.sequences.free(owner)
+    driven.run()
+    survivors = [handle for handle in handles if handle != owner.handle]
+    for handle in survivors:
+        assert driven.tokens[handle] == reference([*prefix, handle - 1], 3)
+    driven.assert_baseline()
+
+
+def test_a_tiny_pool_preempts_and_changes_no_token():
+    driven = make_engine(num_blocks=16, max_model_len=64)
+    prompts = random_prompts(3, 12, longest=12)
+    handles = [driven.submit(prompt, 20) for prompt in prompts]
+    preemptions = 0
+    while driven.step():
+        preemptions += len(driven.engine.sequences.preempted)
+    assert preemptions > 0
+    for handle, prompt in zip(handles, prompts, strict=True):
+        assert driven.tokens[handle] == reference(prompt, 20)
+    driven.assert_baseline()
+
+
+def test_eviction_is_leaf_first_and_keeps_shared_prefixes():
+    driven = make_engine(num_blocks=24, max_model_len=64)
+    prefix = list(range(16))
+    for index in range(40):
+        handle = driven.submit([*prefix, 300 + index, *range(600 + index, 608 + index)], 6)
+        driven.run()
+        assert driven.cached[handle] == (16 if index else 0)
+    driven.assert_baseline()
+
+
+def test_generated_duplicates_are_freed_and_their_twins_outlive_newer_children():
+    """Two rows generate the same blocks; the second's are freed, and what it generated beyond hangs below the first's."""
+    driven = make_engine(num_blocks=12, max_model_len=40)
+    prompt = [1, 2, 3]
+    short, long = driven.submit(prompt, 10), driven.submit(prompt, 18)
+    driven.run()
+    assert driven.tokens[long][:10] == driven.tokens[short]
+    again = driven.submit(prompt + driven.tokens[long], 2)
+    driven.run()
+    assert driven.cached[again] == (3 + 18 - 1) // 4 * 4
+    for index in range(10):  # push everything out, which asserts the order of eviction
+        driven.submit([50 + index] * 30, 2)
+        driven.run()
+    driven.assert_baseline()
+
+
+def test_eos_stops_and_stop_tokens_stop_unless_ignored():
+    alone = reference([4, 5, 6], 30)
+    eos = alone[10]
+    assert eos not in alone[:10]
+    for options, length in (
+        ({}, 11),
+        ({"ignore_eos": True}, 30),
+        ({"ignore_eos": True, "stop_token_ids": (alone[5],)}, 6),
+        ({"stop_token_ids": tuple(range(1000, 1020)) + (alone[3],)}, 4),
+    ):
+        driven = make_engine(eos_token_ids=(eos,))
+        handle = driven.submit([4, 5, 6], 30, **options)
+        driven.run()
+        assert driven.tokens[handle] == alone[:length]
+        assert driven.finish[handle] == (FinishReason.LENGTH if length == 30 else FinishReason.STOP)
+        driven.assert_baseline()
+
+
+def test_min_tokens_bans_eos_until_then():
+    alone = reference([4, 5, 6], 30)
+    driven = make_engine(eos_token_ids=(alone[4],))
+    handle = driven.submit([4, 5, 6], 30, min_tokens=10)
+    driven.run()
+    assert driven.tokens[handle][:4] == alone[:4]
+    assert alone[4] not in driven.tokens[handle][:10]
+    assert len(driven.tokens[handle]) >= 10
+
+
+def test_the_context_limit_ends_a_sequence():
+    driven = make_engine(max_model_len=20)
+    handle = driven.submit(list(range(15)), 100)
+    driven.run()
+    assert len(driven.tokens[handle]) == 5
+    assert driven.finish[handle] == FinishReason.LENGTH
+    driven.assert_baseline()
+
+
+def test_what_cannot_fit_the_empty_pool_is_refused_for_good_also_in_the_queue():
+    driven = make_engine(num_blocks=8, max_model_len=256)
+    driven.submit(list(range(20)), 2)
+    driven.submit(list(range(32)), 2)  # with its next position, one block too many
+    driven.run()
+    assert [(failure.handle, failure.code) for failure in driven.failures] == [(2, FailureCode.TOO_LARGE)]
+    driven.assert_baseline()
+
+
+def test_what_fits_only_without_the_quarantine_is_refused_not_now():
+    driven = make_engine(num_blocks=8, max_model_len=256)
+    sequences = driven.engine.sequences
+    driven.submit(list(range(8)), 2, kind=Kind.CONSUME, peer=3)
+    (id,) = sequences.known_ids
+    sequences.enqueue(id)
+    driven.step()
+    (reserved,) = [*sequences.held_ids]
+    slot = sequences.slot_of(reserved)
+    assert slot is not None
+    held_back = tuple(sequences.batch.blocks(slot)[:2])
+    sequences.free(id, held_back)
+    driven.submit(list(range(100, 127)), 2)
+    driven.take()
+    assert [failure.code for failure in driven.failures] == [FailureCode.NOT_NOW]
+    sequences.give_back(held_back)
+    handle = driven.submit(list(range(100, 127)), 2)
+    driven.run()
+    assert len(driven.tokens[handle]) == 2
+    driven.assert_baseline()
+
+
+def test_prefill_announces_full_blocks_after_each_chunk_and_the_rest_with_the_first_token():
+    driven = make_engine(scheduler=PrefillScheduler(10))
+    driven.submit(list(range(26)), 5, kind=Kind.PRODUCE)
+    driven.run()
+    assert [len(part.blocks) for part in driven.announced] == [2, 3, 2]
+    assert [part.first_token is not None for part in driven.announced] == [False, False, True]
+    first = driven.announced[-1].first_token
+    assert first is not None
+    assert first.token == reference(list(range(26)), 1)[0]
+    sequences = driven.engine.sequences
+    assert sequences.pool.available == sequences.pool.num_blocks - 7
+    sequences.free(driven.announced[0].id)
+    driven.assert_baseline()
+
+
+def test_prefill_serves_short_prompts_first_but_starves_none():
+    driven = make_engine(scheduler=PrefillScheduler(16, tokens_per_waited_s=100.0))
+    long = driven.submit(list(range(200)), 2, kind=Kind.PRODUCE)
+    order: list[int] = []
+    for index in range(60):
+        driven.submit([index] * 16, 2, kind=Kind.PRODUCE)
+        driven.now += 0.1
+        driven.step()
+        order += [part.id.handle for part in driven.announced if part.first_token and part.id.handle not in order]
+    assert order[0] != long
+    assert long in order
+
+
+def test_a_consumer_over_a_quarter_of_the_pool_waits_for_one_below_it():
+    driven = make_engine(num_blocks=40, scheduler=PrefillScheduler(1000))
+    for index in range(5):
+        driven.submit([index] * 16, 2, kind=Kind.PRODUCE, peer=1)  # 4 blocks each; a share is 10
+    other = driven.submit(list(range(900, 980)), 2, kind=Kind.PRODUCE, peer=2)
+    driven.step()
+    assert driven.engine.sequences.blocks_held_for(1) == 12
+    assert other in driven.tokens
+
+
+def test_prefill_refuses_what_needs_more_than_one_token_here():
+    driven = make_engine(scheduler=PrefillScheduler(64))
+    driven.submit([1, 2, 3], 2)
+    one = driven.submit([1, 2, 3], 1)
+    driven.run()
+    assert [failure.code for failure in driven.failures] == [FailureCode.UNSUPPORTED]
+    assert driven.tokens[one] == reference([1, 2, 3], 1)
+    driven.assert_baseline()
+
+
+def test_running_streams_keep_their_pace_beside_a_long_prompt():
+    driven = make_engine(scheduler=DecodeScheduler(1000, prefill_chunk=8))
+    handle = driven.submit([1, 2, 3], 30)
+    driven.step()
+    driven.submit(list(range(200)), 2)
+    for _ in range(20):
+        before = len(driven.tokens[handle])
+        driven.step()
+        assert len(driven.tokens[handle]) == before + 1
+
+
+def test_requests_past_their_deadline_are_given_up_wherever_they_are():
+    driven = make_engine(max_num_seqs=2)
+    for _ in range(4):
+        driven.submit([1, 2, 3, 4, 5], 200)
+    driven.step()
+    for request in driven.engine.sequences.waiting.values():
+        request.deadline = 5.0
+    driven.engine.sequences.batch.deadline[:] = 5.0
+    driven.engine.sequences.expire(6.0)
+    driven.take()
+    assert [failure.code for failure in driven.failures] == [FailureCode.DEADLINE] * 4
+    driven.assert_baseline()
+
+
+def lines_per_step(batch_size: int, steps: int) -> float:
+    """Python lines executed in our code in a decode step, block growth included, averaged over some block sizes."""
+    driven = make_engine(
+        num_blocks=20_000, block_size=16, max_num_seqs=batch_size, scheduler=DecodeScheduler(100_000), vocab_size=30_000
+    )
+    for index in range(batch_size):
+        driven.submit([index] * (5 + index % 16), 200)
+    driven.step()
+    assert (driven.engine.sequences.batch.phase == Phase.DECODE).sum() == batch_size
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if "/services/" not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    for _ in range(steps):
+        driven.engine.step(driven.now)
+        driven.engine.take_outputs()
+    sys.settrace(None)
+    return lines / steps
+
+
+def test_the_lines_of_a_decode_step_do_not_grow_with_the_batch():
+    assert lines_per_step(256, 32) <= 1.5 * lines_per_step(16, 32)
+
+
+def test_logprobs_come_with_the_rows_that_asked():
+    driven = make_engine()
+    plain, asked = driven.submit([1, 2], 3), driven.submit([3, 4], 3, num_logprobs=2)
+    driven.engine.step(driven.now)
+    (rows,) = driven.engine.take_outputs().rows
+    widths = dict(zip(rows.handles.tolist(), rows.widths.tolist(), strict=True))
+    assert widths == {plain: -1, asked: 2}
+    assert rows.logprobs is not None
+    assert rows.logprobs.top_ids.shape == (2, 2)
+    assert np.array_equal(rows.logprobs.top_ids[:, 0], rows.tokens)

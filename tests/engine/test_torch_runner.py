@@ -1,0 +1,160 @@
+"""The model on real (tiny, random) weights: what TorchRunner computes is what `transformers` computes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.config import EngineConfig
+from services.engine.runner.torch_runner import TorchRunner, load_runner
+from tests.checkpoints import LLAMA3_ROPE, write_checkpoint
+from tests.engine.stepping import Row, run_greedy, step
+
+NUM_TOKENS = 64
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-mha-16": ("llama", {"num_key_value_heads": 4}),
+    "llama-gqa2-tied": ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "llama-gqa3-biases": (
+        "llama",
+        {"num_attention_heads": 6, "hidden_size": 96, "head_dim": 64, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama-mqa-128-llama3-rope": ("llama", {"num_key_value_heads": 1, "head_dim": 128, "rope_parameters": LLAMA3_ROPE}),
+    "llama-80": ("llama", {"head_dim": 80}),
+    "qwen3-gqa2-16": ("qwen3", {}),
+    "qwen3-gqa4-128-tied": (
+        "qwen3",
+        {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
+    ),
+    "qwen3-bias-sharded": ("qwen3", {"attention_bias": True, "max_shard_size": "100KB"}),
+}
+
+
+def load(directory: Path, **options: Any) -> TorchRunner:
+    """A runner with a small pool, on one thread: for tiny matrices more of them only wait for each other."""
+    return load_runner(EngineConfig(model=directory, kv_memory_bytes=8 << 20, num_threads=1, **options)).runner
+
+
+def reference(directory: Path, prompt: list[int], num_tokens: int = NUM_TOKENS) -> tuple[list[int], torch.Tensor]:
+    """Greedy tokens of `transformers` in float32, and the log-probabilities of each step, [num_tokens, vocab]."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    found = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=num_tokens,
+        eos_token_id=None,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    logprobs = torch.cat(found.logits).log_softmax(-1)
+    return found.sequences[0, len(prompt) :].tolist(), logprobs
+
+
+def prompts_of(lengths: list[int], vocab: int = 320) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(2, vocab, length).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
+    """Mixed lengths in one batch, odd chunks, scattered blocks; both families and many shapes."""
+    family, shape = SHAPES[name]
+    directory = write_checkpoint(tmp_path / "model", family, **shape)
+    prompts = prompts_of([1, 37, 90])
+    rows = run_greedy(load(directory), prompts, NUM_TOKENS, chunk=13, num_logprobs=4)
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens, logprobs = reference(directory, prompt)
+        assert len(set(tokens)) >= 20, "a reference that repeats itself proves little"
+        assert row.generated == tokens
+        for (sampled, top_ids, top), token, expected in zip(row.logprobs, tokens, logprobs, strict=True):
+            assert sampled == pytest.approx(float(expected[token]), abs=1e-4)
+            assert top == pytest.approx(expected.topk(4).values.tolist(), abs=1e-4)
+            assert expected[top_ids].tolist() == pytest.approx(top, abs=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+@pytest.mark.parametrize("block_size", [8, 64])
+def test_chunks_and_blocks_do_not_change_tokens(chunk: int, block_size: int, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    prompts = prompts_of([50, 131])
+    rows = run_greedy(load(directory, block_size=block_size), prompts, 24, chunk=chunk)
+    assert [row.generated for row in rows] == [reference(directory, prompt, 24)[0] for prompt in prompts]
+
+
+def test_a_prompt_longer_than_an_attention_tile(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", max_position_embeddings=2048)
+    prompts = prompts_of([700, 300, 5])
+    rows = run_greedy(load(directory), prompts, 8, chunk=600)
+    assert [row.generated for row in rows] == [reference(directory, prompt, 8)[0] for prompt in prompts]
+
+
+def test_a_row_runs_alone_as_in_a_batch(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    prompts = prompts_of([9, 33, 64, 100])
+    together = [row.generated for row in run_greedy(load(directory), prompts, 20, chunk=50)]
+    alone = [run_greedy(load(directory), [prompt], 20, chunk=50)[0].generated for prompt in prompts]
+    assert together == alone
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, tmp_path: Path) -> None:
+    """A pool full of NaN gives the tokens that a zeroed one gives."""
+    directory = write_checkpoint(tmp_path / "model")
+    prompts = prompts_of([3, 40, 77])
+    clean, poisoned = load(directory, dtype=dtype), load(directory, dtype=dtype)
+    poisoned.kv_bytes()[:] = 0xFF  # every float of it is NaN
+    expected = run_greedy(clean, prompts, 20, chunk=11, num_logprobs=0)
+    rows = run_greedy(poisoned, prompts, 20, chunk=11, num_logprobs=0)
+    assert [row.generated for row in rows] == [row.generated for row in expected]
+    assert np.isfinite([found[0] for row in rows for found in row.logprobs]).all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_bfloat16_stays_near_float32(family: str, tmp_path: Path) -> None:
+    """The first sampled token of many prompts: its log-probabilities are near those of float32."""
+    directory = write_checkpoint(tmp_path / "model", family, dtype=torch.bfloat16)
+    prompts = prompts_of([5, 20, 41, 80])
+    rows = run_greedy(load(directory), prompts, 1, chunk=32, num_logprobs=0)
+    for prompt, row in zip(prompts, rows, strict=True):
+        _, logprobs = reference(directory, prompt, 1)
+        assert row.logprobs[0][0] == pytest.approx(float(logprobs[0, row.generated[0]]), abs=0.5)
+        assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < 0.5
+
+
+def test_a_step_that_samples_nothing(tmp_path: Path) -> None:
+    """A chunk in the middle of a prompt has no output row, and logits are not computed for it."""
+    runner = load(write_checkpoint(tmp_path / "model"))
+    rows = run_greedy(runner, prompts_of([30]), 1, chunk=8)
+    assert len(rows[0].generated) == 1
+
+
+def test_kv_lies_in_the_pool_as_the_layout_says(tmp_path: Path) -> None:
+    """[block, head, layer, K or V, slot, dim]: only the slots of computed tokens are written, in the row's blocks."""
+    runner = load(write_checkpoint(tmp_path / "model"))
+    row = run_greedy(runner, prompts_of([19]), 2, chunk=100)[0]
+    pool = runner.kv_bytes().view(np.float32).reshape(runner.layout.shape(runner.num_blocks))
+    assert row.computed == 20
+    written = (pool != 0).any(axis=-1)
+    assert written[row.blocks[0]].all()
+    assert written[row.blocks[1]][..., :4].all()
+    assert not written[row.blocks[1]][..., 4:].any()
+    assert np.flatnonzero(written.any(axis=(1, 2, 3, 4))).tolist() == sorted(row.blocks.tolist())
+
+
+def test_moved_blocks_continue_elsewhere_with_the_same_tokens(tmp_path: Path) -> None:
+    """The bytes of a sequence's blocks, copied to other blocks of another runner, are all that it needs."""
+    directory = write_checkpoint(tmp_path / "model")
+    here, there = load(directory), load(directory)
+    prompt = prompts_of([45])[0]
+    whole = run_greedy(here, [prompt], 30, chunk=16)[0]
+    first = run_greedy(here, [prompt], 1, chunk=16)[0]
+    moved = Row(tokens=list(first.tokens), blocks=np.array([7, 3, 9, 1, 20], np.int32), num_prompt=45, computed=45)
+    num_blocks = len(first.blocks)
+    there.kv_bytes()[moved.blocks[:num_blocks]] = here.kv_bytes()[first.blocks]
+    while len(moved.generated) < 30:
+        step(there, [moved], 16)
+    assert moved.generated == whole.generated

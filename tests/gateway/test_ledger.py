@@ -1,0 +1,377 @@
+"""The ledger's rules, without processes: what workers say goes in, what is sent and delivered comes out."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.config import WorkerRole
+from services.gateway.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
+from services.gateway.ledger import MAX_ATTEMPTS, Command, Ledger, LedgerRow
+from services.gateway.router import Candidate, Plan, WorkerId
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Failure, Load, Row, TokenLogprobs
+from services.protocol.messages import Abort, HandTo, Submit, TakeFrom
+from services.protocol.outcomes import FailureCode, FinishReason
+from services.protocol.sampling import SamplingParams
+
+NONE, STOP, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH
+PROMPT = [5, 6, 7]
+TOKENS = [60, 61, 62, 63, 64, 65]  # what the model of the random orders says
+
+
+def candidate(id: int, role: WorkerRole, num_blocks: int = 100) -> Candidate:
+    return Candidate(
+        id=WorkerId(id),
+        address=f"w{id}:1",
+        role=role,
+        pairs_by=("f", 1, "nixl"),
+        block_size=16,
+        num_blocks=num_blocks,
+        load=Load(),
+    )
+
+
+P = candidate(1, WorkerRole.PREFILL)
+D = candidate(2, WorkerRole.DECODE)
+PAIR, DECODE_ALONE, PREFILL_ALONE = Plan(P, D), Plan(None, D), Plan(P, None)
+
+
+class Bench:
+    """A ledger whose commands are kept, with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sent: list[tuple[WorkerId, Command]] = []
+        self.handoffs: Counter[str] = Counter()
+        self.cached: list[tuple[int, int]] = []
+        self.woken = 0
+        self.ledger = Ledger(lambda worker, command: self.sent.append((worker, command)), lambda: self.now, self)
+
+    def attempt_started(self) -> None:
+        pass
+
+    def handoff_ended(self, outcome: str) -> None:
+        self.handoffs[outcome] += 1
+
+    def cached_tokens(self, predicted: int, actual: int) -> None:
+        self.cached.append((predicted, actual))
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def open(self, max_tokens: int = 5, logprobs: int | None = None) -> LedgerRow:
+        sampling = SamplingParams(max_tokens=max_tokens, num_logprobs=logprobs)
+        request = GenerationRequest("r", Capsule(np.array(PROMPT, np.int32), len(PROMPT), sampling), 10.0)
+        return self.ledger.open(request, self.wake)
+
+    def started(self, plan: Plan = PAIR, **request: Any) -> LedgerRow:
+        row = self.open(**request)
+        self.ledger.start(row, plan)
+        self.sent.clear()
+        return row
+
+    def say(self, worker: Candidate, handle: int, position: int, tokens: list[int], **rest: Any) -> None:
+        said = Row(handle, position, tokens, **{"finish": NONE, "cached": -1, "logprobs": None, **rest})
+        self.ledger.on_rows(worker.id, [said])
+
+    def fail(self, worker: Candidate, handle: int, code: FailureCode) -> None:
+        self.ledger.on_failure(worker.id, Failure(handle, code))
+
+    def aborted(self) -> list[int]:
+        """Who was sent an abort, and nothing else was sent."""
+        assert all(isinstance(command, Abort) for _, command in self.sent)
+        return [worker for worker, _ in self.sent]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def taken(row: LedgerRow) -> list[int]:
+    delta = row.take()
+    return delta.tokens if delta else []
+
+
+def test_an_attempt_is_sent_to_both_workers_in_one_step(bench: Bench):
+    row = bench.open()
+    bench.now += 4
+    bench.ledger.start(row, PAIR)
+    (to_prefill, first), (to_decode, second) = bench.sent
+    assert (to_prefill, to_decode) == (P.id, D.id)
+    assert isinstance(first, Submit)
+    assert isinstance(second, Submit)
+    assert (first.handle, second.handle) == (1, 1)
+    assert (first.handoff, second.handoff) == (HandTo(D.id), TakeFrom("w1:1", P.id))
+    assert first.timeout_s == 6.0
+
+
+def test_a_worker_alone_hears_of_no_handoff(bench: Bench):
+    row = bench.open()
+    bench.ledger.start(row, DECODE_ALONE)
+    ((_, submit),) = bench.sent
+    assert isinstance(submit, Submit)
+    assert submit.handoff is None
+
+
+@pytest.mark.parametrize("order", [(P, D), (D, P)], ids=["prefill first", "decode first"])
+def test_the_first_token_is_delivered_once_whoever_says_it_first(bench: Bench, order: tuple[Candidate, Candidate]):
+    row = bench.started()
+    for worker in order:
+        bench.say(worker, 1, 3, [50], cached=2 if worker is P else 0)
+    assert row.take() == Delta([50], None, NONE, 2)
+    assert row.take() is None
+    assert bench.woken == 1
+
+
+def test_a_row_that_repeats_and_goes_on_delivers_what_is_new(bench: Bench):
+    row = bench.started(DECODE_ALONE)
+    bench.say(D, 1, 3, [50, 51])
+    bench.say(D, 1, 4, [51, 52])
+    assert taken(row) == [50, 51, 52]
+
+
+def test_rows_of_others_are_dropped(bench: Bench):
+    """Of unknown handles, of a worker that has no part in the attempt, and of handles given up."""
+    row = bench.started(DECODE_ALONE)
+    bench.say(D, 9, 3, [1])
+    bench.say(P, 1, 3, [1])
+    bench.fail(D, 1, FailureCode.HANDOFF)
+    bench.say(D, 1, 3, [1])
+    assert row.take() is None
+
+
+def test_a_token_counts_as_delivered_only_with_its_logprobs(bench: Bench):
+    row = bench.started(logprobs=0)
+    bench.say(P, 1, 3, [50])
+    assert row.take() is None
+    bench.say(D, 1, 3, [50], logprobs=[TokenLogprobs(-0.1, ())])
+    assert row.take() == Delta([50], [TokenLogprobs(-0.1, ())], NONE, 0)
+
+
+def test_a_new_attempt_starts_from_what_was_delivered(bench: Bench):
+    row = bench.started()
+    bench.say(P, 1, 3, [50])
+    bench.say(D, 1, 3, [50, 51])
+    bench.fail(D, 1, FailureCode.HANDOFF)
+    assert row.attempt is None
+    bench.sent.clear()
+    bench.ledger.start(row, DECODE_ALONE)
+    ((_, submit),) = bench.sent
+    assert isinstance(submit, Submit)
+    assert submit.handle == 2
+    assert submit.capsule.token_ids.tolist() == [*PROMPT, 50, 51]
+    assert submit.capsule.num_prompt == 3
+    bench.say(D, 2, 5, [52, 53, 54], finish=LENGTH)
+    assert row.take() == Delta([50, 51, 52, 53, 54], None, LENGTH, 0)
+
+
+def test_finish_at_the_first_token_aborts_decode(bench: Bench):
+    row = bench.started()
+    bench.say(P, 1, 3, [2], finish=STOP)
+    assert bench.aborted() == [D.id]
+    assert row.take() == Delta([2], None, STOP, 0)
+    assert len(bench.ledger) == 0
+    assert bench.handoffs == {"not_needed": 1}
+
+
+def test_finish_at_decode_aborts_nobody(bench: Bench):
+    row = bench.started()
+    bench.say(D, 1, 3, [50])
+    bench.say(D, 1, 4, [51], finish=STOP)
+    assert bench.sent == []
+    assert row.finish is STOP
+    assert bench.handoffs == {"completed": 1}
+
+
+def test_prefills_failure_before_decodes_first_row_ends_the_attempt(bench: Bench):
+    row = bench.started()
+    bench.say(P, 1, 3, [50])
+    bench.fail(P, 1, FailureCode.HANDOFF)
+    assert row.attempt is None
+    assert bench.aborted() == [D.id]
+    assert bench.handoffs == {"failed_handoff": 1}
+
+
+def test_prefills_word_ends_with_decodes_first_row(bench: Bench):
+    row = bench.started()
+    bench.say(D, 1, 3, [50])
+    bench.fail(P, 1, FailureCode.HANDOFF)
+    bench.ledger.on_lost(P.id)
+    assert row.attempt is not None
+    assert bench.sent == []
+
+
+def test_a_lost_decode_worker_means_an_abort_at_prefill_at_any_time(bench: Bench):
+    row = bench.started()
+    bench.say(D, 1, 3, [50])
+    bench.ledger.on_lost(D.id)
+    assert row.attempt is None
+    assert bench.aborted() == [P.id]
+
+
+def test_attempts_are_bounded(bench: Bench):
+    row = bench.open()
+    for handle in range(1, MAX_ATTEMPTS + 1):
+        assert row.error is None
+        bench.ledger.start(row, PAIR)
+        bench.fail(D, handle, FailureCode.HANDOFF)
+    assert isinstance(row.error, Failed)
+    assert len(bench.ledger) == 0
+
+
+def test_what_was_delivered_before_an_error_can_still_be_taken(bench: Bench):
+    row = bench.started(DECODE_ALONE)
+    bench.say(D, 1, 3, [50])
+    bench.ledger.close(row, Failed("it did"))
+    assert taken(row) == [50]
+    assert row.take() is None
+
+
+def test_not_now_costs_no_attempt_and_is_left_alone_longer_each_time(bench: Bench):
+    row = bench.open()
+    waits = []
+    for handle in range(1, 9):
+        bench.ledger.start(row, DECODE_ALONE)
+        bench.fail(D, handle, FailureCode.NOT_NOW)
+        waits.append(row.avoid[D.id] - bench.now)
+        assert row.still_avoided(bench.now) == {D.id}
+        bench.now += waits[-1] + 0.001
+        assert row.still_avoided(bench.now) == frozenset()
+    assert row.attempts == 0
+    assert waits == sorted(waits)
+    assert waits[-1] == waits[-2] == 1.0
+    bench.ledger.start(row, DECODE_ALONE)
+    bench.say(D, 9, 3, [50])
+    assert row.refusals == 0
+
+
+def test_too_large_asks_for_a_larger_worker(bench: Bench):
+    row = bench.started()
+    bench.fail(D, 1, FailureCode.TOO_LARGE)
+    assert row.larger_than == D.num_blocks
+    assert row.attempts == 0
+    assert row.error is None
+    bench.ledger.close(row, TooLarge("no worker is"))
+
+
+def test_a_workers_deadline_is_the_requests(bench: Bench):
+    row = bench.started()
+    bench.fail(P, 1, FailureCode.DEADLINE)
+    assert isinstance(row.error, Expired)
+    assert bench.aborted() == [D.id]
+
+
+def test_a_deadline_says_whether_there_was_a_worker(bench: Bench):
+    running, waiting = bench.started(), bench.open()
+    bench.ledger.on_deadline(running)
+    bench.ledger.on_deadline(waiting)
+    assert isinstance(running.error, Expired)
+    assert isinstance(waiting.error, Unavailable)
+
+
+def test_closing_twice_is_closing_once(bench: Bench):
+    row = bench.started()
+    bench.ledger.close(row)
+    bench.ledger.close(row, Failed("too late"))
+    assert bench.aborted() == [P.id, D.id]
+    assert row.error is None
+
+
+def test_more_tokens_than_allowed_are_cut_and_the_worker_is_stopped(bench: Bench):
+    row = bench.started(DECODE_ALONE, max_tokens=2)
+    bench.say(D, 1, 3, [50, 51, 52])
+    assert row.take() == Delta([50, 51], None, LENGTH, 0)
+    assert bench.aborted() == [D.id]
+
+
+def test_a_finish_without_tokens_ends_the_request(bench: Bench):
+    row = bench.started(DECODE_ALONE)
+    bench.say(D, 1, 3, [50])
+    bench.say(D, 1, 4, [], finish=LENGTH)
+    assert row.take() == Delta([50], None, LENGTH, 0)
+
+
+def test_cached_tokens_are_those_of_the_worker_that_computed_the_prompt(bench: Bench):
+    row = bench.started()
+    bench.say(D, 1, 3, [50], cached=0)
+    bench.say(P, 1, 3, [50], cached=2)
+    assert row.cached_tokens == 2
+    assert bench.cached == [(0, 2)]
+
+
+def test_what_is_queued_at_a_worker_is_counted_until_it_answers(bench: Bench):
+    row = bench.started()
+    assert bench.ledger.queued_tokens == {P.id: 3}
+    assert bench.ledger.assigned == {D.id: 1}
+    bench.say(P, 1, 3, [50])
+    assert bench.ledger.queued_tokens == {}
+    bench.ledger.close(row)
+    assert bench.ledger.assigned == {}
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Workers whose streams are slow, break and reorder against each other: the client sees the sequence, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.row = self.bench.open(max_tokens=len(TOKENS))
+        self.got: list[int] = []
+        self.streams: dict[int, list[Row]] = {P.id: [], D.id: []}
+
+    @precondition(lambda self: self.row.attempt is None and not self.row.closed)
+    @rule(plan=st.sampled_from([PAIR, DECODE_ALONE]))
+    def start(self, plan: Plan) -> None:
+        self.bench.ledger.start(self.row, plan)
+        assert self.row.attempt is not None
+        handle, start = self.row.attempt.handle, len(self.row.generated)
+        last = len(TOKENS) - 1
+        for at in range(start, last + 1):
+            row = Row(handle, 3 + at, [TOKENS[at]], LENGTH if at == last else NONE, -1, None)
+            self.streams[D.id].append(row)
+            if at == start and plan.prefill is not None:
+                self.streams[P.id].append(row)
+
+    @rule(worker=st.sampled_from([P, D]), count=st.integers(1, 3))
+    def speak(self, worker: Candidate, count: int) -> None:
+        spoken, self.streams[worker.id] = self.streams[worker.id][:count], self.streams[worker.id][count:]
+        self.bench.ledger.on_rows(worker.id, spoken)
+
+    @rule(worker=st.sampled_from([P, D]))
+    def lose(self, worker: Candidate) -> None:
+        self.streams[worker.id].clear()
+        self.bench.ledger.on_lost(worker.id)
+
+    @rule(worker=st.sampled_from([P, D]), code=st.sampled_from([FailureCode.HANDOFF, FailureCode.NOT_NOW]))
+    def fail(self, worker: Candidate, code: FailureCode) -> None:
+        self.bench.fail(worker, self.bench.ledger.highest_handle, code)
+
+    @rule()
+    def read(self) -> None:
+        self.got += taken(self.row)
+
+    @invariant()
+    def delivered_is_a_prefix(self) -> None:
+        assert self.row.generated.tolist() == TOKENS[: len(self.row.generated)]
+        assert self.got == TOKENS[: len(self.got)]
+        if self.row.finish:
+            assert self.row.generated.tolist() == TOKENS
+
+    @invariant()
+    def an_ended_row_leaves_nothing(self) -> None:
+        ledger = self.bench.ledger
+        if self.row.closed:
+            assert len(ledger) == 0
+            assert not ledger.queued_tokens
+            assert not ledger.assigned
+            assert (self.row.error is None) == bool(self.row.finish)
+
+
+AnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

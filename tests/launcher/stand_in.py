@@ -1,0 +1,36 @@
+"""A child for launcher tests: serves GET /ready on a port, after it said so.
+
+stand_in.py PORT [refuse | deaf]
+    refuse: ends at once with a line that says why        deaf: does not end on SIGTERM
+"""
+
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from services import lifeline
+
+
+class Ready(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a probe every tenth of a second is not worth a line."""
+
+
+def main(port: int, manner: str) -> None:
+    lifeline.hold()
+    print("reading weights", flush=True)
+    if manner == "refuse":
+        sys.exit("baton: missing tensor model.norm.weight")
+    if manner == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    server = HTTPServer(("127.0.0.1", port), Ready)
+    print("listening", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")

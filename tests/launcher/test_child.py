@@ -1,0 +1,108 @@
+"""The supervisor of one child."""
+
+import asyncio
+import os
+import sys
+import time
+from contextlib import suppress
+
+import pytest
+
+from services.launcher.child import ChildFailed, ChildSpec, Supervisor
+from services.launcher.restart import RestartPolicy
+
+
+class Log:
+    """Events as they came."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, ...]] = []
+
+    def starting(self, name: str, what: str) -> None:
+        self.events.append(("starting", name))
+
+    def loading(self, name: str, line: str) -> None:
+        self.events.append(("loading", line))
+
+    def ready(self, name: str, seconds: float) -> None:
+        self.events.append(("ready", name))
+
+    def line(self, name: str, line: str) -> None:
+        self.events.append(("line", line))
+
+    def died(self, name: str, how: str, restart_in_s: float) -> None:
+        self.events.append(("died", how))
+
+
+def supervisor(code: str, log: Log, ready: bool = True, grace_s: float = 5.0) -> Supervisor:
+    async def probe() -> bool:
+        await asyncio.sleep(0.05)
+        return ready
+
+    spec = ChildSpec("child", (sys.executable, "-uc", code), probe)
+    return Supervisor(spec, dict(os.environ), log, RestartPolicy(first_s=0.01, longest_s=0.01), grace_s)
+
+
+async def run_until(supervised: Supervisor, log: Log, event: tuple[str, ...]) -> float:
+    """Runs until the event came, cancels, and returns the seconds that ending took."""
+    task = asyncio.create_task(supervised.run())
+    async with asyncio.timeout(10):
+        while event not in log.events:
+            await asyncio.sleep(0.01)
+    started = time.monotonic()
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    return time.monotonic() - started
+
+
+async def test_a_child_that_was_never_ready_fails_with_its_last_line() -> None:
+    child = supervisor("print('first'); print('no such tensor'); print(); raise SystemExit(3)", Log(), ready=False)
+    with pytest.raises(ChildFailed, match="^child did not start: no such tensor$") as failed:
+        await child.run()
+    assert failed.value.lines == ["first", "no such tensor"]
+    assert failed.value.how == "exit code 3"
+
+
+async def test_a_child_that_said_nothing_fails_with_how_it_ended() -> None:
+    with pytest.raises(ChildFailed, match="signal 9, Killed"):
+        await supervisor("import os; os.kill(os.getpid(), 9)", Log(), ready=False).run()
+
+
+async def test_lines_of_a_loading_child_are_shown_again_when_it_is_ready() -> None:
+    log = Log()
+    code = "import time; print('early'); time.sleep(0.5); print('late'); time.sleep(60)"
+    await run_until(supervisor(code, log), log, ("line", "late"))
+    assert log.events.index(("ready", "child")) < log.events.index(("line", "early")) < len(log.events) - 1
+
+
+async def test_a_child_that_ends_well_unasked_is_started_again() -> None:
+    log = Log()
+    await run_until(supervisor("import time; time.sleep(0.3)", log), log, ("died", "exit code 0"))
+    assert ("ready", "child") in log.events
+
+
+async def test_ending_waits_for_a_child_that_tidies_up() -> None:
+    log = Log()
+    code = (
+        "import signal, sys, time\n"
+        "def tidy(*_): time.sleep(0.3); print('tidy'); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, tidy); print('here'); time.sleep(60)"
+    )
+    await run_until(supervisor(code, log), log, ("line", "here"))
+    assert log.events[-1] == ("line", "tidy")
+
+
+async def test_ending_kills_a_deaf_child_after_its_grace() -> None:
+    log = Log()
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here'); time.sleep(60)"
+    seconds = await run_until(supervisor(code, log, grace_s=0.3), log, ("line", "here"))
+    assert 0.3 <= seconds < 3
+
+
+async def test_a_very_long_line_comes_in_pieces_and_loses_nothing() -> None:
+    log = Log()
+    await run_until(supervisor("print('x' * 3_000_000 + 'y'); print('end')", log), log, ("line", "end"))
+    pieces = [event[1] for event in log.events if event[0] == "line" and event[1] != "end"]
+    assert len(pieces) > 1
+    assert sum(map(len, pieces)) >= 3_000_001

@@ -1,0 +1,111 @@
+"""From one configuration to the children's command lines."""
+
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from services import cli
+from services.config import EngineConfig, GatewayConfig, HandoffMode, LogFormat, UpConfig, WorkerConfig, WorkerRole
+from services.launcher import commands
+
+
+def parsed(arguments: list[str]) -> dict[str, object]:
+    """What the command line makes of these arguments."""
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, click.Group)
+    command = group.commands[arguments[0]]
+    return command.make_context(arguments[0], arguments[1:]).params
+
+
+ENGINE = EngineConfig(
+    model=Path("/models/some model"),
+    dtype="bfloat16",
+    block_size=32,
+    kv_memory_bytes=3 << 20,
+    max_model_len=100,
+    max_num_seqs=3,
+    max_num_batched_tokens=17,
+    num_threads=1,
+)
+
+
+@pytest.mark.parametrize("role", list(WorkerRole))
+def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole) -> None:
+    config = WorkerConfig(
+        role=role,
+        engine=ENGINE,
+        host="::1",
+        port=9,
+        transport="nixl",
+        allow_plaintext=True,
+        log_format=LogFormat.JSON,
+    )
+    arguments = commands.worker_arguments(config)
+    assert arguments[0] == role.value
+    assert parsed(arguments) == {
+        "model": ENGINE.model,
+        "host": "::1",
+        "port": 9,
+        "transport": "nixl",
+        "allow_plaintext": True,
+        "log_format": "json",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "block_size": 32,
+        "kv_memory": 3 << 20,
+        "max_model_len": 100,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 17,
+        "num_threads": 1,
+    }
+
+
+def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
+    config = GatewayConfig(
+        model=Path("/models/m"),
+        served_model_name="name",
+        workers=("a:1", "b:2"),
+        host="0.0.0.0",
+        port=81,
+        handoff=HandoffMode.AUTO,
+        handoff_threshold=7,
+        request_timeout_s=2.5,
+        max_waiting=8,
+        log_format=LogFormat.JSON,
+    )
+    assert parsed(commands.gateway_arguments(config)) == {
+        "model": Path("/models/m"),
+        "served_model_name": "name",
+        "workers": ("a:1", "b:2"),
+        "host": "0.0.0.0",
+        "port": 81,
+        "handoff": "auto",
+        "handoff_threshold": 7,
+        "request_timeout": 2.5,
+        "max_waiting": 8,
+        "log_format": "json",
+    }
+
+
+def test_a_stack_has_the_workers_that_were_asked_for_and_a_gateway_that_knows_them() -> None:
+    config = UpConfig(engine=ENGINE, demo=False, served_model_name="m", num_prefill=1, num_decode=2)
+    stack = commands.stack(config, [21001, 21002, 21003])
+    assert [worker.name for worker in stack.workers] == ["prefill-0", "decode-0", "decode-1"]
+    known = stack.gateway.command[stack.gateway.command.index("--workers") + 1]
+    assert known == "127.0.0.1:21001,127.0.0.1:21002,127.0.0.1:21003"
+
+
+def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:
+    assert commands.environment({}, workers=2)["OMP_WAIT_POLICY"] == "passive"
+    assert "OMP_WAIT_POLICY" not in commands.environment({}, workers=1)
+    assert commands.environment({"OMP_WAIT_POLICY": "active"}, workers=2)["OMP_WAIT_POLICY"] == "active"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:80"), ("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80")],
+)
+def test_the_url_to_paste_is_one_that_this_machine_reaches(host: str, url: str) -> None:
+    assert commands.local_url(host, 80) == url

@@ -1,0 +1,129 @@
+"""A launcher as a real process, over real children that die real deaths."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from services.launcher.ports import free_ports
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+class Stack:
+    """A launcher process over a stand-in worker and a stand-in gateway."""
+
+    def __init__(self, manner: str = "") -> None:
+        self.ports = free_ports("127.0.0.1", 2)
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "stand_in_stack.py"), *map(str, self.ports), manner],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.output: IO[str] = self.process.stdout
+        self.seen: list[str] = []
+
+    def read_until(self, start: str) -> str:
+        """The next line that starts so. Fails when the output ends before."""
+        for line in self.output:
+            self.seen.append(line.strip())
+            if line.startswith(start):
+                return line.strip()
+        pytest.fail(f"no {start!r} in {self.seen}")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def child(self, port: int) -> psutil.Process:
+        return next(child for child in self.children() if str(port) in child.cmdline())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.output.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    """A stack that is ready."""
+    stack = Stack()
+    stack.read_until("all ready")
+    yield stack
+    stack.close()
+
+
+def assert_gone(children: list[psutil.Process], within_s: float) -> None:
+    _, alive = psutil.wait_procs(children, timeout=within_s)
+    assert alive == []
+
+
+def test_the_gateway_starts_only_when_the_worker_is_ready(stack: Stack) -> None:
+    assert stack.seen.index("ready worker") < stack.seen.index("starting gateway")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_children_first_and_the_launcher_with_success(stack: Stack, number: signal.Signals) -> None:
+    children = stack.children()
+    assert len(children) == 2
+    stack.process.send_signal(number)
+    stack.read_until("ended")
+    assert not any(child.is_running() for child in children)
+    assert stack.process.wait(5) == 0
+
+
+def test_children_end_with_a_launcher_that_is_killed(stack: Stack) -> None:
+    children = stack.children()
+    stack.process.kill()
+    assert_gone(children, within_s=2)
+
+
+def test_frozen_children_end_with_a_launcher_that_is_killed(stack: Stack) -> None:
+    children = stack.children()
+    for child in children:
+        child.suspend()
+    stack.process.kill()
+    assert_gone(children, within_s=2)
+
+
+def test_a_child_that_dies_is_started_again(stack: Stack) -> None:
+    worker, gateway = stack.ports
+    for port, name in ((worker, "worker"), (gateway, "gateway"), (worker, "worker")):
+        stack.child(port).kill()
+        assert stack.read_until("died") == f"died {name} signal 9, Killed"
+        stack.read_until(f"ready {name}")
+    assert stack.process.poll() is None
+
+
+def test_a_child_that_refuses_to_start_ends_everything_with_its_reason() -> None:
+    stack = Stack("refuse")
+    try:
+        assert stack.read_until("failed") == "failed worker did not start: missing tensor model.norm.weight"
+        assert "starting gateway" not in stack.seen
+        assert stack.process.wait(5) == 1
+    finally:
+        stack.close()
+
+
+def test_a_second_signal_does_not_wait_for_a_deaf_child() -> None:
+    stack = Stack("deaf")
+    try:
+        stack.read_until("all ready")
+        gateway, started = stack.child(stack.ports[1]), time.monotonic()
+        stack.process.send_signal(signal.SIGINT)
+        gateway.wait(5)  # the first signal reached whoever listens
+        assert stack.child(stack.ports[0]).is_running()
+        stack.process.send_signal(signal.SIGINT)
+        stack.read_until("ended")
+        assert time.monotonic() - started < 5  # the grace would have been ten seconds
+    finally:
+        stack.close()

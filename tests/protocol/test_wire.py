@@ -1,0 +1,227 @@
+"""What goes through the wire comes out as it went in, and what no correct peer sends is refused."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import worker_pb2
+from services.config import WorkerRole
+from services.protocol import wire
+from services.protocol.block_hash import BlockHash
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, TokenLogprobs
+from services.protocol.messages import (
+    Abort,
+    BlockEvents,
+    GatewayHello,
+    GatewayMessage,
+    HandTo,
+    Submit,
+    TakeFrom,
+    WorkerHello,
+    WorkerMessage,
+)
+from services.protocol.outcomes import FailureCode, FinishReason
+from services.protocol.sampling import SamplingParams
+from services.protocol.wire import WireError
+
+TOP64 = 2**64 - 1
+
+HELLO = WorkerHello(
+    incarnation=TOP64,
+    role=WorkerRole.DECODE,
+    fingerprint="abc",
+    kv_protocol=3,
+    transport="nixl",
+    block_size=16,
+    num_blocks=7,
+    max_model_len=2048,
+    max_num_seqs=5,
+    vocab_size=99,
+    protocol_major=4,
+    protocol_minor=6,
+)
+
+SAMPLING = SamplingParams(
+    max_tokens=12,
+    temperature=0.1,
+    top_p=0.7,
+    top_k=40,
+    min_p=0.05,
+    seed=TOP64,
+    min_tokens=3,
+    ignore_eos=True,
+    stop_token_ids=(5, 6),
+    num_logprobs=0,
+)
+
+
+def through_gateway_wire(message: GatewayMessage) -> Any:
+    raw = wire.serialize_gateway_message(message)
+    return wire.parse_gateway_message(worker_pb2.GatewayMessage.FromString(raw))
+
+
+def through_worker_wire(message: WorkerMessage) -> Any:
+    return wire.deserialize_worker_message(wire.pack_worker_message(message).SerializeToString())
+
+
+def a_frame() -> Frame:
+    return Frame(
+        handles=np.array([7, 2**32 - 1, 9], np.uint32),
+        positions=np.array([3, 100, 0], np.uint32),
+        counts=np.array([2, 1, 0], np.uint32),
+        tokens=np.array([11, 12, 13], np.int32),
+        finish=np.array([0, 1, 2], np.uint8),
+        cached=np.array([-1, 32, -1], np.int32),
+        logprobs=PackedLogprobs(
+            widths=np.array([1, -1, 2], np.int32),
+            sampled=np.array([-0.5, -1.5], np.float32),
+            top_ids=np.array([11, 12], np.int32),
+            top=np.array([-0.5, -1.25], np.float32),
+        ),
+        failures=[Failure(4, FailureCode.NOT_NOW, "full")],
+        load=Load(1, 2, 3, 4, 5, (6, TOP64), 2**40),
+    )
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Equality that looks into arrays."""
+    assert type(left) is type(right)
+    for name in (field.name for field in fields(left)):
+        one, other = getattr(left, name), getattr(right, name)
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype
+            assert one.tolist() == other.tolist()
+        elif isinstance(one, Capsule | PackedLogprobs):
+            assert_same(one, other)
+        else:
+            assert one == other, name
+
+
+@pytest.mark.parametrize("handoff", [None, HandTo(TOP64), TakeFrom("[::1]:9100", 1), HandTo(0)])
+def test_a_submit_survives(handoff: HandTo | TakeFrom | None):
+    capsule = Capsule(np.array([1, 2, 3, 4], np.int32), 3, SAMPLING)
+    submit = Submit(2**32 - 1, capsule, 1.5, "request", "00-trace", handoff)
+    assert_same(through_gateway_wire(submit), submit)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_each_sampling_parameter_survives(name: str):
+    """One at a time, with a value of its own: two that are swapped would not be."""
+    plain = SamplingParams(max_tokens=1)
+    sampling = replace(plain, **{name: getattr(SAMPLING, name)})
+    assert sampling != plain
+    capsule = Capsule(np.array([1], np.int32), 1, sampling)
+    assert wire.parse_capsule(wire.pack_capsule(capsule)).sampling == sampling
+
+
+def test_no_logprobs_and_zero_alternatives_are_not_the_same():
+    for asked in (None, 0, 5):
+        capsule = Capsule(np.array([1], np.int32), 1, replace(SAMPLING, num_logprobs=asked))
+        assert wire.parse_capsule(wire.pack_capsule(capsule)).sampling.num_logprobs == asked
+
+
+def test_hellos_and_aborts_survive():
+    assert through_gateway_wire(GatewayHello(TOP64, 77, 3, 9)) == GatewayHello(TOP64, 77, 3, 9)
+    assert through_gateway_wire(Abort(5)) == Abort(5)
+    assert through_worker_wire(HELLO) == HELLO
+    assert through_worker_wire(replace(HELLO, role=WorkerRole.PREFILL)).role is WorkerRole.PREFILL
+
+
+def test_block_events_survive():
+    events = BlockEvents(2**40, True, [BlockHash(bytes(range(16))), BlockHash(b"x" * 16)], [BlockHash(b"y" * 16)])
+    assert through_worker_wire(events) == events
+
+
+def test_a_frame_survives():
+    assert_same(through_worker_wire(a_frame()), a_frame())
+
+
+def test_a_frames_rows_hold_what_belongs_together():
+    first, second, third = through_worker_wire(a_frame()).rows()
+    assert (first.handle, first.position, first.tokens, first.finish) == (7, 3, [11, 12], FinishReason.NONE)
+    assert first.logprobs == [TokenLogprobs(-0.5, ((11, -0.5),)), TokenLogprobs(-1.5, ((12, -1.25),))]
+    assert (second.handle, second.tokens, second.finish, second.cached) == (2**32 - 1, [13], FinishReason.STOP, 32)
+    assert second.logprobs is None
+    assert (third.tokens, third.finish, third.logprobs) == ([], FinishReason.LENGTH, [])
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=3), st.integers(-1, 2)), max_size=5))
+def test_rows_of_any_widths_survive(rows: list[tuple[list[int], int]]):
+    asked = [(tokens, width) for tokens, width in rows if width >= 0]
+    entries = [token for tokens, width in asked for token in tokens for _ in range(width)]
+    count = len(rows)
+    frame = Frame(
+        handles=np.arange(count, dtype=np.uint32),
+        positions=np.zeros(count, np.uint32),
+        counts=np.array([len(tokens) for tokens, _ in rows], np.uint32),
+        tokens=np.array([token for tokens, _ in rows for token in tokens], np.int32),
+        finish=np.zeros(count, np.uint8),
+        cached=np.full(count, -1, np.int32),
+        logprobs=PackedLogprobs(
+            widths=np.array([width for _, width in rows], np.int32),
+            sampled=np.array([token for tokens, _ in asked for token in tokens], np.float32),
+            top_ids=np.array(entries, np.int32),
+            top=np.array(entries, np.float32),
+        ),
+    )
+    for row, (tokens, width) in zip(through_worker_wire(frame).rows(), rows, strict=True):
+        assert row.tokens == tokens
+        if width < 0:
+            assert row.logprobs is None
+        else:
+            assert row.logprobs == [TokenLogprobs(float(token), ((token, float(token)),) * width) for token in tokens]
+
+
+def test_a_failure_code_of_a_newer_neighbour_is_a_failed_attempt():
+    packed = worker_pb2.WorkerMessage(frame=worker_pb2.Frame(failures=[worker_pb2.Failure(handle=3, code=99)]))
+    frame = wire.parse_worker_message(packed)
+    assert isinstance(frame, Frame)
+    assert frame.failures == [Failure(3, FailureCode.HANDOFF)]
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"positions": np.zeros(2, np.uint32)},
+        {"counts": np.array([2, 1, 1], np.uint32)},
+        {"tokens": np.zeros(2, np.int32)},
+        {"finish": np.array([0, 0, 3], np.uint8)},
+        {"cached": np.zeros(4, np.int32)},
+        {"logprobs": replace(a_frame().logprobs, widths=np.zeros(2, np.int32))},  # type: ignore[type-var]
+        {"logprobs": replace(a_frame().logprobs, sampled=np.zeros(3, np.float32))},  # type: ignore[type-var]
+        {"logprobs": replace(a_frame().logprobs, top=np.zeros(3, np.float32))},  # type: ignore[type-var]
+    ],
+    ids=lambda spoiled: next(iter(spoiled)),
+)
+def test_arrays_that_do_not_fit_together_are_refused(spoiled: dict[str, Any]):
+    with pytest.raises(WireError):
+        through_worker_wire(replace(a_frame(), **spoiled))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\xff\xff",
+        b"",
+        worker_pb2.WorkerMessage(frame=worker_pb2.Frame(handles=b"abc")).SerializeToString(),
+        worker_pb2.WorkerMessage(blocks=worker_pb2.BlockEvents(added=b"too short")).SerializeToString(),
+        worker_pb2.WorkerMessage(hello=worker_pb2.WorkerHello(role=9, block_size=16)).SerializeToString(),
+        worker_pb2.WorkerMessage(hello=worker_pb2.WorkerHello(role=1)).SerializeToString(),
+    ],
+    ids=["no protobuf", "empty", "torn array", "torn hash", "unknown role", "no block size"],
+)
+def test_what_no_worker_sends_is_refused(raw: bytes):
+    with pytest.raises(WireError):
+        wire.deserialize_worker_message(raw)
+
+
+def test_a_capsule_without_a_prompt_is_refused():
+    for num_prompt in (0, 3):
+        capsule = Capsule(np.array([1, 2], np.int32), num_prompt, SAMPLING)
+        with pytest.raises(WireError):
+            wire.parse_capsule(wire.pack_capsule(capsule))

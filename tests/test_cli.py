@@ -1,0 +1,89 @@
+"""The command line: what it refuses, in one line, and what it does not load."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from services import cli
+
+ROOT = Path(__file__).parent.parent
+
+
+def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Enough of a model for the command line to take it for one."""
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["up", "prefill", "decode"])
+def test_a_missing_model_is_one_line(command: str) -> None:
+    result = baton(command, "--model", "/no/such/model")
+    assert result.returncode == 1
+    assert result.stderr == "baton: no model at /no/such/model: there is no such directory\n"
+
+
+def test_a_directory_without_a_model_is_one_line(tmp_path: Path) -> None:
+    result = baton("prefill", "--model", str(tmp_path))
+    assert (result.returncode, result.stderr) == (1, f"baton: no model at {tmp_path}: it has no config.json\n")
+
+
+def test_a_device_that_is_not_there_yet_is_one_line(checkpoint: Path) -> None:
+    result = baton("decode", "--model", str(checkpoint), "--device", "cuda")
+    assert (result.returncode, result.stderr) == (1, "baton: --device cuda is not there yet; the one device is cpu\n")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "worker.example"])
+def test_a_worker_on_a_network_must_say_plaintext(host: str, checkpoint: Path) -> None:
+    result = baton("prefill", "--model", str(checkpoint), "--host", host)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"baton: --host {host} needs --allow-plaintext: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--allow-plaintext", "--kv-memory", "--max-num-batched-tokens"])
+def test_help_names_the_options(option: str) -> None:
+    assert option in baton("prefill", "--help").stdout.replace("\n", "")
+
+
+def test_help_loads_neither_torch_nor_grpc() -> None:
+    code = (
+        "import sys\nfrom services.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: print([name for name in ('torch', 'grpc', 'numpy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4096", 4096), ("512MiB", 512 << 20), ("4GiB", 4 << 30), ("1.5 kib", 1536), ("2gb", 2 * 10**9)],
+)
+def test_memory_is_read_in_the_units_people_write(text: str, num_bytes: int) -> None:
+    assert cli.parse_memory(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "4x", "-1", "GiB", "1e9"])
+def test_what_is_no_memory_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        cli.parse_memory(text)
+
+
+@pytest.mark.parametrize("text", ["", "host", ":1", "host:0", "host:65536", "host:x", "a:1,b"])
+def test_what_is_no_list_of_workers_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        cli.parse_workers(text)
+
+
+def test_workers_are_read_from_a_list() -> None:
+    assert cli.parse_workers("a:1, [::1]:2,") == ("a:1", "[::1]:2")

@@ -1,0 +1,115 @@
+"""A small gateway for tests of workers: speaks the real protocol over real streams, and decides nothing by itself."""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from itertools import count
+
+import grpc
+import numpy as np
+
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Failure, Frame, Load, Row
+from services.protocol.messages import Abort, BlockEvents, GatewayHello, HandTo, Submit, TakeFrom, WorkerHello
+from services.protocol.sampling import SamplingParams
+from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
+
+
+class Stream:
+    """One stream to one worker, and all that came up it."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall, address: str) -> None:
+        self.call = call
+        self.address = address
+        self.hello: WorkerHello | None = None
+        self.rows: dict[int, list[Row]] = defaultdict(list)
+        self.failures: dict[int, Failure] = {}
+        self.events: list[BlockEvents] = []
+        self.load = Load()
+        self._news = asyncio.Condition()
+
+    async def send(self, message: GatewayHello | Submit | Abort) -> None:
+        await self.call.write(serialize_gateway_message(message))
+
+    async def read(self) -> None:
+        """Reads until the stream ends."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
+            while (raw := await self.call.read()) is not grpc.aio.EOF:
+                await self._take(deserialize_worker_message(raw))
+
+    async def _take(self, message: WorkerHello | Frame | BlockEvents) -> None:
+        match message:
+            case WorkerHello():
+                self.hello = message
+            case BlockEvents():
+                self.events.append(message)
+            case Frame():
+                for row in message.rows():
+                    self.rows[row.handle].append(row)
+                self.failures |= {failure.handle: failure for failure in message.failures}
+                self.load = message.load or self.load
+        async with self._news:
+            self._news.notify_all()
+
+    async def until(self, condition, timeout_s: float = 10.0) -> None:
+        async with asyncio.timeout(timeout_s), self._news:
+            await self._news.wait_for(condition)
+
+    def tokens(self, handle: int) -> list[int]:
+        return [token for row in self.rows[handle] for token in row.tokens]
+
+    def ended(self, handle: int) -> bool:
+        return handle in self.failures or any(row.finish for row in self.rows[handle])
+
+    def held_hashes(self) -> set[bytes]:
+        held: set[bytes] = set()
+        for sequence, event in enumerate(self.events, start=1):
+            assert event.sequence == sequence
+            assert event.snapshot == (sequence == 1)
+            held |= set(event.added)
+            held -= set(event.evicted)
+        return held
+
+
+class TestGateway:
+    """One gateway incarnation."""
+
+    __test__ = False
+
+    def __init__(self, incarnation: int = 77) -> None:
+        self.incarnation = incarnation
+        self.handles = count(1)
+        self.highest = 0
+
+    @contextlib.asynccontextmanager
+    async def connect(self, port: int) -> AsyncIterator[Stream]:
+        address = f"127.0.0.1:{port}"
+        async with grpc.aio.insecure_channel(address) as channel:
+            stream = Stream(channel.stream_stream("/baton.v1.Worker/Connect")(), address)
+            await stream.send(GatewayHello(self.incarnation, self.highest))
+            reader = asyncio.create_task(stream.read())
+            await stream.until(lambda: stream.hello and stream.events)
+            yield stream
+            stream.call.cancel()
+            await reader
+
+    def submit(self, prompt: list[int], max_tokens: int, *, handoff: HandTo | TakeFrom | None = None, handle: int = 0,
+               **sampling) -> Submit:  # fmt: skip
+        handle = handle or next(self.handles)
+        self.highest = max(self.highest, handle)
+        params = SamplingParams(max_tokens=max_tokens, temperature=sampling.pop("temperature", 0.0), **sampling)
+        capsule = Capsule(np.array(prompt, dtype=np.int32), len(prompt), params)
+        return Submit(
+            handle=handle, capsule=capsule, timeout_s=60.0, request_id=f"r{handle}", traceparent="", handoff=handoff
+        )
+
+    async def hand_off(self, prefill: Stream, decode: Stream, prompt: list[int], max_tokens: int, **sampling) -> int:
+        """Submits to both, as a gateway does; returns the handle."""
+        handle = next(self.handles)
+        assert prefill.hello is not None
+        assert decode.hello is not None
+        to, source = HandTo(decode.hello.incarnation), TakeFrom(prefill.address, prefill.hello.incarnation)
+        await prefill.send(self.submit(prompt, max_tokens, handoff=to, handle=handle, **sampling))
+        await decode.send(self.submit(prompt, max_tokens, handoff=source, handle=handle, **sampling))
+        return handle

@@ -1,0 +1,95 @@
+"""A prefill and a decode worker in this process: real streams on loopback, real threads, simulated model, memory transport."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
+from services.config import WorkerRole
+from services.decode.scheduler import DecodeScheduler
+from services.engine.runner.simulated import SimulatedRunner
+from services.prefill.scheduler import PrefillScheduler
+from services.worker.worker import Worker, WorkerParts
+from tests.worker.client import Stream, TestGateway
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Pair:
+    """Streams of one gateway to both workers."""
+
+    gateway: TestGateway
+    prefill: Stream
+    decode: Stream
+    fabric: MemoryFabric
+    workers: list[Worker]
+
+    async def baseline(self) -> None:
+        """Waits until neither worker holds anything but cached content; fails when that does not come."""
+        for worker in self.workers:
+            await worker_baseline(worker)
+
+
+async def worker_baseline(worker: Worker, timeout_s: float = 5.0) -> None:
+    """Waits until the worker's pool is at its baseline and nothing is open."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(timeout_s):
+        while True:
+            answer: asyncio.Future[bool] = loop.create_future()
+
+            def look(core, now, answer=answer) -> None:
+                sequences = core.engine.sequences
+                sequences.pool.check()
+                at_baseline = not core.open_ids and sequences.pool.available == sequences.pool.num_blocks
+                loop.call_soon_threadsafe(answer.set_result, at_baseline)
+
+            worker.engine.call(look)
+            if await answer:
+                return
+            await asyncio.sleep(0.02)
+
+
+def make_worker(role: WorkerRole, fabric: MemoryFabric, *, num_blocks: int = 200, max_num_seqs: int = 64) -> Worker:
+    """A worker over the simulated runner."""
+    scheduler = PrefillScheduler(32) if role is WorkerRole.PREFILL else DecodeScheduler(64, prefill_chunk=16)
+    return Worker(
+        WorkerParts(
+            role=role,
+            runner=SimulatedRunner(num_blocks, BLOCK_SIZE),
+            scheduler=scheduler,
+            make_transport=lambda incarnation, memory: MemoryTransport(fabric, incarnation, memory),
+            fingerprint="simulated",
+            eos_token_ids=(),
+            max_model_len=400,
+            max_num_seqs=max_num_seqs,
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(*workers: Worker) -> AsyncIterator[list[int]]:
+    """Ports of the started workers."""
+    ports = [await worker.start("127.0.0.1:0") for worker in workers]
+    try:
+        yield ports
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    fabric = MemoryFabric()
+    workers = [make_worker(WorkerRole.PREFILL, fabric), make_worker(WorkerRole.DECODE, fabric)]
+    gateway = TestGateway()
+    async with (
+        serving(*workers) as (prefill_port, decode_port),
+        gateway.connect(prefill_port) as prefill,
+        gateway.connect(decode_port) as decode,
+    ):
+        yield Pair(gateway, prefill, decode, fabric, workers)
