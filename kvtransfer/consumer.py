@@ -204,6 +204,11 @@ class Consumer:
                 row.stream = None
                 row.waiting_since = now
 
+    def producer_dead(self, producer: int, now: float) -> None:
+        """That process is gone for good: its handoffs have nothing to wait for."""
+        for id in [id for id, row in self._rows.items() if row.producer == producer]:
+            self._end(id, now, report=EndReason.PEER_LOST)
+
     def announcement(self, stream: StreamId, message: Announcement, now: float) -> None:
         """Blocks are complete. What was announced before may come again, with the same generations."""
         row = self._rows.get(message.id)

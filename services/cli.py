@@ -184,8 +184,8 @@ def up(
 def gateway(
     model: ModelOption,
     workers: Annotated[
-        tuple[str, ...],
-        typer.Option(parser=parse_workers, metavar="HOST:PORT,...", help="Prefill and decode workers, all of them."),
+        str,
+        typer.Option(metavar="HOST:PORT,...", help="Prefill and decode workers, all of them."),
     ],
     served_model_name: ServedNameOption = None,
     host: HttpHostOption = "127.0.0.1",
@@ -201,7 +201,7 @@ def gateway(
     config = GatewayConfig(
         model=directory,
         served_model_name=served_model_name or directory.name,
-        workers=workers,
+        workers=parse_workers(workers),
         host=host,
         port=port,
         handoff=handoff,

@@ -75,6 +75,6 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         parameter.copy_(0.3 * noise)
     elif "embed_tokens" in name or "lm_head" in name:
         # Small beside what the layers add: a tied head would else repeat the last token for ever.
-        parameter.copy_(0.3 * noise)
+        parameter.copy_(0.1 * noise)
     else:
-        parameter.copy_(1.6 * noise / parameter.shape[1] ** 0.5)
+        parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)

@@ -1,5 +1,6 @@
 """The command line: what it refuses, in one line, and what it does not load."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "services.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-m", "services.cli", *arguments]
+    wide = {**os.environ, "COLUMNS": "160"}
+    return subprocess.run(command, cwd=ROOT, env=wide, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_worker_on_a_network_must_say_plaintext(host: str, checkpoint: Path) -
 
 @pytest.mark.parametrize("option", ["--allow-plaintext", "--kv-memory", "--max-num-batched-tokens"])
 def test_help_names_the_options(option: str) -> None:
-    assert option in baton("prefill", "--help").stdout.replace("\n", "")
+    assert option in baton("prefill", "--help").stdout
 
 
 def test_help_loads_neither_torch_nor_grpc() -> None:

@@ -140,12 +140,13 @@ class NixlTransport:
             self._blocks = self._prepare(_LOCAL_SIDE, _block_rows(memory.blocks.ctypes.data, *memory.blocks.shape))
             # Made before any scratch buffer is registered, so that it opens nothing but the pool and its generations.
             self._descriptor = _Descriptor(
-                incarnation,
-                self._agent.get_agent_metadata(),
-                _HOST_DEVICE,
-                memory.blocks.ctypes.data,
-                *memory.blocks.shape,
-                memory.generations.ctypes.data,
+                incarnation=incarnation,
+                agent_metadata=self._agent.get_agent_metadata(),
+                device=_HOST_DEVICE,
+                blocks_address=memory.blocks.ctypes.data,
+                num_blocks=memory.blocks.shape[0],
+                block_bytes=memory.blocks.shape[1],
+                generations_address=memory.generations.ctypes.data,
             ).pack()
 
     def descriptor(self) -> bytes:
@@ -224,7 +225,10 @@ class NixlTransport:
     def _start_words(self, open_read: _OpenRead) -> _State:
         """Starts the second phase: the pages that hold the generation words of the read's blocks."""
         peer = open_read.peer
-        scratch = peer.free_scratch.pop() if peer.free_scratch else self._make_scratch(peer.num_blocks)
+        try:
+            scratch = peer.free_scratch.pop() if peer.free_scratch else self._make_scratch(peer.num_blocks)
+        except TransportError:
+            return _State.FAILED
         pages = np.unique(open_read.read.source // _PAGE_WORDS)
         transfer = self._make(scratch.pages, pages, peer.pages, pages)
         if transfer is None:

@@ -218,6 +218,11 @@ class Sequences:
         """Every request that is queued or holds blocks."""
         return self.held_ids | set(self.waiting) | set(self.preempted) | set(self._parked)
 
+    @property
+    def idle(self) -> bool:
+        """True when no request is known."""
+        return not (self._slot or self._leased or self.waiting or self.preempted or self._parked)
+
     def ids_of(self, gateway: int) -> list[HandoffId]:
         """Requests of one gateway."""
         return [id for id in self.known_ids if id.gateway == gateway]

@@ -109,11 +109,10 @@ class WorkerLink:
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             session = _Session(channel.stream_stream(CONNECT)(), self._listener)
             hello = await session.greet()
-            self._session = session
-            log.info(
-                "worker connected", address=self.address, role=hello.role.value, worker=f"{hello.incarnation:016x}"
-            )
             self._listener.worker_up(self, hello)
+            self._session = session
+            self.tried = True
+            log.info("worker connected", address=self.address, role=hello.role.value, worker=f"{session.worker:016x}")
             try:
                 await session.run()
             finally:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import httpx
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -17,12 +17,16 @@ def grpc_serving(address: str) -> Probe:
     async def probe() -> bool:
         # A channel of its own for each question: an old one would wait out its back-off before it tries again.
         async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            check = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
             try:
-                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
+                answer = await check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
             except grpc.aio.AioRpcError:
                 return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     return probe
 

@@ -148,6 +148,11 @@ class WorkerCore:
         self._consumer.stream_lost(producer, stream, now)
         self._settle(now)
 
+    def producer_dead(self, producer: int, now: float) -> None:
+        """The process that we read from is proven dead."""
+        self._consumer.producer_dead(producer, now)
+        self._settle(now)
+
     # From the transport and the clock.
 
     def read_ended(self, end: ReadEnd, now: float) -> None:
@@ -207,6 +212,11 @@ class WorkerCore:
     def open_ids(self) -> set[HandoffId]:
         """Every request that this worker knows; blocks are held for no others, quarantine aside."""
         return self._producer.open_ids | self._consumer.open_ids | self.engine.sequences.known_ids
+
+    @property
+    def idle(self) -> bool:
+        """True when no request is known."""
+        return self._producer.idle and not self._consumer.open_ids and self.engine.sequences.idle
 
     @property
     def has_handoffs(self) -> bool:

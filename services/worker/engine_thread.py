@@ -36,6 +36,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._next_tick = 0.0
         self._next_heartbeat = 0.0
+        self._said_idle = False
 
     def start(self) -> None:
         """Starts the thread."""
@@ -75,7 +76,7 @@ class EngineThread:
         return False
 
     def _idle_s(self) -> float:
-        return _TICK_S if self._core.open_ids else _HEARTBEAT_S
+        return _HEARTBEAT_S if self._said_idle else _TICK_S
 
     def _tick(self, now: float) -> None:
         if now < self._next_tick:
@@ -89,8 +90,11 @@ class EngineThread:
             self._on_fatal("too much KV memory is in quarantine, or for too long: starting afresh")
 
     def _flush(self, now: float) -> None:
-        heartbeat = now >= self._next_heartbeat
+        """Hands the outputs on. Gateways hear of the load with every frame, once a second, and when all is done."""
+        idle = self._core.idle
+        heartbeat = now >= self._next_heartbeat or (idle and not self._said_idle)
+        self._said_idle = idle
         outputs = self._core.take_outputs(now, heartbeat=heartbeat)
-        if heartbeat or outputs.frames:
+        if heartbeat:
             self._next_heartbeat = now + _HEARTBEAT_S
         self._on_outputs(outputs, self._core.has_handoffs)

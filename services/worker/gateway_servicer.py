@@ -64,6 +64,11 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             if (session := self._sessions.get(gateway)) is not None:
                 session.outbox.put(frame)
 
+    def close(self) -> None:
+        """Ends all streams."""
+        for session in self._sessions.values():
+            session.outbox.close()
+
     async def Connect(
         self,
         request_iterator: AsyncIterator[worker_pb2.GatewayMessage],

@@ -70,7 +70,9 @@ class KvStreams:
             task.add_done_callback(lambda task: self._dialled(producer, task))
 
     async def close(self) -> None:
-        """Ends the streams that this worker opened."""
+        """Ends all streams."""
+        for outbox in self._consumers.values():
+            outbox.close()
         for task in (tasks := list(self._dialling.values())):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,15 +108,20 @@ class KvStreams:
                 failures += 1
                 _log.info("no stream to a producer", address=producer.address, reason=error.details())
                 if "Connection refused" in (error.details() or ""):
-                    self.transfer.forget_peer(producer.incarnation)  # nobody listens: that process is dead
+                    self._give_up(producer.incarnation)  # nobody listens there: that process is dead
                     return
             except (TimeoutError, WireError) as error:
                 failures += 1
                 _log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
             except _AnotherLife:
-                self.transfer.forget_peer(producer.incarnation)
+                self._give_up(producer.incarnation)
                 return
             await asyncio.sleep(_RETRY_S)
+
+    def _give_up(self, producer: int) -> None:
+        """A producer is proven dead: nothing can land from it any more, and nothing will come."""
+        self.transfer.forget_peer(producer)
+        self.engine.call(lambda core, now: core.producer_dead(producer, now))
 
     async def _run_stream(self, producer: TakeFrom) -> bool:
         """One stream, until it breaks. True: it was up."""

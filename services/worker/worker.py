@@ -97,6 +97,7 @@ class Worker:
 
     async def stop(self) -> None:
         """Closes the streams and ends the threads."""
+        self._gateways.close()
         await self._kv.close()
         await self._server.stop(_STOP_GRACE_S)
         self.engine.stop()

@@ -170,7 +170,7 @@ def worker_hello(role: WorkerRole, incarnation: int, **changes: Any) -> WorkerHe
 @asynccontextmanager
 async def serving(worker: PeerWorker, port: int = 0) -> AsyncIterator[PeerWorker]:
     """Runs the worker's server."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=(("grpc.http2.max_ping_strikes", 0),))  # gateways ping once a second
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     worker.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()

@@ -1,6 +1,6 @@
-"""A launcher over stand-ins, as a process of its own: stand_in_stack.py WORKER_PORT GATEWAY_PORT [manner of the worker].
+"""A launcher over stand-ins, as a process of its own.
 
-Prints a line for each event, and one for each process id, for a test to read.
+stand_in_stack.py WORKER_PORT GATEWAY_PORT [manner of the worker] prints a line for each event, for a test to read.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.launcher.child import ChildFailed, ChildSpec
 from services.launcher.commands import Stack, environment
-from services.launcher.main import Launcher
+from services.launcher.launcher import Launcher
 from services.launcher.readiness import http_ready
 from services.launcher.restart import RestartPolicy
 

@@ -58,7 +58,7 @@ async def run_until(supervised: Supervisor, log: Log, event: tuple[str, ...]) ->
 
 async def test_a_child_that_was_never_ready_fails_with_its_last_line() -> None:
     child = supervisor("print('first'); print('no such tensor'); print(); raise SystemExit(3)", Log(), ready=False)
-    with pytest.raises(ChildFailed, match="^child did not start: no such tensor$") as failed:
+    with pytest.raises(ChildFailed, match=r"^child did not start: no such tensor$") as failed:
         await child.run()
     assert failed.value.lines == ["first", "no such tensor"]
     assert failed.value.how == "exit code 3"

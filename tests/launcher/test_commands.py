@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import click
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from services import cli
 from services.config import EngineConfig, GatewayConfig, HandoffMode, LogFormat, UpConfig, WorkerConfig, WorkerRole
@@ -14,7 +14,7 @@ from services.launcher import commands
 def parsed(arguments: list[str]) -> dict[str, object]:
     """What the command line makes of these arguments."""
     group = typer.main.get_command(cli.app)
-    assert isinstance(group, click.Group)
+    assert isinstance(group, TyperGroup)
     command = group.commands[arguments[0]]
     return command.make_context(arguments[0], arguments[1:]).params
 
@@ -78,7 +78,7 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
     assert parsed(commands.gateway_arguments(config)) == {
         "model": Path("/models/m"),
         "served_model_name": "name",
-        "workers": ("a:1", "b:2"),
+        "workers": "a:1,b:2",
         "host": "0.0.0.0",
         "port": 81,
         "handoff": "auto",

@@ -10,12 +10,12 @@ from services.launcher import ports
 def test_a_port_in_use_is_named_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ports.PortUnavailable, match=f"cannot listen on 127.0.0.1:{port}: address already in use"):
+        with pytest.raises(ports.PortUnavailable, match=rf":{port}: address already in use$"):
             ports.check("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ports.PortUnavailable, match="192.0.2.1:8000"):
+    with pytest.raises(ports.PortUnavailable, match=r"192\.0\.2\.1:8000"):
         ports.check("192.0.2.1", 8000)
 
 

@@ -210,10 +210,10 @@ def test_arrays_that_do_not_fit_together_are_refused(spoiled: dict[str, Any]):
         b"",
         worker_pb2.WorkerMessage(frame=worker_pb2.Frame(handles=b"abc")).SerializeToString(),
         worker_pb2.WorkerMessage(blocks=worker_pb2.BlockEvents(added=b"too short")).SerializeToString(),
-        worker_pb2.WorkerMessage(hello=worker_pb2.WorkerHello(role=9, block_size=16)).SerializeToString(),
-        worker_pb2.WorkerMessage(hello=worker_pb2.WorkerHello(role=1)).SerializeToString(),
+        worker_pb2.WorkerMessage(hello=worker_pb2.WorkerHello(block_size=16)).SerializeToString(),
+        worker_pb2.WorkerMessage(hello=worker_pb2.WorkerHello(role=worker_pb2.ROLE_DECODE)).SerializeToString(),
     ],
-    ids=["no protobuf", "empty", "torn array", "torn hash", "unknown role", "no block size"],
+    ids=["no protobuf", "empty", "torn array", "torn hash", "no role", "no block size"],
 )
 def test_what_no_worker_sends_is_refused(raw: bytes):
     with pytest.raises(WireError):

@@ -1,0 +1,162 @@
+"""Chat templates, rendered as `transformers` renders them.
+
+A template comes with the model, so it is foreign code: it runs in Jinja's immutable sandbox and sees plain JSON values
+only. It is compiled once; every request renders it.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from services.protocol.model_dir import ModelError, read_json_object
+
+# The names under which clients and templates know an earlier answer's reasoning; templates read the first.
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+_CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
+# What the gateway itself says to a template; a request's `chat_template_kwargs` must leave them alone.
+RESERVED_KWARGS = frozenset(
+    {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+)
+
+
+class TemplateError(Exception):
+    """A template that cannot render these messages. The message is meant for the client."""
+
+
+class ChatTemplate:
+    """One compiled template and the special tokens that it may write."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Raises jinja2.TemplateSyntaxError."""
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        self._template = _environment().from_string(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. Values are plain JSON. Raises TemplateError."""
+        prepared = [_with_reasoning(message) for message in messages]
+        if continue_final_message:
+            prepared[-1] = self._marked(prepared[-1])
+        variables = {**self._special_tokens, **(kwargs or {})}
+        try:
+            text = self._template.render(
+                messages=prepared,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **variables,
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"The model's chat template refuses these messages: {error.message}") from error
+        except Exception as error:  # whatever the template's own code ran into
+            raise TemplateError("The model's chat template cannot render these messages.") from error
+        return _cut_at_mark(text, messages[-1]["content"]) if continue_final_message else text
+
+    def _marked(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "content" not in self._source:
+            raise TemplateError("The model's chat template cannot continue a message.")
+        return {**message, "content": message["content"] + _CONTINUE_MARK}
+
+
+def load_chat_template(directory: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The model's own template: a .jinja file before tokenizer_config.json. None: it has none. Raises ModelError."""
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        source: str | None = path.read_text(encoding="utf-8")
+    else:
+        path = directory / "tokenizer_config.json"
+        values = read_json_object(path) if path.is_file() else {}
+        source = _default_template(values.get("chat_template"), path)
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, special_tokens)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"{path}: the chat template has a syntax error in line {error.lineno}: {error.message}") from error
+
+
+def _default_template(value: object, path: Path) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        named = {entry["name"]: entry["template"] for entry in value}  # type: ignore[attr-defined]
+    except (TypeError, KeyError) as error:
+        raise ModelError(f"{path}: chat_template is neither a string nor a list of named templates") from error
+    if "default" not in named:
+        raise ModelError(f"{path}: chat_template names {sorted(named)}, but no 'default'")
+    return str(named["default"])
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[key] for key in _REASONING_KEYS if key in present), None)
+    if reasoning is None:
+        return present
+    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _cut_at_mark(text: str, final_content: str) -> str:
+    """Everything up to the end of the last message's own text, without what the template puts after a message."""
+    mark = _CONTINUE_MARK.strip()
+    if mark not in text:
+        raise TemplateError("The model's chat template cannot continue a message.")
+    head = text[: text.rindex(mark)]
+    # The mark ends in a space: a template that strips its messages has then stripped the message's own end too.
+    return head if text[len(head) :].startswith(_CONTINUE_MARK) else head.rstrip()
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant wrote, for training; here it just renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
+
+    def _render(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)

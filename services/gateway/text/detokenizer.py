@@ -1,0 +1,82 @@
+"""Tokens to text while they come. A character whose bytes are spread over tokens appears with the last of them.
+
+What is left of an incomplete character at the end is dropped. The text does not depend on how the tokens were cut into
+pieces.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers.decoders import DecodeStream
+
+from services.gateway.text.tokenizer import Tokenizer
+
+# How much of the prompt (and later of the text) a decoder sees: enough to know that it is not at the beginning.
+_CONTEXT_TOKENS = 4
+
+# A character has at most four bytes. `DecodeStream` keeps what decodes to no character and decodes all of it again
+# with each token (4,000 of them took 14 s), so it is told to forget.
+_MAX_PENDING_TOKENS = 16
+
+
+class Detokenizer(Protocol):
+    """The text of one sequence after its prompt."""
+
+    def feed(self, tokens: list[int]) -> str:
+        """The text that these tokens complete."""
+
+
+def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
+    """The fastest one that is right for this tokenizer."""
+    skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+    if tokenizer.byte_level:
+        return ByteDetokenizer(tokenizer, skipped)
+    return StreamDetokenizer(tokenizer, skipped, prompt)
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: joins bytes. Measured 10 times faster than `DecodeStream`."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = skipped
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+
+    def feed(self, tokens: list[int]) -> str:
+        """See Detokenizer. Bytes that cannot be UTF-8 become U+FFFD."""
+        skipped = self._skipped
+        return self._decode(b"".join([self._token_bytes(token) for token in tokens if token not in skipped]))
+
+
+class StreamDetokenizer:
+    """For vocabularies where a token's text depends on its neighbours: SentencePiece and its spaces."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], prompt: Sequence[int]) -> None:
+        self._backend = tokenizer.backend
+        self._skipped = skipped
+        self._context = [token for token in prompt[-2 * _CONTEXT_TOKENS :] if token not in skipped][-_CONTEXT_TOKENS:]
+        self._pending: list[int] = []
+        if self._backend.decode(self._context).endswith("\N{REPLACEMENT CHARACTER}"):
+            self._context = []  # it would come again, whole, at the head of the text
+        self._stream = self._new_stream()
+
+    def feed(self, tokens: list[int]) -> str:
+        """See Detokenizer. Bytes that do not become a character are dropped."""
+        # One by one: DecodeStream holds back all of a piece whose last token is incomplete.
+        return "".join([self._step(token) for token in tokens if token not in self._skipped])
+
+    def _step(self, token: int) -> str:
+        text = self._stream.step(self._backend, token)
+        self._pending.append(token)
+        if text is not None:
+            self._context = [*self._context, *self._pending][-_CONTEXT_TOKENS:]
+            self._pending.clear()
+            return text
+        if len(self._pending) >= _MAX_PENDING_TOKENS:
+            self._pending.clear()
+            self._stream = self._new_stream()
+        return ""
+
+    def _new_stream(self) -> DecodeStream:
+        return DecodeStream(ids=self._context, skip_special_tokens=False)

@@ -1,0 +1,115 @@
+"""The model's tokenizer, as the gateway needs it: read from a Hugging Face directory with the `tokenizers` library.
+
+Nothing here depends on a request; one instance serves all of them.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import tokenizers
+from tokenizers.decoders import ByteLevel
+
+from services.protocol.model_dir import ModelError, read_json_object
+
+# The names under which a chat template may use a special token.
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK = "▁"
+
+# Longer texts are tokenized in a thread, so that streams do not wait. About 10 ms of work.
+_LONG_TEXT_CHARS = 32_768
+
+
+class Tokenizer:
+    """Encodes text, and says which bytes a token stands for.
+
+    backend: decodes; belongs to `Detokenizer`.
+    byte_level: True when a text is nothing but the bytes of its tokens, one after the other.
+    special_tokens: `bos_token` and the like, for chat templates.
+    special_ids: tokens that are not text.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.byte_level = isinstance(backend.decoder, ByteLevel)
+        self.special_tokens = dict(special_tokens)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = frozenset(added)
+        self._byte_alphabet = _byte_level_alphabet()
+        self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Special tokens written out in it are recognised either way."""
+        if len(text) > _LONG_TEXT_CHARS:
+            return await asyncio.to_thread(self._encode_unlocked, text, add_special_tokens)
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def _encode_unlocked(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Unlike `encode`, the batch calls release the interpreter lock.
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text, as UTF-8; it need not be whole characters. Empty: not in the vocabulary."""
+        found = self._bytes_of.get(token_id)
+        if found is None:
+            found = self._bytes_of[token_id] = self._read_bytes(token_id)
+        return found
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        piece = self.backend.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self.byte_level and all(char in self._byte_alphabet for char in piece):
+            return b"".join(self._byte_alphabet[char] for char in piece)
+        if self.byte_level or token_id in self._added_ids:
+            return piece.encode()
+        if match := _BYTE_TOKEN.fullmatch(piece):
+            return bytes([int(match[1], 16)])
+        if _SPACE_MARK in piece:
+            return piece.replace(_SPACE_MARK, " ").encode()
+        return self.backend.decode([token_id]).encode()
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Reads tokenizer.json, and the names of special tokens. Raises ModelError."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{directory} has no tokenizer.json")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise ModelError(f"{path} is not a tokenizer: {error}") from error
+    return Tokenizer(backend, _special_tokens(directory))
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter wins
+        path = directory / name
+        values = read_json_object(path) if path.is_file() else {}
+        for key in _NAMED_TOKENS:
+            value = values.get(key)
+            content = value.get("content") if isinstance(value, dict) else value
+            if isinstance(content, str):
+                named[key] = content
+    return named
+
+
+def _byte_level_alphabet() -> dict[str, bytes]:
+    """The printable characters that byte-level BPE writes instead of bytes (GPT-2's table)."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): bytes([byte]) for byte in printable}
+    table.update({chr(256 + index): bytes([byte]) for index, byte in enumerate(others)})
+    return table

@@ -1,0 +1,180 @@
+"""Workers to read from: in this process over the memory fabric, or in a process of their own over NIXL.
+
+`InProcessSource` and `ProcessSource` answer to the same calls, so that a contract test need not know which it has.
+"""
+
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport
+from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
+from kvtransfer.transports.nixl import NixlTransport
+
+NUM_BLOCKS = 24
+BLOCK_BYTES = 4096 + 512  # no multiple of a page
+CANARY = 0xA5
+_DEADLINE_S = 10.0
+
+
+def new_incarnation() -> Incarnation:
+    return Incarnation(secrets.randbits(64))
+
+
+def new_memory(block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> Memory:
+    """A pool of canaries."""
+    blocks = np.full((num_blocks, block_bytes), CANARY, dtype=np.uint8)
+    return Memory(blocks, np.zeros(num_blocks, dtype=np.uint64))
+
+
+def pattern(block: int, salt: int) -> np.ndarray:
+    """Bytes that tell a block, and where in it one looks."""
+    return ((np.arange(BLOCK_BYTES) * 31 + block * 7 + salt) % 251).astype(np.uint8)
+
+
+def block_read(read_id: int, peer: Incarnation, source: list[int], destination: list[int]) -> BlockRead:
+    return BlockRead(read_id, peer, np.array(source, dtype=np.uint32), np.array(destination, dtype=np.uint32))
+
+
+def wait_for_ends(transport: Transport, num_ends: int, *others: Transport) -> dict[int, ReadEnd]:
+    """Polls until so many reads ended; `others` live in this process and need polling too."""
+    ends: dict[int, ReadEnd] = {}
+    deadline = time.monotonic() + _DEADLINE_S
+    while len(ends) < num_ends:
+        assert time.monotonic() < deadline, f"{len(ends)} of {num_ends} reads ended"
+        for other in others:
+            other.poll()
+        for end in transport.poll():
+            assert end.read_id not in ends, "a read ended twice"
+            ends[end.read_id] = end
+        time.sleep(0.0002)
+    return ends
+
+
+class Worker:
+    """One worker's memory and transport, and what a test asks of them."""
+
+    def __init__(self, transport: Transport, memory: Memory) -> None:
+        self.transport = transport
+        self.memory = memory
+
+    def fill(self, salt: int) -> None:
+        """Gives each block its pattern and each generation word a value of its own."""
+        for block in range(NUM_BLOCKS):
+            self.memory.blocks[block] = pattern(block, salt)
+        self.memory.generations[:] = np.arange(NUM_BLOCKS) + salt * 1000
+
+    def set_generation(self, block: int, generation: int) -> None:
+        self.memory.generations[block] = generation
+
+    def read_all(self, peer: Incarnation, descriptor: bytes) -> np.ndarray | None:
+        """Reads the peer's whole pool to the same ids here; returns the generation words."""
+        self.transport.add_peer(peer, descriptor)
+        every = list(range(NUM_BLOCKS))
+        self.transport.post(block_read(1, peer, every, every))
+        return wait_for_ends(self.transport, 1)[1].generations
+
+    def blocks(self) -> np.ndarray:
+        return self.memory.blocks
+
+
+class InProcessSource:
+    """A worker over the memory fabric."""
+
+    def __init__(self, fabric: MemoryFabric) -> None:
+        self.incarnation = new_incarnation()
+        self._fabric = fabric
+        memory = new_memory()
+        self._worker = Worker(MemoryTransport(fabric, self.incarnation, memory), memory)
+        self.descriptor = self._worker.transport.descriptor()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        return getattr(self._worker, method)(*arguments)
+
+    def stop(self) -> None:
+        self._fabric.hold(self.incarnation)
+
+    def go_on(self) -> None:
+        self._fabric.release(self.incarnation)
+
+    def kill(self) -> None:
+        self._fabric.kill(self.incarnation)
+
+
+class ProcessSource:
+    """A worker over NIXL in a process of its own."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")  # the import of NIXL is paid for once
+        context.set_forkserver_preload(["nixl"])
+        self.incarnation = new_incarnation()
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self.incarnation), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._descriptor: bytes | None = None
+
+    @property
+    def descriptor(self) -> bytes:
+        """Waits for the process on first use, so that several can start side by side."""
+        if self._descriptor is None:
+            self._descriptor = self._receive()
+        return self._descriptor
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        assert self.descriptor
+        self._pipe.send((method, arguments))
+        return self._receive()
+
+    def stop(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is dead."""
+        self._process.kill()
+        self._process.join(_DEADLINE_S)
+
+    def close(self) -> None:
+        """Lets the process close its transport and exit."""
+        self._pipe.send(None)
+        self._process.join(_DEADLINE_S)
+        assert self._process.exitcode == 0
+
+    @property
+    def _pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def _receive(self) -> Any:
+        assert self._pipe.poll(30), "the source process does not answer"
+        return self._pipe.recv()
+
+
+Source = InProcessSource | ProcessSource
+
+
+def _serve(pipe: Connection, incarnation: Incarnation) -> None:
+    """Answers calls, and polls in between as a worker's transfer thread does."""
+    memory = new_memory()
+    transport = NixlTransport(incarnation, memory)
+    worker = Worker(transport, memory)
+    pipe.send(transport.descriptor())
+    while True:
+        transport.poll()
+        if not pipe.poll(0.0005):
+            continue
+        call = pipe.recv()
+        if call is None:
+            break
+        method, arguments = call
+        pipe.send(getattr(worker, method)(*arguments))
+    transport.close()

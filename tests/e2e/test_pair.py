@@ -1,0 +1,168 @@
+"""Through HTTP, prefill, a NIXL handoff and decode: the tokens that `transformers` generates, and nothing left behind."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from tests.e2e.conftest import generate
+from tests.e2e.stack import Stack, running_stack, wait_until
+
+GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def client_of(stack: Stack) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0)
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return [(seed * 7919 + index * 104729) % 4000 + 10 for index in range(length)]
+
+
+def text_of(model: Path, tokens: list[int]) -> str:
+    """What the client sees: an incomplete character at the end is not sent."""
+    return Tokenizer.from_file(str(model / "tokenizer.json")).decode(tokens).rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_greedy_tokens_and_logprobs_equal_transformers_with_every_request_handed_off(
+    family: str, request: pytest.FixtureRequest
+):
+    model: Path = request.getfixturevalue(family)
+    options = ["--max-num-batched-tokens", "37"]  # odd chunks
+    prompts = [prompt_of(seed, length) for seed, length in enumerate((1, 15, 16, 17, 60, 100))]
+    with running_stack(model, worker_options=options) as stack, ThreadPoolExecutor(6) as pool:
+        client = client_of(stack)
+
+        def complete(prompt: list[int]) -> openai.types.Completion:
+            return client.completions.create(prompt=prompt, max_tokens=24, logprobs=1, **GREEDY)
+
+        answers = list(pool.map(complete, prompts))
+        again = [complete(prompt) for prompt in prompts]  # alone, and with prefix hits
+        for prompt, *completions in zip(prompts, answers, again, strict=True):
+            tokens, logprobs = generate(model, prompt, 24)
+            for completion in completions:
+                choice = completion.choices[0]
+                assert choice.text.rstrip("\ufffd") == text_of(model, tokens)
+                assert choice.logprobs is not None
+                assert choice.logprobs.token_logprobs == pytest.approx(logprobs, abs=1e-4)
+        assert stack.metric("baton_handoffs_total", outcome="completed") == 2 * len(prompts)
+        assert stack.metric("baton_kv_bytes_moved_total") > 0
+        stack.wait_for_baseline()
+
+
+def test_the_same_seed_gives_the_same_text_with_and_without_handoff(stack: Stack, llama: Path):
+    with running_stack(llama, gateway_options=["--handoff", "never"]) as alone:
+        for seed in (1, 2, 3):
+            texts = [
+                client_of(each)
+                .completions.create(
+                    model="tiny", prompt=prompt_of(seed, 40), max_tokens=30, temperature=0.9, top_p=0.9, seed=seed
+                )
+                .choices[0]
+                .text
+                for each in (stack, alone)
+            ]
+            assert texts[0] == texts[1]
+        assert alone.metric("baton_handoffs_total") == 0
+
+
+def test_the_next_turn_finds_its_blocks_on_both_workers_and_moves_only_the_rest(stack: Stack, llama: Path):
+    client, prompt_len, num_tokens, block_size = client_of(stack), 77, 40, 16
+    prompt = prompt_of(50, prompt_len)
+    client.completions.create(prompt=prompt, max_tokens=num_tokens, **GREEDY)
+    stack.wait_for_baseline()
+    turn = prompt + generate(llama, prompt, num_tokens)[0] + prompt_of(51, 30)
+    time.sleep(1.1)  # the last load report carries the bytes moved
+    before = stack.metric("baton_kv_bytes_moved_total")
+    answer = client.completions.create(prompt=turn, max_tokens=2, **GREEDY)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == prompt_len // block_size * block_size
+    stack.wait_for_baseline()
+    time.sleep(1.1)
+    block_bytes = 2 * 2 * 2 * 16 * block_size * 4  # layers, heads, K and V, head dim, positions, float32
+    held = (prompt_len + num_tokens - 1) // block_size
+    moved = stack.metric("baton_kv_bytes_moved_total") - before
+    assert moved == (-(-len(turn) // block_size) - held) * block_bytes
+
+
+def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: Stack):
+    client, prefix = client_of(stack), prompt_of(60, 160)
+    time.sleep(1.1)
+    before = stack.metric("baton_kv_bytes_moved_total")
+
+    def cached(index: int) -> int:
+        answer = client.completions.create(prompt=[*prefix, 100 + index], max_tokens=4, **GREEDY)
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    with ThreadPoolExecutor(32) as pool:
+        assert sorted(pool.map(cached, range(32))) == [0] + [160] * 31
+    stack.wait_for_baseline()
+    time.sleep(1.1)
+    moved = stack.metric("baton_kv_bytes_moved_total") - before
+    assert moved == (160 // 16 + 32) * (2 * 2 * 2 * 16 * 16 * 4)
+
+
+async def test_blocks_are_back_within_a_second_after_the_client_is_gone(stack: Stack):
+    async with openai.AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+        for stream in (True, False):
+            call = asyncio.create_task(
+                client.completions.create(prompt=prompt_of(70, 100), max_tokens=390, stream=stream, **GREEDY)
+            )
+            await asyncio.sleep(0.15)
+            if stream:
+                answer = await call
+                await anext(aiter(answer))
+                await answer.close()
+            else:
+                call.cancel()
+            assert await asyncio.to_thread(stack.wait_for_baseline, 1.0) < 1.0
+
+
+def test_a_streamed_chat_and_an_error_through_the_official_client(stack: Stack):
+    client = client_of(stack)
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Hello"}],
+            max_tokens=12,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[-1].usage is not None
+    assert 1 <= chunks[-1].usage.completion_tokens <= 12
+    assert chunks[0].choices[0].delta.role == "assistant"
+    with pytest.raises(openai.NotFoundError, match="other"):
+        client.chat.completions.create(model="other", messages=[{"role": "user", "content": "Hello"}])
+    with pytest.raises(openai.BadRequestError) as error:
+        client.completions.create(model="tiny", prompt=prompt_of(1, 600))
+    assert error.value.code == "context_length_exceeded"
+    stack.wait_for_baseline()
+
+
+def test_an_idle_stack_uses_under_one_percent_of_a_core_per_process(stack: Stack):
+    import psutil
+
+    stack.wait_for_baseline()
+    processes = {name: psutil.Process(process.pid) for name, process in stack.processes.items()}
+    time.sleep(0.5)
+    start = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+    time.sleep(6)
+    used = {name: (sum(process.cpu_times()[:2]) - start[name]) / 6 for name, process in processes.items()}
+    assert all(share < 0.01 for share in used.values()), used
+
+
+def test_requests_end_when_their_deadline_passes(llama: Path):
+    with running_stack(llama, gateway_options=["--request-timeout", "0.5"]) as stack:
+        with pytest.raises(openai.APIStatusError) as error:
+            client_of(stack).completions.create(prompt=prompt_of(1, 50), max_tokens=400, stream=False, **GREEDY)
+        assert error.value.status_code == 504
+        wait_until(stack.at_baseline, 3)

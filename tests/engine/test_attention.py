@@ -1,0 +1,173 @@
+"""Paged attention against a plain float64 reference."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.torch_attention import TILE, TorchAttention
+
+NUM_LAYERS = 3
+
+
+@dataclass
+class Case:
+    """Random rows over a scattered pool, whose unwritten slots are NaN."""
+
+    lengths: list[int]  # of each row, new tokens included
+    counts: list[int]  # new tokens of each row
+    head_dim: int = 32
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.layout = KvLayout(
+            NUM_LAYERS, self.num_kv_heads, self.head_dim, self.block_size, str(self.dtype).removeprefix("torch.")
+        )
+        needed = [-(-length // self.block_size) for length in self.lengths]
+        self.pool = torch.full(self.layout.shape(sum(needed) + 1), math.nan, dtype=self.dtype)
+        ids = np.random.default_rng(0).permutation(sum(needed)) + 1  # block 0 belongs to nobody
+        self.tables = np.zeros((len(needed), max(needed) + 2), np.int32)
+        for row, (count, end) in enumerate(zip(needed, np.cumsum(needed), strict=True)):
+            self.tables[row, :count] = ids[end - count : end]
+        shape = (NUM_LAYERS, 2, sum(self.lengths), self.num_kv_heads, self.head_dim)
+        self.kv = torch.randn(shape, generator=generator).to(self.dtype)
+        queries = (NUM_LAYERS, sum(self.counts), self.num_heads, self.head_dim)
+        self.q = torch.randn(queries, generator=generator).to(self.dtype)
+        self.attention = TorchAttention(self.pool, self.layout, self.num_heads, self.head_dim**-0.5)
+
+    def tokens(self, first: list[int], last: list[int]) -> torch.Tensor:
+        """Indices into kv of each row's tokens from first to last."""
+        starts = np.cumsum([0, *self.lengths[:-1]])
+        pieces = [np.arange(s + a, s + b) for s, a, b in zip(starts, first, last, strict=True)]
+        return torch.from_numpy(np.concatenate(pieces))
+
+    def run(self, window: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """All layers: first everything but the new tokens is written (rows that have some), then the step."""
+        before = [length - count for length, count in zip(self.lengths, self.counts, strict=True)]
+        old = [row for row, length in enumerate(before) if length]
+        if old:
+            plan = self.attention.prepare(
+                self._queries([before[row] for row in old], [before[row] for row in old], old)
+            )
+            chosen = self.tokens([0] * len(before), before)
+            for layer in range(NUM_LAYERS):
+                self.attention.write(plan, layer, *self.kv[layer, :, chosen])
+        plan = self.attention.prepare(self._queries(self.lengths, self.counts, list(range(len(before)))), window)
+        chosen = self.tokens(before, self.lengths)
+        results = []
+        for layer in range(NUM_LAYERS):
+            self.attention.write(plan, layer, *self.kv[layer, :, chosen])
+            results.append(self.attention.attend(plan, layer, self.q[layer]))
+        return results
+
+    def expected(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row by row, in float64."""
+        outs, lses = [], []
+        group = self.num_heads // self.num_kv_heads
+        kv = self.kv[layer].double().repeat_interleave(group, dim=2)
+        query_ends, ends = np.cumsum(self.counts), np.cumsum(self.lengths)
+        for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
+            q = self.q[layer, query_ends[row] - count : query_ends[row]].double()
+            k, v = kv[:, ends[row] - length : ends[row]]
+            scores = torch.einsum("qhd,khd->hqk", q, k) * self.head_dim**-0.5
+            behind = torch.arange(length - count, length)[:, None] - torch.arange(length)
+            hidden = (behind < 0) | (behind >= (window or length))
+            scores = scores.masked_fill(hidden, -math.inf)
+            outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+            lses.append(scores.logsumexp(-1).T)
+        return torch.cat(outs), torch.cat(lses)
+
+    def _queries(self, lengths: list[int], counts: list[int], rows: list[int]) -> PagedQueries:
+        starts = np.cumsum([0, *counts], dtype=np.int32)
+        return PagedQueries(starts, np.array(lengths, np.int32), self.tables[rows])
+
+
+def check(case: Case, window: int | None = None) -> None:
+    exact = case.dtype == torch.float32
+    for layer, (out, lse) in enumerate(case.run(window)):
+        expected, expected_lse = case.expected(layer, window)
+        assert out.shape == case.q[layer].shape
+        assert lse.dtype == torch.float32
+        torch.testing.assert_close(out.double(), expected, atol=2e-6 if exact else 2e-2, rtol=1e-5 if exact else 2e-2)
+        torch.testing.assert_close(
+            lse.double(), expected_lse, atol=5e-6 if exact else 2e-2, rtol=1e-6 if exact else 1e-2
+        )
+
+
+DECODE = ([1, 16, 17, 100, 33, 250], [1] * 6)
+MIXED = ([1, 40, 17, 100, 300, 64, 5], [1, 40, 1, 37, 300, 1, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lengths", "counts"), [DECODE, MIXED, ([48, 48], [1, 1]), ([30], [30])])
+def test_rows_of_any_mixture(lengths: list[int], counts: list[int], dtype: torch.dtype) -> None:
+    check(Case(lengths, counts, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 96, 128])
+def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
+    check(Case([50, 20, 90], [1, 20, 33], head_dim=head_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (4, 1), (8, 2), (10, 2)])
+def test_groups_of_queries(num_heads: int, num_kv_heads: int) -> None:
+    check(Case([50, 20, 90], [1, 20, 33], num_heads=num_heads, num_kv_heads=num_kv_heads))
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32, 64])
+def test_block_sizes(block_size: int) -> None:
+    check(Case(*MIXED, block_size=block_size))
+
+
+@pytest.mark.parametrize("count", [TILE - 1, TILE, TILE + 1, 3 * TILE + 7])
+def test_queries_longer_than_a_tile(count: int) -> None:
+    check(Case([count + 100, count, 3], [count, count, 1]))
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 10_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_hides_older_tokens(window: int, dtype: torch.dtype) -> None:
+    """Long rows too, where whole stretches of keys are hidden."""
+    check(Case([*MIXED[0], 1500], [*MIXED[1], 1], dtype=dtype), window)
+
+
+def test_many_rows_are_attended_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bucket that would need too much memory at once is cut; the results do not tell."""
+    monkeypatch.setattr("services.engine.attention.torch_attention.PART_ELEMENTS", 1 << 16)
+    check(Case([*range(1, 60)], [1] * 59))
+
+
+def test_writing_goes_to_the_named_slots_alone() -> None:
+    """Every other slot keeps its bytes, but for the rest of a block that is begun: that is cleared."""
+    case = Case([20, 16], [1, 16])
+    case.run()
+    first, second, other = case.tables[0, 1], case.tables[1, 0], 0
+    assert torch.equal(case.pool[first][:, 1, 0, 3], case.kv[1, 0, 19])
+    assert torch.equal(case.pool[second][:, 2, 1, 5], case.kv[2, 1, 25])
+    assert (case.pool[first][:, :, :, 4:] == 0).all()
+    assert case.pool[other].isnan().all()
+
+
+def test_index_work_beyond_two_to_the_31_elements() -> None:
+    """Offsets are 64 bits wide: a sparse pool of 2**31 elements and more, whose last block is used."""
+    layout = KvLayout(num_layers=64, num_kv_heads=8, head_dim=128, block_size=64, dtype="bfloat16")
+    num_blocks = 2**31 // (64 * 8 * 128 * 64 * 2) + 2
+    raw = np.zeros(num_blocks * layout.block_bytes, np.uint8)  # not touched: costs no memory
+    pool = torch.from_numpy(raw).view(torch.bfloat16).view(layout.shape(num_blocks))
+    attention = TorchAttention(pool, layout, 8, 128**-0.5)
+    table = np.array([[num_blocks - 1]], np.int32)
+    plan = attention.prepare(PagedQueries(np.array([0, 1], np.int32), np.array([1], np.int32), table))
+    k, v = torch.full((1, 8, 128), 2.0).bfloat16(), torch.full((1, 8, 128), 3.0).bfloat16()
+    attention.write(plan, 63, k, v)
+    out, _ = attention.attend(plan, 63, k)
+    assert torch.equal(out, v)
+    assert pool[-1, :, 63, 0, 0].eq(2).all()

@@ -1,0 +1,140 @@
+"""The pool and the trie together, against a plain model of what may be cached and what must not be lost."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.engine.block_pool import BlockPool
+from services.engine.prefix_cache import NO_BLOCK, NodeAdded, NodeEvicted, PrefixCache
+
+BLOCK_SIZE = 2
+
+
+def make(num_blocks: int) -> tuple[PrefixCache, BlockPool]:
+    cache = PrefixCache(num_blocks, BLOCK_SIZE)
+    return cache, BlockPool(num_blocks, cache)
+
+
+def fill(cache: PrefixCache, pool: BlockPool, token_ids: np.ndarray) -> list[int] | None:
+    """Takes what is cached, allocates and enters the rest, as an admission does; None when there is no room."""
+    match = cache.match(np.append(token_ids, 0).astype(np.int32))
+    pool.reference(match.blocks)
+    fresh = pool.allocate(len(token_ids) // BLOCK_SIZE - len(match.blocks))
+    if fresh is None:
+        for block in reversed(match.blocks):
+            pool.release(block)
+        return None
+    blocks = match.blocks + fresh.tolist()
+    for index in range(len(match.blocks), len(blocks)):
+        tokens = token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE].tobytes()
+        cache.insert(blocks[index - 1] if index else NO_BLOCK, tokens, blocks[index], pending=True)
+    for block in fresh.tolist():
+        cache.make_ready(block)
+    return blocks
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(0, 20)), min_size=1, max_size=60
+    )
+)
+def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(operations: list):
+    cache, pool = make(12)
+    running: list[list[int]] = []
+    known: dict[int, bytes] = {}
+    for operation in operations:
+        if isinstance(operation, int):
+            if running:
+                for block in reversed(running.pop(operation % len(running))):
+                    pool.release(block)
+        elif (blocks := fill(cache, pool, np.repeat(np.array(operation, dtype=np.int32), BLOCK_SIZE))) is not None:
+            running.append(blocks)
+        pool.check()
+        for event in cache.take_events():  # a parent is there before its children, and goes after them
+            if isinstance(event, NodeAdded):
+                assert event.parent in known or event.parent == 0
+                known[event.node] = event.tokens
+            else:
+                assert isinstance(event, NodeEvicted)
+                del known[event.node]
+    assert len(known) == len(cache)
+
+
+def test_all_or_none():
+    _, pool = make(4)
+    assert pool.allocate(5) is None
+    assert pool.available == 4
+    blocks = pool.allocate(4)
+    assert blocks is not None
+    assert sorted(blocks.tolist()) == [0, 1, 2, 3]
+    assert pool.allocate(1) is None
+
+
+def test_a_generation_is_raised_with_new_content_and_only_then():
+    cache, pool = make(2)
+    blocks = fill(cache, pool, np.array([7, 7], dtype=np.int32))
+    assert blocks is not None
+    (block,) = blocks
+    generation = int(pool.generations[block])
+    pool.reference(blocks)
+    pool.release(block)
+    pool.release(block)
+    assert fill(cache, pool, np.array([7, 7], dtype=np.int32)) == [block]
+    assert int(pool.generations[block]) == generation
+    pool.release(block)
+    assert pool.allocate(2) is not None
+    assert int(pool.generations[block]) == generation + 1
+
+
+def test_the_least_recently_used_leaf_is_evicted_first():
+    cache, pool = make(4)
+    old, new = (np.array([token] * 4, dtype=np.int32) for token in (1, 2))
+    for tokens in (old, new, old):
+        blocks = fill(cache, pool, tokens)
+        assert blocks is not None
+        for block in reversed(blocks):
+            pool.release(block)
+    pool.allocate(1)
+    assert len(cache.match(np.append(old, 0).astype(np.int32)).blocks) == 2
+    assert len(cache.match(np.append(new, 0).astype(np.int32)).blocks) == 1
+
+
+def test_freeing_twice_is_caught():
+    _, pool = make(2)
+    blocks = pool.allocate(1)
+    assert blocks is not None
+    pool.release(int(blocks[0]))
+    with pytest.raises(AssertionError):
+        pool.release(int(blocks[0]))
+
+
+def test_the_queue_of_evictable_blocks_stays_bounded():
+    cache, pool = make(8)
+    tokens = np.array([1, 1, 2, 2], dtype=np.int32)
+    for _ in range(1000):
+        blocks = fill(cache, pool, tokens)
+        assert blocks is not None
+        for block in reversed(blocks):
+            pool.release(block)
+    assert len(pool._queue) <= 4 * 8
+
+
+def test_a_lookup_tells_a_pending_block_from_a_missing_one():
+    cache, pool = make(4)
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    first, second = blocks.tolist()
+    tokens = np.array([1, 2, 3, 4, 5], dtype=np.int32)
+    cache.insert(NO_BLOCK, tokens[:2].tobytes(), first, pending=True)
+    cache.insert(first, tokens[2:4].tobytes(), second, pending=True)
+    assert cache.match(tokens).next_is_pending
+    version = cache.version
+    cache.make_ready(first)
+    assert cache.version > version
+    match = cache.match(tokens)
+    assert (match.blocks, match.next_is_pending) == ([first], True)
+    cache.remove(second)
+    assert not cache.match(tokens).next_is_pending
+    assert cache.match(tokens[:2]).blocks == []

@@ -1,0 +1,179 @@
+"""Sampling: the filters exactly, the distribution statistically, the randomness reproducibly."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.engine.runner.base import SamplingBatch
+from services.engine.sampler import NUM_CANDIDATES, _invert, sample, uniforms
+
+PROBABILITIES = [0.35, 0.25, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01]
+
+
+def batch(num_rows: int, **settings: Any) -> SamplingBatch:
+    """Rows with the same settings, or with a list of them; by default each has its own seed."""
+    defaults = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "position": 5, "num_logprobs": -1}
+    values = defaults | {"seed": np.arange(num_rows)} | settings
+    dtypes = {"top_k": np.int32, "seed": np.uint64, "position": np.int64, "num_logprobs": np.int32}
+    banned = values.pop("banned", {})
+    arrays = {
+        name: np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtypes.get(name, np.float32)), (num_rows,)))
+        for name, value in values.items()
+    }
+    return SamplingBatch(
+        **arrays,
+        banned=banned,
+        all_greedy=bool((arrays["temperature"] == 0).all()),
+        any_logprobs=bool((arrays["num_logprobs"] >= 0).any()),
+    )
+
+
+def logits_of(probabilities: list[float], num_rows: int) -> torch.Tensor:
+    return torch.tensor(probabilities).log().repeat(num_rows, 1)
+
+
+def counts(probabilities: list[float], num_rows: int = 4000, **settings: Any) -> np.ndarray:
+    drawn = sample(logits_of(probabilities, num_rows), batch(num_rows, **settings)).token_ids
+    return np.bincount(drawn, minlength=len(probabilities))
+
+
+def assert_drawn_from(found: np.ndarray, expected: list[float]) -> None:
+    """Chi-square at about the 99.9 % point for up to 7 degrees of freedom; nothing outside the support."""
+    wanted = np.array(expected) / sum(expected) * found.sum()
+    support = wanted > 0
+    assert found[~support].sum() == 0
+    assert ((found[support] - wanted[support]) ** 2 / wanted[support]).sum() < 24.3
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
+    assert sample(logits.clone(), batch(5, temperature=0)).token_ids.tolist() == logits.argmax(-1).tolist()
+
+
+def test_unfiltered_rows_follow_the_distribution() -> None:
+    assert_drawn_from(counts(PROBABILITIES), PROBABILITIES)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_sharpens_or_flattens(temperature: float) -> None:
+    assert_drawn_from(counts(PROBABILITIES, temperature=temperature), [p ** (1 / temperature) for p in PROBABILITIES])
+
+
+def test_a_tiny_temperature_is_greedy_in_effect() -> None:
+    assert counts(PROBABILITIES, temperature=1e-30)[0] == 4000
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 1}, 1),
+        ({"top_k": 3}, 3),
+        ({"top_k": 0}, 8),
+        ({"top_k": 8}, 8),
+        ({"top_k": 100}, 8),
+        ({"top_p": 0.3}, 1),
+        ({"top_p": 0.5}, 2),
+        ({"top_p": 0.61}, 3),
+        ({"top_p": 0.995}, 8),
+        ({"top_p": 1e-9}, 1),
+        ({"min_p": 0.2}, 5),  # 0.2 * 0.35 = 0.07
+        ({"min_p": 1.0}, 1),
+        ({"top_k": 4, "top_p": 0.7}, 2),  # 0.7 of the 0.85 that top_k left: 0.595
+        ({"top_k": 6, "min_p": 0.2}, 5),
+        ({"top_p": 0.97, "min_p": 0.05}, 6),  # 0.05 * 0.35 = 0.0175 would keep seven
+        ({"top_p": 0.7, "min_p": 0.5}, 2),  # top_p's share is of all tokens, not of those above min_p
+    ],
+)
+def test_filters_keep_exactly_the_likeliest(settings: dict[str, Any], kept: int) -> None:
+    assert_drawn_from(counts(PROBABILITIES, **settings), PROBABILITIES[:kept] + [0.0] * (8 - kept))
+
+
+@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 1500}, {"top_k": 2500, "top_p": 0.8}])
+def test_filters_that_reach_beyond_the_candidates(settings: dict[str, Any]) -> None:
+    """A nearly flat distribution over 3000 tokens: what is drawn is what sorting all of them would allow."""
+    vocab = 3000
+    ranks = torch.randperm(vocab, generator=torch.Generator().manual_seed(0))
+    logits = -1e-4 * ranks.float()
+    probabilities = logits.double().softmax(-1).sort(descending=True).values
+    head = probabilities[: settings.get("top_k", vocab)]
+    allowed = int((head.cumsum(0) - head < settings.get("top_p", 1.0) * head.sum()).sum())
+    assert allowed > NUM_CANDIDATES
+    drawn = sample(logits.repeat(4000, 1), batch(4000, **settings)).token_ids
+    drawn_ranks = ranks[torch.from_numpy(drawn).long()].numpy()
+    assert allowed * 0.98 < drawn_ranks.max() < allowed
+    assert_drawn_from(np.histogram(drawn_ranks, bins=5, range=(0, allowed))[0], [1 + 2e-5, 1, 1, 1, 1])
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Mixed settings in one batch: each row draws what it draws alone."""
+    logits = 3 * torch.randn(40, 2000, generator=torch.Generator().manual_seed(1))
+    rng = np.random.default_rng(1)
+    settings = {
+        "temperature": rng.choice([0, 0.7, 1.3], 40),
+        "top_k": rng.choice([-1, 5, 1200], 40),
+        "top_p": rng.choice([1, 0.6, 0.999], 40),
+        "min_p": rng.choice([0, 0.1], 40),
+        "seed": rng.integers(0, 2**63, 40),
+        "position": rng.integers(1, 1000, 40),
+    }
+    together = sample(logits.clone(), batch(40, **settings)).token_ids
+    for row in range(40):
+        own = {name: values[row] for name, values in settings.items()}
+        assert sample(logits[row : row + 1].clone(), batch(1, **own)).token_ids[0] == together[row]
+
+
+def test_uniforms_are_a_function_of_seed_and_position() -> None:
+    """Pinned: another value would break the continuation of running requests by a newer worker."""
+    seeds = np.array([0, 0, 1, 2**64 - 1], np.uint64)
+    found = uniforms(seeds, np.array([0, 1, 0, 12345]))
+    assert found.dtype == np.float32
+    assert found.tolist() == [0.6524484753608704, 0.7012121081352234, 0.3681895136833191, 0.14507073163986206]
+
+
+@pytest.mark.parametrize("along", ["seeds", "positions"])
+def test_uniforms_are_uniform_and_unrelated(along: str) -> None:
+    numbers, zeros = np.arange(50_000), np.zeros(50_000, np.int64)
+    drawn = (
+        uniforms(numbers.astype(np.uint64), zeros) if along == "seeds" else uniforms(zeros.astype(np.uint64), numbers)
+    )
+    assert 0 <= drawn.min() < drawn.max() < 1
+    cells = np.histogram(drawn, bins=100, range=(0, 1))[0]
+    assert ((cells - 500.0) ** 2 / 500).sum() < 149.5  # 99.9 % point of chi-square with 99 degrees of freedom
+    assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.015
+
+
+def test_banned_tokens_are_never_chosen_and_do_not_change_logprobs() -> None:
+    logits = logits_of(PROBABILITIES, 2)
+    banned = {0: np.array([0, 1], np.int32)}
+    output = sample(logits, batch(2, temperature=0, num_logprobs=2, banned=banned))
+    assert output.token_ids.tolist() == [2, 0]
+    assert output.logprobs is not None
+    assert output.logprobs.top_ids.tolist() == [[0, 1], [0, 1]]
+    assert np.exp(output.logprobs.sampled) == pytest.approx([0.15, 0.35])
+    assert_drawn_from(
+        counts(PROBABILITIES, banned={row: np.array([0, 3], np.int32) for row in range(4000)}),
+        [0.0, *PROBABILITIES[1:3], 0.0, *PROBABILITIES[4:]],
+    )
+
+
+def test_logprobs_are_of_the_raw_distribution() -> None:
+    """Before temperature and filters, best first; rows that asked for fewer are as wide as the widest."""
+    output = sample(
+        logits_of(PROBABILITIES, 3), batch(3, temperature=[0.3, 0, 1], top_k=[1, -1, 2], num_logprobs=[3, -1, 0])
+    )
+    found = output.logprobs
+    assert found is not None
+    assert (found.sampled.dtype, found.top_ids.dtype, found.top.dtype) == (np.float32, np.int32, np.float32)
+    assert found.top.shape == found.top_ids.shape == (3, 3)
+    assert found.top_ids[0].tolist() == [0, 1, 2]
+    assert np.exp(found.top[0]) == pytest.approx(PROBABILITIES[:3])
+    assert np.exp(found.sampled[[0, 2]]) == pytest.approx([PROBABILITIES[token] for token in output.token_ids[[0, 2]]])
+
+
+def test_no_token_without_weight_at_the_upper_end() -> None:
+    """The largest uniform number still finds a token that has weight."""
+    weights = torch.tensor([[1.0, 1e-3, 0.3, 0.0, 0.0]]).repeat(3, 1)
+    largest = torch.tensor([0.0, 1 - 2.0**-24, 1.0])
+    assert _invert(weights, largest).tolist() == [0, 2, 2]

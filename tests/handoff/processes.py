@@ -1,0 +1,259 @@
+"""The processes in the world of these tests: workers around the shipped core, gateways around the shipped ledger.
+
+A worker process is one life of a worker. A gateway routes by turns; its clients compare every token with what the
+model says alone.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtransfer.consumer import Consumer
+from kvtransfer.handles import HandleMarks
+from kvtransfer.messages import HandoffId
+from kvtransfer.producer import Producer
+from services.config import WorkerRole
+from services.decode.scheduler import DecodeScheduler
+from services.engine.engine import Engine
+from services.engine.request import Kind, Request
+from services.engine.runner.simulated import SimulatedRunner
+from services.engine.sequences import Sequences
+from services.gateway.generation import GenerationRequest
+from services.gateway.ledger import Command, Ledger, LedgerRow
+from services.gateway.router import Candidate, Plan, WorkerId
+from services.prefill.scheduler import PrefillScheduler
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Load
+from services.protocol.messages import HandTo, Submit, TakeFrom
+from services.protocol.outcomes import FinishReason
+from services.protocol.sampling import SamplingParams
+from services.worker.core import WorkerCore
+from tests.engine.harness import reference
+from tests.handoff.wires import GatewayStream
+
+if TYPE_CHECKING:
+    from tests.handoff.world import World
+
+BLOCK_SIZE = 2
+MAX_MODEL_LEN = 14
+
+
+class Violation(AssertionError):
+    """Something happened that must never happen."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes that a world is made of. A planted bug replaces one of them."""
+
+    producer: type[Producer] = Producer
+    consumer: type[Consumer] = Consumer
+    marks: type[HandleMarks] = HandleMarks
+    sequences: type[Sequences] = Sequences
+    decode_scheduler: type[DecodeScheduler] = DecodeScheduler
+    aborts_prefill: bool = True
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How tiny everything is."""
+
+    num_blocks: int = 8
+    max_num_seqs: int = 4
+    chunk: int = 4  # tokens of a step
+
+
+class WorkerProcess:
+    """One life of a worker."""
+
+    def __init__(self, name: str, role: WorkerRole, incarnation: int, parts: Parts, sizes: Sizes) -> None:
+        self.name = name
+        self.role = role
+        self.incarnation = incarnation
+        self.alive = True
+        self.gateways: dict[int, GatewayStream] = {}  # by gateway incarnation: the stream that counts
+        self.runner = SimulatedRunner(sizes.num_blocks, BLOCK_SIZE)
+        scheduler = (
+            PrefillScheduler(sizes.chunk)
+            if role is WorkerRole.PREFILL
+            else parts.decode_scheduler(sizes.chunk, prefill_chunk=2)
+        )
+        engine = Engine(
+            self.runner, scheduler, max_num_seqs=sizes.max_num_seqs, max_model_len=MAX_MODEL_LEN, eos_token_ids=()
+        )
+        engine.sequences = parts.sequences(engine.sequences.batch, sizes.num_blocks, ())
+        marks = parts.marks()
+        producer, consumer = parts.producer(incarnation, marks), parts.consumer()
+        self.core = WorkerCore(engine, incarnation, producer, consumer, marks)
+
+    def __repr__(self) -> str:
+        return f"{self.name}#{self.incarnation}"
+
+    def candidate(self) -> Candidate:
+        """This worker, for a plan."""
+        return Candidate(
+            id=WorkerId(self.incarnation),
+            address=self.name,
+            role=self.role,
+            pairs_by=("", 1, "memory"),
+            block_size=BLOCK_SIZE,
+            num_blocks=self.runner.num_blocks,
+            load=Load(),
+        )
+
+
+def worker_request(gateway: int, submit: Submit, now: float) -> Request:
+    """What a worker makes of a submit."""
+    match submit.handoff:
+        case HandTo(incarnation):
+            kind, peer = Kind.PRODUCE, incarnation
+        case TakeFrom(_, incarnation):
+            kind, peer = Kind.CONSUME, incarnation
+        case None:
+            kind, peer = Kind.LOCAL, 0
+    id = HandoffId(gateway, submit.handle)
+    return Request(id, submit.capsule, kind, arrival=now, deadline=now + submit.timeout_s, peer=peer)
+
+
+@cache
+def model_says(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The tokens that follow a prompt."""
+    return tuple(reference(list(prompt), count))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a client wants. stops_at: how many tokens until a stop token, or until the gateway sees a stop string."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token_at: int | None = None
+    stop_string_at: int | None = None
+    timeout_s: float = 1000.0
+    alone: bool = False  # on a decode worker, without handoff
+    turn: int = 0
+
+    def expected(self) -> tuple[int, ...]:
+        """All tokens of the answer."""
+        counts = (self.max_tokens, self.stop_token_at, self.stop_string_at)
+        return model_says(self.prompt, min(count for count in counts if count is not None))
+
+    def generation_request(self) -> GenerationRequest:
+        """For the ledger."""
+        stop = () if self.stop_token_at is None else (model_says(self.prompt, self.stop_token_at)[-1],)
+        sampling = SamplingParams(max_tokens=self.max_tokens, temperature=0, stop_token_ids=stop)
+        capsule = Capsule(np.array(self.prompt, dtype=np.int32), len(self.prompt), sampling)
+        return GenerationRequest("", capsule, self.timeout_s)
+
+
+@dataclass(eq=False)
+class Client:
+    """A client of one request; ended exactly once, in one way."""
+
+    ask: Ask
+    row: LedgerRow
+    got: list[int] = field(default_factory=list)
+    finished: bool = False
+    left: bool = False  # went away itself, or its gateway died
+
+    @property
+    def ended(self) -> bool:
+        """True when there is nothing to wait for."""
+        return self.finished or self.left or self.row.error is not None
+
+    def read(self, ledger: Ledger) -> None:
+        """Takes what is there and compares it."""
+        while not self.ended and (delta := self.row.take()) is not None:
+            self.got += delta.tokens
+            expected = self.ask.expected()
+            if self.ask.stop_string_at is not None and len(self.got) >= len(expected):
+                del self.got[len(expected) :]
+                ledger.close(self.row)
+                self.finished = True
+            self._compare(expected)
+            if delta.finish is not FinishReason.NONE:
+                self.finished = True
+        if self.finished and tuple(self.got) != self.ask.expected():
+            raise Violation(f"an answer ended as {self.got}, not {self.ask.expected()}")
+
+    def _compare(self, expected: tuple[int, ...]) -> None:
+        if tuple(self.got) != expected[: len(self.got)]:
+            raise Violation(f"a client got {self.got} of {expected}: wrong tokens")
+
+
+class GatewayNode:
+    """One life of a gateway."""
+
+    def __init__(self, incarnation: int, world: "World", aborts_prefill: bool) -> None:
+        self.incarnation = incarnation
+        self.alive = True
+        self.workers: dict[int, GatewayStream] = {}  # by incarnation: the live streams
+        self._clock = lambda: world.now
+        self.ledger = Ledger(self._send, self._clock, _NoObserver())
+        self.clients: list[Client] = []
+        self.ask_of_handle: dict[int, Ask] = {}
+        self._aborts_prefill = aborts_prefill
+
+    def ask(self, ask: Ask) -> Client:
+        """A client's request comes."""
+        row = self.ledger.open(ask.generation_request(), lambda: None)
+        client = Client(ask, row)
+        self.clients.append(client)
+        self.look_after()
+        return client
+
+    def look_after(self) -> None:
+        """Readers read, and requests without an attempt get one."""
+        for client in self.open_clients():
+            client.read(self.ledger)
+            if not client.ended and client.row.attempt is None:
+                self._place(client)
+
+    def open_clients(self) -> Iterator[Client]:
+        """Those that still wait."""
+        return (client for client in self.clients if not client.ended)
+
+    def clock_moved(self, now: float) -> None:
+        """Deadlines."""
+        for client in list(self.open_clients()):
+            if now >= client.row.deadline:
+                self.ledger.on_deadline(client.row)
+        self.look_after()
+
+    def _place(self, client: Client) -> None:
+        row, ask = client.row, client.ask
+        avoided = row.still_avoided(self._clock())
+        ready = [stream.worker.candidate() for id, stream in self.workers.items() if WorkerId(id) not in avoided]
+        prefills = sorted((worker for worker in ready if worker.role is WorkerRole.PREFILL), key=lambda w: w.id)
+        decodes = sorted((worker for worker in ready if worker.role is WorkerRole.DECODE), key=lambda w: w.id)
+        turn = ask.turn + row.attempts
+        prefill = prefills[turn % len(prefills)] if prefills and not ask.alone else None
+        decode = decodes[turn // 2 % len(decodes)] if decodes else None
+        if prefill is not None and row.remaining == 1:
+            decode = None
+        elif decode is None:
+            return
+        self.ask_of_handle[self.ledger.highest_handle + 1] = ask
+        self.ledger.start(row, Plan(prefill, decode))
+
+    def _send(self, worker: WorkerId, command: Command) -> None:
+        stream = self.workers.get(worker)
+        if stream is None:
+            return
+        if not self._aborts_prefill and not isinstance(command, Submit) and stream.worker.role is WorkerRole.PREFILL:
+            return
+        stream.down.append(command)
+
+
+class _NoObserver:
+    def attempt_started(self) -> None: ...
+
+    def handoff_ended(self, outcome: str) -> None: ...
+
+    def cached_tokens(self, predicted: int, actual: int) -> None: ...
+
+
+CoreCall = Callable[[WorkerCore], object]

@@ -1,0 +1,77 @@
+"""Lets a world come to rest, and says what must be true then."""
+
+from services.protocol.outcomes import FinishReason
+from tests.handoff.processes import Violation
+from tests.handoff.world import World
+
+_PATIENCE_S = 100.0  # of the world's clock; far below the deadline of a patient client
+_AFTERWARDS_S = 10.0  # beyond every grace
+
+
+def run_fairly(world: World, rounds: int = 1) -> bool:
+    """Everything that can go on goes on once, in order; False when nothing could."""
+    moved = False
+    for _ in range(rounds):
+        moved = False
+        for kind in ("deliver", "land", "end read"):
+            while things := world.things(kind):
+                things[0]()
+                moved = True
+        for worker in list(world.workers.values()):
+            moved |= world.step(worker)
+        if not moved:
+            break
+    return moved
+
+
+def heal(world: World) -> None:
+    """Every end notices what broke, the dead are known as dead, everybody connects."""
+    while things := world.things("notice"):
+        things[0]()
+    for worker in list(world.workers.values()):
+        world.prove_dead(worker)
+    world.connect()
+
+
+def settle(world: World, *, must_complete: bool = False) -> None:
+    """No more faults: every request ends, once, and nothing is held after it. Raises Violation."""
+    heal(world)
+    until = world.now + _PATIENCE_S
+    while True:
+        while run_fairly(world):
+            pass
+        waiting = [client for gateway in world.gateways for client in gateway.open_clients()]
+        if not waiting:
+            break
+        if world.now > until or must_complete and world.now > until - _PATIENCE_S + 5:
+            raise Violation(f"no end for {[client.ask for client in waiting]}")
+        world.advance(0.5)
+    _check_ends(world, must_complete)
+    for _ in range(int(_AFTERWARDS_S * 2)):
+        world.advance(0.5)
+        while run_fairly(world):
+            pass
+    _check_nothing_is_held(world)
+
+
+def _check_ends(world: World, must_complete: bool) -> None:
+    for gateway in world.gateways:
+        if len(gateway.ledger):
+            raise Violation("the ledger has rows without a client")
+        for client in gateway.clients:
+            failed = client.row.error is not None
+            if failed and (client.finished or client.row.finish is not FinishReason.NONE):
+                raise Violation(f"{client.ask} ended twice")
+            if failed and must_complete:
+                raise Violation(f"{client.ask} failed though nothing broke: {client.row.error}")
+
+
+def _check_nothing_is_held(world: World) -> None:
+    if world.flights:
+        raise Violation("reads without an end")
+    for worker in world.workers.values():
+        sequences = worker.core.engine.sequences
+        if worker.core.open_ids or worker.core.has_handoffs:
+            raise Violation(f"{worker} still knows {worker.core.open_ids or 'early opens'} after all requests ended")
+        if sequences.pool.available != sequences.pool.num_blocks or sequences.num_held_back:
+            raise Violation(f"{worker}: {sequences.pool.available} of {sequences.pool.num_blocks} blocks are back")

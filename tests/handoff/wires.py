@@ -1,0 +1,94 @@
+"""What connects processes in the world of these tests: streams that break in every way, and reads that land late.
+
+A stream has a near end, which opened it, and a far end. Each direction is a queue in order. When a stream breaks, each
+end learns it in its own time; what an end had sent before may still be delivered until the other end has noticed.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from kvtransfer.consumer import PostRead
+from kvtransfer.messages import StreamId
+
+if TYPE_CHECKING:
+    from tests.handoff.processes import GatewayNode, WorkerProcess
+
+
+class Break(Enum):
+    """How a stream breaks."""
+
+    CUT = "both directions are lost, neither end has noticed"
+    NEAR = "the near end closed it; what it sent before may still arrive"
+    FAR = "the far end closed it; what it sent before may still arrive"
+
+
+@dataclass(eq=False)
+class Stream:
+    """Two queues, and what each end knows."""
+
+    down: deque[Any] = field(default_factory=deque)  # near end to far end
+    up: deque[Any] = field(default_factory=deque)
+    down_open: bool = True  # False: nothing is delivered or accepted any more
+    up_open: bool = True
+    near_knows: bool = False  # that it is broken
+    far_knows: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """True while nothing has happened to it."""
+        return self.down_open and self.up_open and not self.near_knows and not self.far_knows
+
+    def break_it(self, how: Break) -> None:
+        """Ends are told by the world, which then calls `near_noticed` and `far_noticed`."""
+        if how is not Break.NEAR:
+            self.down_open = False
+        if how is not Break.FAR:
+            self.up_open = False
+
+    def near_noticed(self) -> None:
+        """The near end hears no more."""
+        self.near_knows, self.up_open = True, False
+
+    def far_noticed(self) -> None:
+        """The far end hears no more."""
+        self.far_knows, self.down_open = True, False
+
+
+@dataclass(eq=False)
+class GatewayStream(Stream):
+    """From a gateway (near) to a worker (far)."""
+
+    gateway: "GatewayNode" = field(kw_only=True)
+    worker: "WorkerProcess" = field(kw_only=True)
+
+
+@dataclass(eq=False)
+class ControlStream(Stream):
+    """From a consumer (near) to a producer (far)."""
+
+    id: StreamId = field(kw_only=True)
+    consumer: "WorkerProcess" = field(kw_only=True)
+    producer: "WorkerProcess" = field(kw_only=True)
+
+
+@dataclass(eq=False)
+class Flight:
+    """A posted read. Its data lands block by block, whoever still wants it; then the generation words are read."""
+
+    post: PostRead
+    reader: "WorkerProcess"
+    source: "WorkerProcess"
+    landed: int = 0  # blocks
+
+    @property
+    def has_data(self) -> bool:
+        """True when only the generation words are missing."""
+        return self.landed == len(self.post.source)
+
+    def land_block(self) -> None:
+        """Copies the next block as it is now."""
+        to, of = self.post.destination[self.landed], self.post.source[self.landed]
+        self.reader.runner.kv_bytes()[to] = self.source.runner.kv_bytes()[of]
+        self.landed += 1
