@@ -149,10 +149,11 @@ def up(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Starts prefill and decode workers and a gateway on this machine. Ctrl-C ends them all."""
+    given = None if model is None else _checkpoint(model)
     from services.launcher import demo_model
     from services.launcher.main import run
 
-    directory = demo_model.directory() if model is None else _checkpoint(model)
+    directory = given or demo_model.directory()
     config = UpConfig(
         engine=EngineConfig(
             model=directory,
@@ -165,8 +166,8 @@ def up(
             max_num_batched_tokens=max_num_batched_tokens,
             num_threads=num_threads,
         ),
-        demo=model is None,
-        served_model_name=served_model_name or (demo_model.NAME if model is None else directory.name),
+        demo=given is None,
+        served_model_name=served_model_name or (given.name if given else demo_model.NAME),
         host=host,
         port=port,
         num_prefill=prefill,

@@ -20,7 +20,7 @@ from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow
 from services.gateway.links import LinkRefused, WorkerLink
 from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
 from services.prefix_index.base import PrefixIndex
-from services.protocol.frames import Frame, Load
+from services.protocol.frames import Failure, Frame, Load
 from services.protocol.messages import MAX_HANDLE, BlockEvents, GatewayHello, WorkerHello
 
 log = structlog.get_logger()
@@ -112,7 +112,9 @@ class Dispatcher:
         worker = WorkerId(hello.incarnation)
         if self._fleet.get(worker) is not None:
             raise LinkRefused("the same worker is connected under another address")
-        self._fleet.add(LiveWorker(worker, link, hello, Load(available_blocks=hello.num_blocks)))
+        load = Load(available_blocks=hello.num_blocks)
+        self._fleet.add(LiveWorker(worker, link, hello, load))
+        self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
         for row in self._ledger:
             if row.attempt is None:
@@ -127,8 +129,7 @@ class Dispatcher:
             return
         self._ledger.on_rows(worker, message.rows())
         for failure in message.failures:
-            log.info("attempt failed", handle=failure.handle, code=failure.code.name, detail=failure.detail)
-            self._ledger.on_failure(worker, failure)
+            self._on_failure(worker, failure)
         if message.load is not None:
             self._note_load(worker, message.load)
 
@@ -162,7 +163,7 @@ class Dispatcher:
             self._begin_again()
         demand = Demand(
             num_tokens=row.length,
-            one_token=row.remaining == 1,
+            one_token=row.length + 1 == row.max_len,
             larger_than=row.larger_than,
             avoid=row.still_avoided(self._loop.time()),
         )
@@ -205,6 +206,20 @@ class Dispatcher:
         live = self._fleet.get(worker)
         if live is not None:
             live.link.send(command)
+
+    def _on_failure(self, worker: WorkerId, failure: Failure) -> None:
+        row = self._ledger.find(failure.handle)
+        if row is None:
+            return
+        log.info(
+            "attempt failed",
+            request_id=row.request.request_id,
+            handle=failure.handle,
+            worker=f"{worker:016x}",
+            code=failure.code.name,
+            detail=failure.detail,
+        )
+        self._ledger.on_failure(worker, failure)
 
     def _note_load(self, id: WorkerId, load: Load) -> None:
         worker = self._fleet.get(id)

@@ -49,6 +49,9 @@ class LedgerRow:
     request: GenerationRequest
     deadline: float  # on the ledger's clock
     wake: Callable[[], None]  # called when there is news for the reader
+    start: int = field(init=False)  # length of the request's capsule
+    max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
+    wants_logprobs: bool = field(init=False)  # a token counts as delivered only together with its logprobs
     generated: "array[int]" = field(default_factory=lambda: array("i"))  # delivered tokens
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not taken yet
     taken: int = 0  # of `generated`
@@ -62,20 +65,16 @@ class LedgerRow:
     error: GenerationError | None = None
     closed: bool = False
 
+    def __post_init__(self) -> None:
+        capsule = self.request.capsule
+        self.start = len(capsule.token_ids)
+        self.max_len = capsule.max_len
+        self.wants_logprobs = capsule.sampling.num_logprobs is not None
+
     @property
     def length(self) -> int:
         """Of the sequence so far: the index of its next token."""
-        return len(self.request.capsule.token_ids) + len(self.generated)
-
-    @property
-    def remaining(self) -> int:
-        """Tokens until `max_tokens`."""
-        return self.request.capsule.max_len - self.length
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """True when a token counts as delivered only together with its logprobs."""
-        return self.request.capsule.sampling.num_logprobs is not None
+        return self.start + len(self.generated)
 
     def capsule(self) -> Capsule:
         """What the next attempt starts from."""
@@ -126,6 +125,10 @@ class Ledger:
         row = LedgerRow(request, self._clock() + request.timeout_s, wake)
         self._rows[row] = None
         return row
+
+    def find(self, handle: int) -> LedgerRow | None:
+        """The row whose attempt has this handle; None: the handle was given up."""
+        return self._by_handle.get(handle)
 
     def start(self, row: LedgerRow, plan: Plan) -> None:
         """The row's next attempt: its handle is allocated and sent in one step."""
@@ -194,39 +197,50 @@ class Ledger:
             self._send(decode.id, Submit(attempt.handle, capsule, timeout_s, request_id, handoff=take_from))
 
     def _on_row(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, said: Row) -> None:
-        self._note_cached(worker, row, attempt, said.cached)
+        if said.cached >= 0:
+            self._note_cached(worker, row, attempt, said.cached)
         if not attempt.heeds(worker):
             return
+        if attempt.phase is not Phase.DECODE:
+            self._advance(worker, row, attempt)
+        delivered = self._deliver(row, said)
+        length = row.length
+        if said.finish or length >= row.max_len or said.position > length:
+            self._conclude(worker, row, attempt, said)
+        elif delivered:
+            row.wake()
+
+    def _advance(self, worker: WorkerId, row: LedgerRow, attempt: Attempt) -> None:
         if attempt.row_from(worker):
             self._observer.handoff_ended("completed")
         self._settle_queue(attempt)
         row.refusals = 0
-        end = said.position + len(said.tokens)
-        delivered = self._deliver(row, said)
-        if row.remaining == 0 and end >= row.length:
-            reason = said.finish if end == row.length and said.finish else FinishReason.LENGTH
-            self._finish(row, attempt, worker, reason, cut=not said.finish)
-        elif said.finish and end == row.length:
-            self._finish(row, attempt, worker, said.finish)
-        elif said.finish or said.position > row.length:
-            # Tokens are missing between what was delivered and this row: not what was agreed, so begin again there.
-            self._fail(row, attempt, None, FailureCode.HANDOFF)
-        elif delivered:
-            row.wake()
 
     def _deliver(self, row: LedgerRow, said: Row) -> bool:
-        skip = row.length - said.position
+        length = row.length
+        skip = length - said.position
         if skip < 0 or (row.wants_logprobs and said.logprobs is None):
             return False
-        stop = skip + row.remaining
+        stop = skip + row.max_len - length
         tokens = said.tokens[skip:stop]
         row.generated.extend(tokens)
         if row.wants_logprobs and said.logprobs is not None:
             row.logprobs.extend(said.logprobs[skip:stop])
         return bool(tokens)
 
+    def _conclude(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, said: Row) -> None:
+        """The row ends the request, or does not fit to what was delivered."""
+        end, length = said.position + len(said.tokens), row.length
+        if said.finish and end == length:
+            self._finish(row, attempt, worker, said.finish)
+        elif length == row.max_len and end >= length:
+            self._finish(row, attempt, worker, FinishReason.LENGTH, cut=not said.finish)
+        else:
+            # Tokens are missing between what was delivered and this row: not what was agreed, so begin again there.
+            self._fail(row, attempt, None, FailureCode.HANDOFF)
+
     def _note_cached(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, cached: int) -> None:
-        if cached < 0 or worker != attempt.plan.computes.id:
+        if worker != attempt.plan.computes.id:
             return
         self._observer.cached_tokens(attempt.predicted_cached, cached)
         if row.cached_tokens is None:

@@ -14,6 +14,7 @@ import structlog
 
 from services.gateway.router import WorkerId
 from services.protocol.frames import Frame
+from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import PROTOCOL_MAJOR, Abort, BlockEvents, GatewayHello, Submit, WorkerHello
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
 
@@ -24,17 +25,6 @@ HELLO_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 30.0
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
 MAX_QUEUED_COMMANDS = 16_384
-
-# Keepalive alone does not notice a stopped process; with the ping timeout it is noticed in about two seconds.
-CHANNEL_OPTIONS = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 64 << 20),  # a snapshot of four million blocks
-    ("grpc.use_local_subchannel_pool", 1),  # a new session connects anew, whatever became of the last one
-)
 
 log = structlog.get_logger()
 
@@ -106,7 +96,7 @@ class WorkerLink:
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
     async def _run_session(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS) as channel:
             session = _Session(channel.stream_stream(CONNECT)(), self._listener)
             hello = await session.greet()
             self._listener.worker_up(self, hello)

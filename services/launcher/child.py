@@ -8,6 +8,7 @@ A supervisor's `run` returns only by raising, and no child outlives it.
 """
 
 import asyncio
+import re
 import signal
 import time
 from collections import deque
@@ -37,7 +38,7 @@ class ChildFailed(Exception):
     """A child ended before it was ever ready. `lines`: the last ones that it wrote."""
 
     def __init__(self, name: str, how: str, lines: list[str]) -> None:
-        reason = lines[-1].removeprefix("baton: ") if lines else how
+        reason = re.sub(r"^baton[a-z ]*: ", "", lines[-1]) if lines else how
         super().__init__(f"{name} did not start: {reason}")
         self.name = name
         self.how = how

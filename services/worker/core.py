@@ -109,6 +109,7 @@ class WorkerCore:
         self._failures.pop(gateway, None)
         self._producer.gateway_lost(gateway)
         self._consumer.gateway_lost(gateway, now)
+        self._settle(now)  # what open reads may still write to is held back before the engine lets go of the rest
         for id in self.engine.sequences.ids_of(gateway):
             self._forget(id, now)
         self._settle(now)

@@ -9,7 +9,7 @@ import structlog
 
 from kvtransfer.transports.base import Incarnation, Memory, Transport, TransportError
 from services.config import WorkerConfig
-from services.engine.runner.load import load_runner
+from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
 from services.protocol.model_dir import ModelError

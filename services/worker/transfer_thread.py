@@ -75,7 +75,10 @@ class TransferThread:
         while self._take_calls(transport):
             for end in transport.poll():
                 self._on_read_ended(end)
-        transport.close()
+        try:
+            transport.close()
+        except TransportError as error:
+            _log.warning("the transport was left open", reason=str(error))
 
     def _take_calls(self, transport: Transport) -> bool:
         try:

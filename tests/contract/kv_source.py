@@ -70,6 +70,9 @@ class Worker:
             self.memory.blocks[block] = pattern(block, salt)
         self.memory.generations[:] = np.arange(NUM_BLOCKS) + salt * 1000
 
+    def ping(self) -> None:
+        """Answers, and so shows that it runs."""
+
     def set_generation(self, block: int, generation: int) -> None:
         self.memory.generations[block] = generation
 

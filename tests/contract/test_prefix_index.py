@@ -4,7 +4,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.prefix_index.base import PrefixIndex
@@ -94,6 +94,7 @@ async def test_a_dropped_worker_is_gone_and_the_others_stay(index: PrefixIndex):
     assert await index.depths(chain) == {BOB: 3}
 
 
+@settings(deadline=None)
 @given(st.integers(0, 70), st.integers(0, 70))
 async def test_depth_is_exact_for_any_lengths(length: int, held: int):
     chain = chain_of(70)

@@ -100,9 +100,9 @@ def test_filters_that_reach_beyond_the_candidates(settings: dict[str, Any]) -> N
     head = probabilities[: settings.get("top_k", vocab)]
     allowed = int((head.cumsum(0) - head < settings.get("top_p", 1.0) * head.sum()).sum())
     assert allowed > NUM_CANDIDATES
-    drawn = sample(logits.repeat(4000, 1), batch(4000, **settings)).token_ids
+    drawn = sample(logits.repeat(1000, 1), batch(1000, **settings)).token_ids
     drawn_ranks = ranks[torch.from_numpy(drawn).long()].numpy()
-    assert allowed * 0.98 < drawn_ranks.max() < allowed
+    assert allowed * 0.97 < drawn_ranks.max() < allowed
     assert_drawn_from(np.histogram(drawn_ranks, bins=5, range=(0, allowed))[0], [1 + 2e-5, 1, 1, 1, 1])
 
 

@@ -37,21 +37,37 @@ def load(directory: Path, **options: Any) -> TorchRunner:
     return load_runner(EngineConfig(model=directory, kv_memory_bytes=8 << 20, num_threads=1, **options)).runner
 
 
-def reference(directory: Path, prompt: list[int], num_tokens: int = NUM_TOKENS) -> tuple[list[int], torch.Tensor]:
-    """Greedy tokens of `transformers` in float32, and the log-probabilities of each step, [num_tokens, vocab]."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    found = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        do_sample=False,
-        max_new_tokens=num_tokens,
-        eos_token_id=None,
-        pad_token_id=0,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    logprobs = torch.cat(found.logits).log_softmax(-1)
-    return found.sequences[0, len(prompt) :].tolist(), logprobs
+class Reference:
+    """The same checkpoint in `transformers`, float32."""
+
+    def __init__(self, directory: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+    def tokens(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Its greedy continuation."""
+        return self.run(prompt, num_tokens)[0]
+
+    def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
+        found = self._model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        logprobs = torch.cat(found.logits).log_softmax(-1)
+        return found.sequences[0, len(prompt) :].tolist(), logprobs
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
+    """A checkpoint with nothing special, and its reference."""
+    directory = write_checkpoint(tmp_path_factory.mktemp("plain"))
+    return directory, Reference(directory)
 
 
 def prompts_of(lengths: list[int], vocab: int = 320) -> list[list[int]]:
@@ -64,10 +80,10 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
     """Mixed lengths in one batch, odd chunks, scattered blocks; both families and many shapes."""
     family, shape = SHAPES[name]
     directory = write_checkpoint(tmp_path / "model", family, **shape)
-    prompts = prompts_of([1, 37, 90])
+    prompts, reference = prompts_of([1, 37, 90]), Reference(directory)
     rows = run_greedy(load(directory), prompts, NUM_TOKENS, chunk=13, num_logprobs=4)
     for prompt, row in zip(prompts, rows, strict=True):
-        tokens, logprobs = reference(directory, prompt)
+        tokens, logprobs = reference.run(prompt, NUM_TOKENS)
         assert len(set(tokens)) >= 20, "a reference that repeats itself proves little"
         assert row.generated == tokens
         for (sampled, top_ids, top), token, expected in zip(row.logprobs, tokens, logprobs, strict=True):
@@ -78,18 +94,19 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
 @pytest.mark.parametrize("block_size", [8, 64])
-def test_chunks_and_blocks_do_not_change_tokens(chunk: int, block_size: int, tmp_path: Path) -> None:
-    directory = write_checkpoint(tmp_path / "model")
+def test_chunks_and_blocks_do_not_change_tokens(chunk: int, block_size: int, plain: tuple[Path, Reference]) -> None:
+    directory, reference = plain
     prompts = prompts_of([50, 131])
     rows = run_greedy(load(directory, block_size=block_size), prompts, 24, chunk=chunk)
-    assert [row.generated for row in rows] == [reference(directory, prompt, 24)[0] for prompt in prompts]
+    assert [row.generated for row in rows] == [reference.tokens(prompt, 24) for prompt in prompts]
 
 
 def test_a_prompt_longer_than_an_attention_tile(tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model", max_position_embeddings=2048)
     prompts = prompts_of([700, 300, 5])
     rows = run_greedy(load(directory), prompts, 8, chunk=600)
-    assert [row.generated for row in rows] == [reference(directory, prompt, 8)[0] for prompt in prompts]
+    reference = Reference(directory)
+    assert [row.generated for row in rows] == [reference.tokens(prompt, 8) for prompt in prompts]
 
 
 def test_a_row_runs_alone_as_in_a_batch(tmp_path: Path) -> None:
@@ -118,9 +135,9 @@ def test_bfloat16_stays_near_float32(family: str, tmp_path: Path) -> None:
     """The first sampled token of many prompts: its log-probabilities are near those of float32."""
     directory = write_checkpoint(tmp_path / "model", family, dtype=torch.bfloat16)
     prompts = prompts_of([5, 20, 41, 80])
-    rows = run_greedy(load(directory), prompts, 1, chunk=32, num_logprobs=0)
+    rows, reference = run_greedy(load(directory), prompts, 1, chunk=32, num_logprobs=0), Reference(directory)
     for prompt, row in zip(prompts, rows, strict=True):
-        _, logprobs = reference(directory, prompt, 1)
+        _, logprobs = reference.run(prompt, 1)
         assert row.logprobs[0][0] == pytest.approx(float(logprobs[0, row.generated[0]]), abs=0.5)
         assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < 0.5
 

@@ -13,6 +13,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.config import WorkerRole
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
+from services.protocol.grpc_options import SERVER_OPTIONS
 from services.protocol.messages import Abort, BlockEvents, GatewayHello, Submit, WorkerHello, WorkerMessage
 from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.wire import pack_worker_message, parse_gateway_message
@@ -170,7 +171,7 @@ def worker_hello(role: WorkerRole, incarnation: int, **changes: Any) -> WorkerHe
 @asynccontextmanager
 async def serving(worker: PeerWorker, port: int = 0) -> AsyncIterator[PeerWorker]:
     """Runs the worker's server."""
-    server = grpc.aio.server(options=(("grpc.http2.max_ping_strikes", 0),))  # gateways ping once a second
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     worker.address = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
     await server.start()

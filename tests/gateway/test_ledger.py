@@ -290,6 +290,15 @@ def test_more_tokens_than_allowed_are_cut_and_the_worker_is_stopped(bench: Bench
     assert bench.aborted() == [D.id]
 
 
+def test_tokens_missing_in_between_end_the_attempt(bench: Bench):
+    row = bench.started(DECODE_ALONE)
+    bench.say(D, 1, 3, [50])
+    bench.say(D, 1, 5, [52])
+    assert row.attempt is None
+    assert bench.aborted() == [D.id]
+    assert taken(row) == [50]
+
+
 def test_a_finish_without_tokens_ends_the_request(bench: Bench):
     row = bench.started(DECODE_ALONE)
     bench.say(D, 1, 3, [50])

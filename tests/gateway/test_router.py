@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.config import HandoffMode, WorkerRole
@@ -167,6 +167,7 @@ WORKERS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(WORKERS, st.sampled_from(HandoffMode), st.integers(1, 400), st.booleans(), st.integers(0, 9))
 def test_any_plan_keeps_the_rules(
     workers: list[Candidate], mode: HandoffMode, tokens: int, one_token: bool, turn: int

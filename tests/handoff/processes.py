@@ -4,7 +4,7 @@ A worker process is one life of a worker. A gateway routes by turns; its clients
 model says alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -54,7 +54,8 @@ class Parts:
     marks: type[HandleMarks] = HandleMarks
     sequences: type[Sequences] = Sequences
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
-    aborts_prefill: bool = True
+    core: type[WorkerCore] = WorkerCore
+    aborts_prefill: bool = True  # of the gateways
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class WorkerProcess:
         engine.sequences = parts.sequences(engine.sequences.batch, sizes.num_blocks, ())
         marks = parts.marks()
         producer, consumer = parts.producer(incarnation, marks), parts.consumer()
-        self.core = WorkerCore(engine, incarnation, producer, consumer, marks)
+        self.core = parts.core(engine, incarnation, producer, consumer, marks)
 
     def __repr__(self) -> str:
         return f"{self.name}#{self.incarnation}"
@@ -158,6 +159,7 @@ class Client:
     got: list[int] = field(default_factory=list)
     finished: bool = False
     left: bool = False  # went away itself, or its gateway died
+    attempts: int = 0
 
     @property
     def ended(self) -> bool:
@@ -229,13 +231,14 @@ class GatewayNode:
         ready = [stream.worker.candidate() for id, stream in self.workers.items() if WorkerId(id) not in avoided]
         prefills = sorted((worker for worker in ready if worker.role is WorkerRole.PREFILL), key=lambda w: w.id)
         decodes = sorted((worker for worker in ready if worker.role is WorkerRole.DECODE), key=lambda w: w.id)
-        turn = ask.turn + row.attempts
+        turn = ask.turn + client.attempts
         prefill = prefills[turn % len(prefills)] if prefills and not ask.alone else None
         decode = decodes[turn // 2 % len(decodes)] if decodes else None
-        if prefill is not None and row.remaining == 1:
+        if prefill is not None and len(client.got) == ask.max_tokens - 1:
             decode = None
         elif decode is None:
             return
+        client.attempts += 1
         self.ask_of_handle[self.ledger.highest_handle + 1] = ask
         self.ledger.start(row, Plan(prefill, decode))
 
@@ -255,5 +258,3 @@ class _NoObserver:
 
     def cached_tokens(self, predicted: int, actual: int) -> None: ...
 
-
-CoreCall = Callable[[WorkerCore], object]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
-from kvtransfer.consumer import PostRead
 from kvtransfer.messages import Announcement, Ended, HandoffId, StreamId, ToConsumer, ToProducer
 from kvtransfer.transports.base import ReadEnd
 from services.config import WorkerRole
@@ -53,6 +52,7 @@ class World:
         self.streams: list[Stream] = []
         self.flights: list[Flight] = []
         self.late_submits: dict[tuple[int, int], list[Submit]] = {}  # gateway, worker: held up when a stream broke
+        self.lives: dict[int, WorkerProcess] = {}  # every worker there ever was, by incarnation
         self.gateways = [self._new_gateway() for _ in range(num_gateways)]
         self.dead_gateways: list[GatewayNode] = []
         self.workers = {name: self._new_worker(name) for name in workers}
@@ -65,7 +65,9 @@ class World:
 
     def _new_worker(self, name: str) -> WorkerProcess:
         role = WorkerRole.PREFILL if name.startswith("p") else WorkerRole.DECODE
-        return WorkerProcess(name, role, next(self._ids), self._parts, self._sizes)
+        worker = WorkerProcess(name, role, next(self._ids), self._parts, self._sizes)
+        self.lives[worker.incarnation] = worker
+        return worker
 
     def kill(self, worker: WorkerProcess) -> None:
         """A worker dies; nothing of it is delivered or lands any more, and another life starts in its place."""
@@ -93,7 +95,7 @@ class World:
 
     def prove_dead(self, reader: WorkerProcess) -> None:
         """A consumer learns that producers it read from are dead."""
-        dead = {flight.source for flight in self._flights_of_dead() if flight.reader is reader}
+        dead = {flight.source for flight in self.flights if flight.reader is reader}
         dead |= {stream.producer for stream in self.control_streams() if stream.consumer is reader}
         for producer in dead:
             if producer.alive:
@@ -101,9 +103,6 @@ class World:
             self._call(reader, lambda core, id=producer.incarnation: core.producer_dead(id, self.now))  # type: ignore[misc]
             for flight in [each for each in self.flights if each.reader is reader and each.source is producer]:
                 self.fail_read(flight)
-
-    def _flights_of_dead(self) -> list[Flight]:
-        return [flight for flight in self.flights if not flight.source.alive]
 
     # Streams.
 
@@ -312,16 +311,12 @@ class World:
                 to_gateway.up.append(frame)
         for id, message in outputs.messages:
             self._put(id, message)
-        self.flights += [self._flight(worker, post) for post in outputs.reads]
+        self.flights += [Flight(post, worker, self.lives[post.producer]) for post in outputs.reads]
 
     def _put(self, id: StreamId, message: ToConsumer | ToProducer) -> None:
         for stream in self.control_streams():
             if stream.id == id:
                 (stream.up if isinstance(message, Announcement | Ended) else stream.down).append(message)
-
-    def _flight(self, reader: WorkerProcess, post: PostRead) -> Flight:
-        sources = [stream.producer for stream in self.control_streams() if stream.producer.incarnation == post.producer]
-        return Flight(post, reader, sources[0])
 
     def _check_tokens(self, worker: WorkerProcess, gateway: int, frame: Frame) -> None:
         asks = {node.incarnation: node.ask_of_handle for node in (*self.gateways, *self.dead_gateways)}[gateway]

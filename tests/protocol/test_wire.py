@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protos import worker_pb2
@@ -150,6 +150,7 @@ def test_a_frames_rows_hold_what_belongs_together():
     assert (third.tokens, third.finish, third.logprobs) == ([], FinishReason.LENGTH, [])
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=3), st.integers(-1, 2)), max_size=5))
 def test_rows_of_any_widths_survive(rows: list[tuple[list[int], int]]):
     asked = [(tokens, width) for tokens, width in rows if width >= 0]

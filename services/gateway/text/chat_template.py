@@ -90,7 +90,9 @@ def load_chat_template(directory: Path, special_tokens: Mapping[str, str]) -> Ch
     try:
         return ChatTemplate(source, special_tokens)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"{path}: the chat template has a syntax error in line {error.lineno}: {error.message}") from error
+        raise ModelError(
+            f"{path}: the chat template has a syntax error in line {error.lineno}: {error.message}"
+        ) from error
 
 
 def _default_template(value: object, path: Path) -> str | None:
@@ -116,7 +118,7 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
 def _cut_at_mark(text: str, final_content: str) -> str:
     """Everything up to the end of the last message's own text, without what the template puts after a message."""
     mark = _CONTINUE_MARK.strip()
-    if mark not in text:
+    if mark not in text or final_content.strip() not in text:
         raise TemplateError("The model's chat template cannot continue a message.")
     head = text[: text.rindex(mark)]
     # The mark ends in a space: a template that strips its messages has then stripped the message's own end too.

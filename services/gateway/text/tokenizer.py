@@ -43,11 +43,17 @@ class Tokenizer:
         self._added_ids = frozenset(added)
         self._byte_alphabet = _byte_level_alphabet()
         self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met
+        self._longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
         return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def exceeds(self, text: str, num_tokens: int) -> bool:
+        """True when `text` surely has more tokens than that, known without tokenizing it."""
+        lossless = self.byte_level and self.backend.normalizer is None
+        return lossless and len(text) > num_tokens * self._longest_token
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Special tokens written out in it are recognised either way."""

@@ -1,0 +1,115 @@
+"""`python -m loadtest`: drives an OpenAI server on this machine and prints how fast it answered.
+
+    python -m loadtest --workload decode
+    python -m loadtest --requests 64 --input 48 --output 128 --json result.json
+
+It ends by itself: the number of requests is fixed, and what is open after --timeout is an error.
+"""
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+
+from loadtest import client, counters, http_stream, workload
+from loadtest.http_stream import Address, HttpError
+from loadtest.report import Report, report, table
+from loadtest.workload import Workload
+
+
+class Refusal(Exception):
+    """A run that cannot be made; its text is one line for a person."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit code 0 when every request was answered."""
+    options = _parser().parse_args(arguments)
+    try:
+        result = asyncio.run(_run(options))
+    except (Refusal, HttpError) as error:
+        sys.stderr.write(f"loadtest: {error}\n")
+        return 2
+    sys.stdout.write(table(result) + "\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(result.as_dict(), indent=2) + "\n")
+    return 1 if result.failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__.partition("\n")[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, on this machine (%(default)s)")
+    parser.add_argument("--model", help="name of the model (default: the first one that the server names)")
+    parser.add_argument("--workload", choices=sorted(workload.NAMED), default="decode", help="(%(default)s)")
+    parser.add_argument("--requests", type=int, help="number of requests, instead of the workload's")
+    parser.add_argument("--input", type=int, help="prompt tokens, instead of the workload's")
+    parser.add_argument("--output", type=int, help="output tokens, instead of the workload's")
+    parser.add_argument("--concurrency", type=int, help="requests at a time (default: all)")
+    parser.add_argument("--warmup", type=int, default=4, help="requests before, not counted (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (%(default)s)")
+    parser.add_argument("--highest-token-id", type=int, default=4000, help="in prompts (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole run (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the numbers there too")
+    return parser
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    address = _local(options.url)
+    asked = _workload(options)
+    model = options.model or await _first_model(address)
+
+    async def drive(wanted: Workload, seed: int) -> list[client.Outcome]:
+        prompts = workload.prompts(wanted, seed, options.highest_token_id)
+        concurrency = options.concurrency or wanted.requests
+        return await client.drive(address, model, prompts, wanted.output_tokens, concurrency, options.timeout)
+
+    if options.warmup > 0:
+        await drive(replace(asked, requests=options.warmup), options.seed + 1_000_003)
+    before = await counters.read(address)
+    outcomes = await drive(asked, options.seed)
+    after = await counters.read(address)
+    return report(outcomes, counters.difference(before, after) if before and after else None)
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    named = workload.NAMED[options.workload]
+    asked = Workload(
+        requests=named.requests if options.requests is None else options.requests,
+        input_tokens=named.input_tokens if options.input is None else options.input,
+        output_tokens=named.output_tokens if options.output is None else options.output,
+    )
+    if min(asked.requests, asked.input_tokens, asked.output_tokens) < 1:
+        raise Refusal("--requests, --input and --output are at least 1")
+    return asked
+
+
+def _local(url: str) -> Address:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme != "http":
+        raise Refusal(f"{url}: only http:// is spoken here")
+    if host != "localhost" and not _is_loopback(host):
+        raise Refusal(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
+    return Address(host, parts.port or 80)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _first_model(address: Address) -> str:
+    answer = b"".join([line async for line in http_stream.lines(address, "/v1/models", None)])
+    name: str = orjson.loads(answer)["data"][0]["id"]
+    return name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Sends a workload's requests and notes when each part of an answer came."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import orjson
+
+from loadtest import http_stream
+from loadtest.http_stream import Address, HttpError
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request. Times are of one monotonic clock, in seconds."""
+
+    sent_s: float = 0.0
+    parts_s: list[float] = field(default_factory=list)  # when each part of the answer came
+    output_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first part, which is the first token."""
+        return self.parts_s[0] - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per further token; None: there was but one."""
+        if self.output_tokens < 2:
+            return None
+        return (self.parts_s[-1] - self.parts_s[0]) / (self.output_tokens - 1)
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Times between parts: between tokens, where the server sends each alone."""
+        return [late - early for early, late in zip(self.parts_s, self.parts_s[1:], strict=False)]
+
+
+async def drive(
+    address: Address, model: str, prompts: list[list[int]], output_tokens: int, concurrency: int, timeout_s: float
+) -> list[Outcome]:
+    """Sends all prompts, so many at a time, and waits; what is open after timeout_s ends in an error."""
+    places = asyncio.Semaphore(concurrency)
+    outcomes = [Outcome() for _ in prompts]
+    deadline = asyncio.get_running_loop().time() + timeout_s
+
+    async def one(prompt: list[int], outcome: Outcome) -> None:
+        try:
+            async with asyncio.timeout_at(deadline), places:
+                await _request(address, _body(model, prompt, output_tokens), outcome)
+        except TimeoutError:
+            outcome.error = f"not finished after {timeout_s:g} s"
+        except HttpError as error:
+            outcome.error = str(error)
+
+    async with asyncio.TaskGroup() as requests:
+        for prompt, outcome in zip(prompts, outcomes, strict=True):
+            requests.create_task(one(prompt, outcome))
+    return outcomes
+
+
+def _body(model: str, prompt: list[int], output_tokens: int) -> bytes:
+    """Greedy, and as long as asked for whatever the model says: runs are to be compared."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+
+async def _request(address: Address, body: bytes, outcome: Outcome) -> None:
+    outcome.sent_s = time.perf_counter()
+    async for line in http_stream.lines(address, "/v1/completions", body):
+        if not line.startswith(b"data: ") or line == b"data: [DONE]":
+            continue
+        now = time.perf_counter()
+        event = orjson.loads(line[len(b"data: ") :])
+        if "error" in event:
+            raise HttpError(f"error in the stream: {event['error']}")
+        if event["choices"]:
+            outcome.parts_s.append(now)
+        if event.get("usage"):
+            outcome.output_tokens = event["usage"]["completion_tokens"]
+    if not outcome.parts_s or not outcome.output_tokens:
+        raise HttpError("the answer had no token or no usage")

@@ -1,0 +1,92 @@
+"""From outcomes to the numbers that serving benchmarks print."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from loadtest.client import Outcome
+from loadtest.counters import Reading
+
+_PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Milliseconds."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run. Throughput counts finished requests, from the first sent to the last part received."""
+
+    requests: int
+    failed: int
+    errors: list[str]  # different ones
+    seconds: float
+    output_tokens: int
+    output_tokens_per_s: float
+    requests_per_s: float
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    handoffs: dict[str, int] | None  # by outcome; None: the server is no Baton
+    handed_off: float | None  # handoffs that completed, over all requests
+    kv_bytes_moved: int | None
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def report(outcomes: list[Outcome], counted: Reading | None) -> Report:
+    """Sums a run up."""
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    seconds = max((o.parts_s[-1] for o in good), default=0.0) - min((o.sent_s for o in good), default=0.0)
+    tokens = sum(outcome.output_tokens for outcome in good)
+    return Report(
+        requests=len(outcomes),
+        failed=len(outcomes) - len(good),
+        errors=sorted({outcome.error for outcome in outcomes if outcome.error is not None}),
+        seconds=seconds,
+        output_tokens=tokens,
+        output_tokens_per_s=tokens / seconds if good else 0.0,
+        requests_per_s=len(good) / seconds if good else 0.0,
+        ttft_ms=_spread([outcome.ttft_s for outcome in good]),
+        tpot_ms=_spread([outcome.tpot_s for outcome in good if outcome.tpot_s is not None]),
+        itl_ms=_spread([gap for outcome in good for gap in outcome.itl_s]),
+        handoffs=None if counted is None else dict(counted.handoffs),
+        handed_off=None if counted is None else counted.handoffs["completed"] / len(outcomes),
+        kv_bytes_moved=None if counted is None else counted.kv_bytes_moved,
+    )
+
+
+def table(report: Report) -> str:
+    """The report for a person."""
+    lines = [
+        f"requests        {report.requests} ({report.failed} failed) in {report.seconds:.2f} s",
+        *(f"error           {error}" for error in report.errors[:5]),
+        f"throughput      {report.output_tokens_per_s:.1f} output tokens/s, {report.requests_per_s:.2f} requests/s",
+        f"{'ms':<12}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}",
+        *(
+            f"{name:<12}{spread.mean:>10.2f}{spread.p50:>10.2f}{spread.p90:>10.2f}{spread.p99:>10.2f}"
+            for name, spread in (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("ITL", report.itl_ms))
+            if spread is not None
+        ),
+    ]
+    if report.handoffs is not None and report.handed_off is not None and report.kv_bytes_moved is not None:
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.handoffs.items())) or "none"
+        lines.append(f"handed off      {report.handed_off:.0%} of the requests (handoffs: {outcomes})")
+        lines.append(f"KV moved        {report.kv_bytes_moved / 2**20:.1f} MiB")
+    return "\n".join(lines)
+
+
+def _spread(seconds: list[float]) -> Spread | None:
+    if not seconds:
+        return None
+    milliseconds = np.asarray(seconds) * 1e3
+    return Spread(float(milliseconds.mean()), *(float(np.percentile(milliseconds, p)) for p in _PERCENTILES))

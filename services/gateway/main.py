@@ -1,0 +1,66 @@
+"""The gateway process: builds its parts from one configuration and serves until it is told to stop."""
+
+import asyncio
+import sys
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from services.config import GatewayConfig
+from services.gateway.dispatch import Dispatcher
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.app import create_app
+from services.gateway.router import Policy
+from services.gateway.serving import ListenError, listen, serve
+from services.gateway.text.chat_template import load_chat_template
+from services.gateway.text.tokenizer import load_tokenizer
+from services.logs import configure_logging
+from services.prefix_index.memory import MemoryPrefixIndex
+from services.protocol.model_dir import ModelError, read_model_info
+
+log = structlog.get_logger()
+
+
+def run(config: GatewayConfig) -> int:
+    """Runs a gateway until SIGTERM or SIGINT; returns the exit code."""
+    configure_logging(config.log_format)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(config))
+    except (ModelError, ListenError) as error:
+        print(f"baton gateway: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(config: GatewayConfig) -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    policy = Policy(config.handoff, config.handoff_threshold)
+    dispatcher = Dispatcher(config.workers, policy, config.max_waiting, MemoryPrefixIndex(), metrics)
+    app = _app(config, dispatcher, metrics)
+    with listen(config.host, config.port) as listener:
+        host, port = listener.getsockname()[:2]
+        log.info("gateway listening", host=host, port=port, workers=list(config.workers))
+        async with asyncio.TaskGroup() as group:
+            links = group.create_task(dispatcher.run())
+            await serve(app, listener)
+            links.cancel()
+
+
+def _app(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> ASGIApp:
+    model = read_model_info(config.model)
+    if model.generation.not_applied:
+        log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
+    tokenizer = load_tokenizer(config.model)
+    return create_app(
+        model=model,
+        served_model_name=config.served_model_name,
+        tokenizer=tokenizer,
+        chat_template=load_chat_template(config.model, tokenizer.special_tokens),
+        generator=dispatcher,
+        metrics=metrics,
+        describe_ledger=dispatcher.describe,
+        request_timeout_s=config.request_timeout_s,
+    )

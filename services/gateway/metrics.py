@@ -1,0 +1,79 @@
+"""The gateway's Prometheus metrics. Names, labels and buckets are here and nowhere else.
+
+The registry is the caller's. What runs for every delta of a stream costs one observation and one addition.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from services.config import WorkerRole
+from services.protocol.frames import Load
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
+
+
+class GatewayMetrics:
+    """What the API side sees (requests, tokens, times) and what the dispatch side sees (handoffs, workers)."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.requests = Counter("baton_requests", "Finished requests.", ["endpoint", "status"], registry=registry)
+        self.in_flight = Gauge("baton_requests_in_flight", "Requests being answered.", registry=registry)
+        self.prompt_tokens = Counter("baton_prompt_tokens", "Tokens of accepted prompts.", registry=registry)
+        self.generated_tokens = Counter("baton_generated_tokens", "Tokens made for clients.", registry=registry)
+        self.prompt_cached = Counter("baton_cached_tokens", "Prompt tokens found in a cache.", registry=registry)
+        self.ttft = _seconds(
+            "baton_ttft_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS, registry
+        )
+        self.itl = _seconds("baton_itl_seconds", "Between deltas of one request.", _ITL_BUCKETS, registry)
+        self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
+        self._attempts = Counter("baton_attempts", "Requests sent to a worker or pair.", registry=registry)
+        self._handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
+        self._predicted = Counter("baton_cached_tokens_predicted", "Promised by the prefix index.", registry=registry)
+        self._actual = Counter("baton_cached_tokens_actual", "Found by the workers, of the same.", registry=registry)
+        self._moved = Counter("baton_kv_bytes_moved", "KV bytes read from other workers.", registry=registry)
+        labels = ["worker", "role"]
+        self._worker_gauges = {
+            "available_blocks": Gauge("baton_blocks_available", "Free or evictable blocks.", labels, registry=registry),
+            "quarantined_blocks": Gauge("baton_blocks_quarantined", "Blocks out of use.", labels, registry=registry),
+            "running": Gauge("baton_worker_running", "Sequences in its batch.", labels, registry=registry),
+            "waiting": Gauge("baton_worker_waiting", "Sequences in its queue.", labels, registry=registry),
+        }
+
+    def render(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    # The dispatch side's observer
+
+    def attempt_started(self) -> None:
+        """A request was sent to its worker or pair."""
+        self._attempts.inc()
+
+    def handoff_ended(self, outcome: str) -> None:
+        """An attempt at a pair ended."""
+        self._handoffs.labels(outcome).inc()
+
+    def cached_tokens(self, predicted: int, actual: int) -> None:
+        """What the index promised of a prompt, and what the worker found."""
+        self._predicted.inc(predicted)
+        self._actual.inc(actual)
+
+    def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
+        """The latest word of a live worker."""
+        for name, gauge in self._worker_gauges.items():
+            gauge.labels(worker, role.value).set(getattr(load, name))
+
+    def worker_gone(self, worker: str, role: WorkerRole) -> None:
+        """Its stream ended."""
+        for gauge in self._worker_gauges.values():
+            gauge.remove(worker, role.value)
+
+    def kv_bytes_moved(self, count: int) -> None:
+        """So many more KV bytes were read from other workers."""
+        self._moved.inc(count)
+
+
+def _seconds(name: str, what: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, what, buckets=buckets, registry=registry)

@@ -1,0 +1,1 @@
+"""The OpenAI API over HTTP. Nothing here knows a worker; tokens come from a `Generator`."""

@@ -1,0 +1,115 @@
+"""POST /v1/chat/completions: messages in, the assistant's message out."""
+
+from typing import Any
+
+import orjson
+
+from services.gateway.openai.choice import Update, Usage
+from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.openai.errors import invalid
+from services.gateway.openai.neutral import CHAT_NEUTRAL
+from services.gateway.openai.prompts import check_text_length
+from services.gateway.openai.schema import ChatRequest, Message
+from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
+from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.frames import TokenLogprobs
+
+
+class ChatDialect:
+    """See Dialect. Without a template there is no chat."""
+
+    endpoint = "chat.completions"
+    kind = ChatRequest
+    neutral = CHAT_NEUTRAL
+    prompt_param = "messages"
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    async def prompt(self, request: ChatRequest, max_tokens: int) -> list[int]:
+        """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
+        text = self._render(request)
+        check_text_length(self._tokenizer, text, max_tokens, self.prompt_param)
+        return await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+
+    def _render(self, request: ChatRequest) -> str:
+        if self._template is None:
+            raise invalid("This model has no chat template; use /v1/completions.", "messages")
+        kwargs = request.chat_template_kwargs or {}
+        if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
+            raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
+        continued = bool(request.continue_final_message)
+        prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
+        try:
+            return self._template.render(
+                [_as_dict(message) for message in request.messages],
+                add_generation_prompt=prompted,
+                continue_final_message=continued,
+                kwargs=kwargs,
+            )
+        except TemplateError as error:
+            raise invalid(str(error), "messages") from error
+
+    def answer(self, request: ChatRequest, request_id: str, model: str, created: int) -> "ChatAnswer":
+        """See Dialect."""
+        return ChatAnswer(self._tokenizer, f"chatcmpl-{request_id}", model, created, with_usage=request.include_usage)
+
+
+class ChatAnswer:
+    """See Answer."""
+
+    def __init__(self, tokenizer: Tokenizer, answer_id: str, model: str, created: int, *, with_usage: bool) -> None:
+        self._tokenizer = tokenizer
+        self._about = {"id": answer_id, "created": created, "model": model}
+        head = {**self._about, "object": "chat.completion.chunk"}
+        self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
+        self._opening = ChunkTemplate(head, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
+
+    def opening(self) -> bytes:
+        """See Answer."""
+        return self._opening.plain("")
+
+    def chunk(self, update: Update) -> bytes:
+        """See Answer."""
+        if update.logprobs is None and update.finish_reason is None:
+            return self._chunks.plain(update.text)
+        return self._chunks.full(update.text, self._logprobs(update), update.finish_reason)
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """See Answer."""
+        return self._chunks.usage(usage)
+
+    def body(self, update: Update, usage: Usage) -> bytes:
+        """See Answer."""
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": update.text, "refusal": None},
+            "logprobs": self._logprobs(update),
+            "finish_reason": update.finish_reason,
+        }
+        return orjson.dumps({**self._about, "object": "chat.completion", "choices": [choice], "usage": usage.as_json()})
+
+    def _logprobs(self, update: Update) -> dict[str, Any] | None:
+        if update.logprobs is None:
+            return None
+        pairs = zip(update.tokens, update.logprobs, strict=True)
+        return {"content": [self._token(token, logprobs) for token, logprobs in pairs], "refusal": None}
+
+    def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        top = [self._entry(other, logprob) for other, logprob in logprobs.top]
+        return {**self._entry(token, logprobs.sampled), "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        raw = self._tokenizer.token_bytes(token)
+        return {
+            "token": raw.decode("utf-8", "replace"),
+            "logprob": max(logprob, LOWEST_LOGPROB),
+            "bytes": list(raw),
+        }
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    extra = {"name": message.name, "reasoning_content": message.reasoning_content, "reasoning": message.reasoning}
+    return {"role": role, "content": message.text, **{key: value for key, value in extra.items() if value is not None}}

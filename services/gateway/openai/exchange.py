@@ -1,0 +1,147 @@
+"""One HTTP request and its answer, over plain ASGI.
+
+Streams write straight to the server: no middleware wraps `send`, so a chunk costs what the server makes it cost.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.openai.errors import ApiError, invalid
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=~-]{1,128}")
+
+STATUS_CLIENT_GONE = 499  # nobody is sent this; it is for logs and metrics
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or did not read what it was sent until the request's time was over."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What a request's log line and metrics say. Times are in seconds."""
+
+    endpoint: str = "other"
+    status: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    finish_reason: str | None = None
+    ttft_s: float | None = None
+
+
+class Exchange:
+    """Reads one request, answers it once.
+
+    request_id: the client's X-Request-Id where it is a sane one, else a new one; sent back with every answer.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.arrived = monotonic()
+        self.record = RequestRecord()
+        self.path_params: Mapping[str, str] = {}
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._started = False
+        sent_id = self._headers.get(b"x-request-id", b"")
+        self.request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(16)
+
+    async def read_json(self, limit: int) -> bytes:
+        """The whole body. Raises ApiError when it is no JSON or larger than `limit` bytes, ClientGone."""
+        media_type = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")
+        announced = self._headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > limit:
+            raise _too_large(limit)
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > limit:
+                raise _too_large(limit)
+        if not body:
+            raise invalid("The body is empty; it must be a JSON object.", None)
+        return bytes(body)
+
+    @asynccontextmanager
+    async def while_connected(self, at_most_s: float) -> AsyncIterator[None]:
+        """Cancels its body, and raises ClientGone, as soon as the client is gone, and also after `at_most_s`.
+
+        The body must have been read.
+        """
+        try:
+            async with asyncio.timeout(at_most_s) as deadline:
+                watcher = asyncio.create_task(self._expire_when_gone(deadline))
+                try:
+                    yield
+                finally:
+                    watcher.cancel()
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise ClientGone from error
+
+    async def _expire_when_gone(self, deadline: asyncio.Timeout) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        deadline.reschedule(asyncio.get_running_loop().time())
+
+    async def respond(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """The whole answer at once."""
+        more = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
+        await self._start(status, more)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_events(self) -> None:
+        """Begins an answer that is a stream of server-sent events."""
+        # X-Accel-Buffering: nginx would collect tokens otherwise.
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        await self._start(200, {**headers, "x-accel-buffering": "no"})
+
+    async def write(self, events: bytes) -> None:
+        """More events, in one write. Waits while the client does not read."""
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end_events(self, events: bytes) -> None:
+        """The last events."""
+        await self._send({"type": "http.response.body", "body": events})
+
+    async def fail(self, error: ApiError) -> None:
+        """Answers with an error: as one, or, when a stream has begun, as its last event."""
+        self.record.status = error.status
+        if self._started:
+            await self.end_events(b"data: " + error.envelope() + b"\n\n")
+            return
+        await self.respond(error.status, error.envelope(), headers=error.headers)
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self._started = True
+        self.record.status = status
+        pairs = [(b"x-request-id", self.request_id.encode())]
+        pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+def _too_large(limit: int) -> ApiError:
+    # The rest of the body is on its way: the connection is of no more use.
+    headers = {"connection": "close"}
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large", headers=headers)

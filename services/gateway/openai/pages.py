@@ -1,0 +1,67 @@
+"""The endpoints that generate nothing: models, probes, metrics, the ledger."""
+
+from collections.abc import Callable
+
+import orjson
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from services.gateway.generation import Generator
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.endpoint import ServedModel
+from services.gateway.openai.errors import unavailable
+from services.gateway.openai.exchange import Exchange
+
+
+class Models:
+    """GET /v1/models and GET /v1/models/{model}."""
+
+    def __init__(self, model: ServedModel, generator: Generator) -> None:
+        self._model = model
+        self._generator = generator
+
+    async def list(self, exchange: Exchange) -> None:
+        """The one model, as a list."""
+        await exchange.respond(200, orjson.dumps({"object": "list", "data": [self._describe()]}))
+
+    async def retrieve(self, exchange: Exchange) -> None:
+        """One by its name. Raises ApiError."""
+        self._model.check(exchange.path_params["model"])
+        await exchange.respond(200, orjson.dumps(self._describe()))
+
+    def _describe(self) -> dict[str, object]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "baton",
+            "root": self._model.name,
+            "parent": None,
+            "max_model_len": self._generator.max_model_len,
+        }
+
+
+class Probes:
+    """What a supervisor, Prometheus and a person who looks into the gateway read."""
+
+    def __init__(self, generator: Generator, metrics: GatewayMetrics, describe_ledger: Callable[[], object]) -> None:
+        self._generator = generator
+        self._metrics = metrics
+        self._describe_ledger = describe_ledger
+
+    async def health(self, exchange: Exchange) -> None:
+        """The process is alive."""
+        await exchange.respond(200, b'{"status":"ok"}')
+
+    async def ready(self, exchange: Exchange) -> None:
+        """A request would find a worker. Raises ApiError."""
+        if not self._generator.ready():
+            raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
+        await exchange.respond(200, b'{"status":"ready"}')
+
+    async def metrics(self, exchange: Exchange) -> None:
+        """Prometheus' text format."""
+        await exchange.respond(200, self._metrics.render(), CONTENT_TYPE_LATEST)
+
+    async def ledger(self, exchange: Exchange) -> None:
+        """The requests in flight, as the dispatch side describes them."""
+        await exchange.respond(200, orjson.dumps(self._describe_ledger()))

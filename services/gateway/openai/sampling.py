@@ -1,0 +1,92 @@
+"""What a request says about sampling, with every default filled in and every pair of fields that must agree checked."""
+
+import secrets
+from typing import TypeVar
+
+from services.gateway.openai.errors import ApiError, invalid
+from services.gateway.openai.schema import ChatRequest, CommonRequest, CompletionRequest
+from services.protocol.model_dir import GenerationDefaults
+from services.protocol.sampling import SamplingParams
+
+Number = TypeVar("Number", int, float)
+
+_COMPLETION_MAX_TOKENS = 16
+_SEED_MASK = 2**64 - 1
+
+
+def check_combinations(request: CommonRequest) -> None:
+    """Fields that only make sense together. Raises ApiError."""
+    if request.stream_options is not None and not request.stream:
+        raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+    if isinstance(request, ChatRequest):
+        _check_chat(request)
+
+
+def _check_chat(request: ChatRequest) -> None:
+    if request.top_logprobs is not None and request.top_logprobs > 0 and not request.logprobs:
+        raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
+    both = (request.max_tokens, request.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        raise invalid("'max_tokens' and 'max_completion_tokens' differ; send one of them.", "max_tokens")
+    if request.continue_final_message:
+        if request.add_generation_prompt:
+            raise invalid("It cannot be combined with 'add_generation_prompt'.", "continue_final_message")
+        if request.messages[-1].role != "assistant":
+            raise invalid("The last message must be the assistant's to be continued.", "continue_final_message")
+
+
+def resolve_sampling(
+    request: CommonRequest, defaults: GenerationDefaults, num_prompt: int, max_model_len: int, vocab_size: int
+) -> SamplingParams:
+    """Sampling parameters for a prompt of `num_prompt` tokens. Raises ApiError where it does not fit the context."""
+    max_tokens = _max_tokens(request, num_prompt, max_model_len)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(f"'min_tokens' must be at most the maximum of {max_tokens} tokens.", "min_tokens")
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    if any(token >= vocab_size for token in stop_token_ids):
+        raise invalid(f"Token ids must be below {vocab_size}.", "stop_token_ids")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        top_k=_first(request.top_k, defaults.top_k, -1) or -1,
+        min_p=_first(request.min_p, defaults.min_p, 0.0),
+        seed=secrets.randbits(64) if request.seed is None else request.seed & _SEED_MASK,
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        num_logprobs=_num_logprobs(request),
+    )
+
+
+def _first(*values: Number | None) -> Number:
+    return next(value for value in values if value is not None)
+
+
+def _num_logprobs(request: CommonRequest) -> int | None:
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None
+    assert isinstance(request, CompletionRequest)
+    return request.logprobs
+
+
+def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int) -> int:
+    chat = isinstance(request, ChatRequest)
+    asked = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    asked = request.max_tokens if asked is None else asked
+    room = max_model_len - num_prompt
+    prompt_param = "messages" if chat else "prompt"
+    if room < 1:
+        raise _too_long(max_model_len, f"your {prompt_param} have {num_prompt} tokens", prompt_param)
+    if asked is None:
+        return room if chat else min(room, _COMPLETION_MAX_TOKENS)
+    if asked > room:
+        parts = f"{num_prompt} in the {prompt_param}, {asked} in the completion"
+        raise _too_long(max_model_len, f"you requested {num_prompt + asked} tokens ({parts})", prompt_param)
+    return asked
+
+
+def _too_long(max_model_len: int, found: str, param: str) -> ApiError:
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {found}."
+    return invalid(message, param, "context_length_exceeded")

@@ -1,0 +1,125 @@
+"""From a request's bytes to a typed request, or to the one error that says which field is wrong and how."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from services.gateway.openai.errors import ApiError, invalid, unsupported
+from services.gateway.openai.neutral import Neutral, unknown_field, without_neutral
+from services.gateway.openai.schema import CommonRequest
+
+Request = TypeVar("Request", bound=CommonRequest)
+
+# OpenAI's codes for pydantic's error types. {int, decimal} fields have codes of their own for their bounds.
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "literal_error": "invalid_value",
+    "finite_number": "invalid_value",
+    "string_too_short": "string_below_min_length",
+    "string_too_long": "string_above_max_length",
+    "unsupported": "unsupported_value",
+}
+_BOUNDS = {
+    "greater_than": ("below_min_value", "above {gt}"),
+    "greater_than_equal": ("below_min_value", "at least {ge}"),
+    "less_than": ("above_max_value", "below {lt}"),
+    "less_than_equal": ("above_max_value", "at most {le}"),
+}
+_MAX_PARAM_CHARS = 200  # of a name that the client chose
+
+_TYPES = {
+    "bool_type": "a boolean",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer of at most 64 bits",
+    "list_type": "an array",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+
+
+def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request:
+    """Raises ApiError for anything that is not a valid request of this kind."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _malformed(body, kind, neutral) from error
+    return _validate(value, kind, neutral)
+
+
+def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
+    """JSON has no NaN and no infinity, but Python clients write them: then the field is worth naming."""
+    try:
+        _validate(json.loads(body.decode("utf-8")), kind, neutral)
+    except ApiError as error:
+        return error
+    except (ValueError, RecursionError):
+        pass  # not even that: the answer below says all there is to say
+    return invalid("The body is not valid JSON in UTF-8, or it is nested too deeply.", None)
+
+
+def _validate(value: object, kind: type[Request], neutral: Neutral) -> Request:
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.", None)
+    asked = without_neutral(value, neutral)
+    given = {name: field for name, field in asked.items() if field is not None or name not in kind.model_fields}
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        raise _from_details(error.errors(include_url=False, include_input=True)[0]) from error
+
+
+def _from_details(details: ErrorDetails) -> ApiError:
+    param = _path(details["loc"])
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "missing":
+        return invalid(f"Missing required parameter: '{param}'.", param, _CODES[kind])
+    if kind == "extra_forbidden":
+        return unknown_field(param)
+    if kind in _BOUNDS:
+        suffix, allowed = _BOUNDS[kind]
+        number = "decimal" if isinstance(details["input"], float) or param.endswith("penalty") else "integer"
+        message = f"Invalid '{param}': it must be {allowed.format(**_plain(context))}."
+        return invalid(message, param, f"{number}_{suffix}")
+    if kind in _TYPES:
+        return invalid(f"Invalid type for '{param}': expected {_TYPES[kind]}.", param, "invalid_type")
+    if kind == "literal_error":
+        return _unknown_literal(param, details["input"], str(context.get("expected")))
+    if kind in ("too_short", "too_long"):
+        return _wrong_length(param, kind, context)
+    if kind == "unsupported":
+        return unsupported(param, f"Invalid '{param}': {details['msg']}")
+    if kind == "finite_number":
+        return invalid(f"Invalid '{param}': it must be a finite number.", param, _CODES[kind])
+    return invalid(f"Invalid '{param}': {details['msg']}", param, _CODES.get(kind, "invalid_value"))
+
+
+def _unknown_literal(param: str, found: object, expected: str) -> ApiError:
+    shown = f" '{found[:64]}'" if isinstance(found, str) else ""
+    message = f"Invalid value{shown} for '{param}': supported are {expected.replace('False', 'false')}."
+    return invalid(message, param, "invalid_value")
+
+
+def _wrong_length(param: str, kind: str, context: Mapping[str, Any]) -> ApiError:
+    if kind == "too_short":
+        message = f"Invalid '{param}': it must have at least {context['min_length']} entry."
+        return invalid(message, param, "empty_array")
+    message = f"Invalid '{param}': it must have at most {context['max_length']} entries."
+    return invalid(message, param, "array_above_max_length")
+
+
+def _plain(context: Mapping[str, Any]) -> dict[str, str]:
+    # 2.0 reads as 2, and 2**63 keeps all its digits.
+    return {name: str(int(bound)) if bound == int(bound) else str(bound) for name, bound in context.items()}
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path[:_MAX_PARAM_CHARS]

@@ -1,0 +1,75 @@
+"""Serves an ASGI app on one address until a signal says stop; answers in progress may then end."""
+
+import asyncio
+import errno
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+# After the first signal, how long answers in progress may take to end.
+DRAIN_S = 30
+BACKLOG = 2048
+
+log = structlog.get_logger()
+
+
+class ListenError(Exception):
+    """The address cannot be listened on: one line for the person who named it."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ListenError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = "is in use already" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
+        raise ListenError(f"{host}:{port} {why}") from error
+
+
+async def serve(app: ASGIApp, listener: socket.socket) -> None:
+    """Answers HTTP until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S."""
+    server = _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",  # there is one already
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,  # the process has configured logging
+            log_level="warning",
+            timeout_graceful_shutdown=DRAIN_S,
+            server_header=False,
+        )
+    )
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Stops when told by a signal, and leaves it at that: uvicorn would raise the signal again at the end."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The first signal lets answers in progress end, a second one does not wait for them."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See capture_signals."""
+        log.info("stopping", signal=signal.Signals(sig).name, at_once=self.should_exit)
+        self.force_exit = self.should_exit
+        self.should_exit = True

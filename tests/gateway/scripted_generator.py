@@ -1,0 +1,87 @@
+"""A Generator without workers: gives scripted deltas, and remembers what it was asked and how it was left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from services.gateway.generation import Delta, GenerationError, GenerationRequest
+from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
+
+
+@dataclass
+class Script:
+    """What every request gets: these deltas, then `error`; with `endless`, the last delta again and again."""
+
+    deltas: Sequence[Delta]
+    error: Exception | None = None
+    endless: bool = False
+    pause_s: float = 0.0
+    hangs: bool = False  # after the deltas
+
+
+@dataclass
+class ScriptedGenerator:
+    """See Generator. `error` is raised when a request is entered."""
+
+    script: Script
+    max_model_len: int | None = 256
+    is_ready: bool = True
+    error: GenerationError | None = None
+    requests: list[GenerationRequest] = field(default_factory=list)
+    running: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator["ScriptedGeneration"]:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        self.running += 1
+        try:
+            yield ScriptedGeneration(self.script)
+        finally:
+            self.running -= 1
+            self.left.set()
+
+
+class ScriptedGeneration:
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._deltas = iter(script.deltas)
+
+    async def next(self) -> Delta:
+        await asyncio.sleep(self._script.pause_s)
+        delta = next(self._deltas, None)
+        if delta is not None:
+            return delta
+        if self._script.hangs:
+            await asyncio.Event().wait()
+        if self._script.endless:
+            return self._script.deltas[-1]
+        assert self._script.error is not None, "read past the end of the script"
+        raise self._script.error
+
+
+def one_delta(tokens: Sequence[int], finish: FinishReason = FinishReason.LENGTH, cached_tokens: int = 0) -> list[Delta]:
+    """All tokens at once."""
+    return [Delta(list(tokens), None, finish, cached_tokens)]
+
+
+def delta_per_token(
+    tokens: Sequence[int],
+    finish: FinishReason = FinishReason.LENGTH,
+    cached_tokens: int = 0,
+    logprobs: Sequence[TokenLogprobs] | None = None,
+) -> list[Delta]:
+    """A delta for each token; the last one has the finish reason."""
+    deltas = [
+        Delta([token], None if logprobs is None else [logprobs[index]], FinishReason.NONE, cached_tokens)
+        for index, token in enumerate(tokens)
+    ]
+    deltas[-1].finish = finish
+    return deltas

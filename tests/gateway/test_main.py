@@ -1,0 +1,120 @@
+"""The gateway as a process: HTTP at one end, workers that speak the protocol at the other."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.config import WorkerRole
+from services.protocol.outcomes import FinishReason
+from tests.gateway import tokenizer_files
+from tests.gateway.peer import PeerWorker, serving, worker_hello
+
+GATEWAY = """
+import sys
+from pathlib import Path
+from services.config import GatewayConfig
+from services.gateway.main import run
+model, port, *workers = sys.argv[1:]
+sys.exit(run(GatewayConfig(model=Path(model), served_model_name="small", workers=tuple(workers), port=int(port))))
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = tokenizer_files.byte_level()
+    config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 256, "eos_token_id": 1}
+    (directory / "config.json").write_text(json.dumps(config))
+    return tokenizer_files.write(directory, tokenizer)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number: int = free.getsockname()[1]
+        return number
+
+
+@asynccontextmanager
+async def gateway(model: Path, port: int, *workers: str) -> AsyncIterator[Process]:
+    arguments = [sys.executable, "-c", GATEWAY, str(model), str(port), *workers]
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                if (await client.get("/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def how_it_ended(process: Process) -> tuple[int | None, str, str]:
+    async with asyncio.timeout(30):
+        out, error = await process.communicate()
+    return process.returncode, out.decode(), error.decode()
+
+
+async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path, port: int):
+    prefill = PeerWorker(worker_hello(WorkerRole.PREFILL, 0xF1))
+    decode = PeerWorker(worker_hello(WorkerRole.DECODE, 0xD1))
+    async with (
+        serving(prefill),
+        serving(decode),
+        gateway(model, port, prefill.address, decode.address) as process,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        await ready(client)
+        body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 3, "temperature": 0}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}))
+        submit = await decode.submit()
+        prefill.say_tokens(submit, [60], cached=0)
+        (row,) = (await client.get("/debug/ledger")).json()["rows"]
+        assert (row["request_id"], row["prefill"], row["decode"]) == ("mine", prefill.address, decode.address)
+        lines = (await client.get("/metrics")).text.splitlines()
+        assert "baton_attempts_total 1.0" in lines
+        assert f'baton_blocks_available{{role="decode",worker="{decode.address}"}} 64.0' in lines
+        process.send_signal(signal.SIGTERM)
+        decode.say_tokens(submit, [60, 61, 62], finish=FinishReason.LENGTH)
+        answer = await asking
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        code, _, log = await how_it_ended(process)
+        assert code == 0
+        assert "Traceback" not in log
+        (placed,) = (line for line in log.splitlines() if "placed" in line)
+        assert "request_id=mine" in placed
+
+
+async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int):
+    with socket.create_server(("127.0.0.1", port)):
+        async with gateway(model, port, "127.0.0.1:1") as process:
+            code, out, error = await how_it_ended(process)
+    assert code == 1
+    assert (out, error) == ("", f"baton gateway: 127.0.0.1:{port} is in use already\n")
+
+
+async def test_a_missing_model_is_one_line_and_an_exit_code(tmp_path: Path, port: int):
+    missing = tmp_path / "nowhere"
+    async with gateway(missing, port, "127.0.0.1:1") as process:
+        code, out, error = await how_it_ended(process)
+    assert code == 1
+    assert (out, error) == ("", f"baton gateway: model directory {missing} does not exist\n")

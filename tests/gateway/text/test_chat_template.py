@@ -1,0 +1,183 @@
+"""Chat templates render what `transformers` renders."""
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from services.gateway.text.chat_template import ChatTemplate, TemplateError, load_chat_template
+from services.gateway.text.tokenizer import load_tokenizer
+from services.protocol.model_dir import ModelError
+from tests.gateway.tokenizer_files import CHATML, byte_level, write
+
+LLAMA3 = """\
+{{- bos_token }}
+{%- if not date_string is defined %}
+    {%- if strftime_now is defined %}
+        {%- set date_string = strftime_now("%d %b %Y") %}
+    {%- else %}
+        {%- set date_string = "26 Jul 2024" %}
+    {%- endif %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
+{{- "Today Date: " + date_string + "\\n\\n" }}
+{{- system_message }}
+{{- "<|eot|>" }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + '<|eot|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif %}
+"""
+
+QWEN3 = """\
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last_query_index=messages|length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if message.role == "user" and message.content is string %}
+        {%- set ns.last_query_index = index %}
+        {%- break %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {%- set reasoning_content = '' %}
+        {%- if message.reasoning_content is string %}
+            {%- set reasoning_content = message.reasoning_content %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last_query_index or keep_thinking is true %}
+            {{- '<|im_start|>assistant\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
+            {{- message.content.lstrip('\\n') }}
+        {%- else %}
+            {{- '<|im_start|>assistant\\n' + message.content }}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+# A generation tag, tojson of what HTML would escape, loop controls and whitespace control in one.
+ODD = """\
+{{ bos_token }}{% for message in messages %}
+    {% if message['role'] == 'system' %}{% continue %}{% endif %}
+    {{ message | tojson }}
+    {{ message.content | tojson(indent=2) }}
+{% generation %}
+[{{ message['content'] | upper }}]
+{% endgeneration %}
+{% endfor %}
+{% if unk_token is defined %}unk{% endif %}{{ eos_token }}
+"""
+
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "qwen3": QWEN3, "odd": ODD}
+
+CHATS: dict[str, list[dict[str, str]]] = {
+    "one turn": [{"role": "user", "content": "Hello <b>wörld</b> & 日本 \"quoted\" 'x'\n"}],
+    "system": [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "Hi"}],
+    "several turns": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "\n\nTwo", "reasoning_content": "\nhm\n"},
+        {"role": "user", "content": "Three"},
+    ],
+    "answered": [{"role": "user", "content": "One"}, {"role": "assistant", "content": "Two ", "reasoning": "because"}],
+}
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False, "date_string": "1 Jan 2030"}], ids=["plain", "kwargs"])
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("template", TEMPLATES)
+async def test_prompt_is_what_transformers_makes(template: str, chat: str, kwargs: dict, tmp_path: Path):
+    """Text and token ids; so a BOS that the template writes is not doubled."""
+    write(tmp_path, byte_level(), chat_template=TEMPLATES[template], bos_token="<|bos|>", eos_token="<|eos|>")
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    ours = load_chat_template(tmp_path, tokenizer.special_tokens)
+    assert ours is not None
+    for prompted in (True, False):
+        expected = oracle.apply_chat_template(CHATS[chat], tokenize=False, add_generation_prompt=prompted, **kwargs)
+        text = ours.render(CHATS[chat], add_generation_prompt=prompted, kwargs=kwargs)
+        assert text == expected
+        ids = oracle.apply_chat_template(CHATS[chat], add_generation_prompt=prompted, return_dict=False, **kwargs)
+        assert await tokenizer.encode(text, add_special_tokens=False) == ids
+
+
+@pytest.mark.parametrize("template", ["chatml", "llama3", "qwen3"])
+def test_last_message_is_continued_as_in_transformers(template: str, tmp_path: Path):
+    write(tmp_path, byte_level(), chat_template=TEMPLATES[template], bos_token="<|bos|>")
+    oracle = AutoTokenizer.from_pretrained(tmp_path)
+    ours = ChatTemplate(TEMPLATES[template], {"bos_token": "<|bos|>"})
+    expected = oracle.apply_chat_template(CHATS["answered"], tokenize=False, continue_final_message=True)
+    assert ours.render(CHATS["answered"], add_generation_prompt=False, continue_final_message=True) == expected
+
+
+def test_template_file_comes_before_the_config(tmp_path: Path):
+    write(tmp_path, byte_level(), chat_template="config")
+    (tmp_path / "chat_template.jinja").write_text("file {{ messages[0].content }}")
+    template = load_chat_template(tmp_path, {})
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]) == "file x"
+
+
+def test_default_of_several_named_templates(tmp_path: Path):
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    write(tmp_path, byte_level(), chat_template=named)
+    template = load_chat_template(tmp_path, {})
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]) == "plain"
+
+
+def test_model_without_template(tmp_path: Path):
+    assert load_chat_template(write(tmp_path, byte_level()), {}) is None
+
+
+def test_template_with_a_syntax_error_names_its_line(tmp_path: Path):
+    write(tmp_path, byte_level(), chat_template="fine\n{% for %}")
+    with pytest.raises(ModelError, match="line 2"):
+        load_chat_template(tmp_path, {})
+
+
+def test_refusal_of_a_template_reaches_the_client():
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        template.render([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[0].missing.name }}",
+    ],
+)
+def test_template_cannot_break_out_or_crash(source: str):
+    """What fails inside a template is the messages' fault, in words without a traceback."""
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
+    assert "Traceback" not in str(caught.value)
+
+
+def test_special_tokens_come_as_strings_or_objects(tmp_path: Path):
+    write(tmp_path, byte_level(), bos_token={"content": "<|bos|>", "special": True}, pad_token=None)
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<|eos|>", "bos_token": "other"}')
+    assert load_tokenizer(tmp_path).special_tokens == {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}

@@ -1,0 +1,162 @@
+"""The hypothesis state machine: a world whose every move is drawn."""
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.handoff.processes import Ask, Parts, Sizes
+from tests.handoff.settling import run_fairly, settle
+from tests.handoff.world import SHIPPED, World
+
+_BASE = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+PROMPTS = (
+    _BASE[:4],
+    _BASE[:5],
+    _BASE[:8],
+    _BASE,
+    (*_BASE[:4], 50, 51, 52),
+    (*_BASE[:2], 60, 61, 62, 63),
+    (70, 71),
+    (5,),
+)
+
+_TOPOLOGIES = (("prefill", "decode-a"), ("prefill", "decode-a", "decode-b"), ("prefill-a", "prefill-b", "decode"))
+
+_ASKS = st.builds(
+    Ask,
+    prompt=st.sampled_from(PROMPTS),
+    max_tokens=st.integers(1, 5),
+    stop_token_at=st.sampled_from([None, None, None, 1, 2]),
+    stop_string_at=st.sampled_from([None, None, None, 1, 2]),
+    timeout_s=st.sampled_from([1000.0, 1000.0, 1000.0, 4.0]),
+    alone=st.sampled_from([False, False, False, True]),
+    turn=st.integers(0, 3),
+)
+_WHICH = st.integers(0, 63)
+
+
+class HandoffMachine(RuleBasedStateMachine):
+    """Subclasses say of which parts the world is made."""
+
+    parts: Parts = SHIPPED
+
+    @initialize(
+        workers=st.sampled_from(_TOPOLOGIES),
+        num_gateways=st.integers(1, 2),
+        num_blocks=st.integers(7, 10),
+        max_num_seqs=st.integers(2, 4),
+        chunk=st.sampled_from([2, 4, 8]),
+    )
+    def begin(
+        self, workers: tuple[str, ...], num_gateways: int, num_blocks: int, max_num_seqs: int, chunk: int
+    ) -> None:
+        """A world of some shape."""
+        sizes = Sizes(num_blocks, max_num_seqs, chunk)
+        self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
+
+    def _happen(self, kind: str, which: int) -> None:
+        if things := self.world.things(kind):
+            things[which % len(things)]()
+
+    @rule(asks=st.lists(_ASKS, min_size=1, max_size=3), gateway=st.integers(0, 1))
+    def ask(self, asks: list[Ask], gateway: int) -> None:
+        """Clients come."""
+        for ask in asks:
+            self.world.ask(ask, gateway % len(self.world.gateways))
+
+    @rule(which=st.lists(_WHICH, min_size=1, max_size=8))
+    def deliver(self, which: list[int]) -> None:
+        """Some messages arrive, whichever."""
+        for each in which:
+            self._happen("deliver", each)
+
+    @rule(which=_WHICH, steps=st.integers(1, 3))
+    def step(self, which: int, steps: int) -> None:
+        """A worker computes."""
+        for _ in range(steps):
+            self._happen("step", which)
+
+    @rule(rounds=st.integers(1, 3))
+    def go_on(self, rounds: int) -> None:
+        """Everything goes on for a while."""
+        run_fairly(self.world, rounds)
+
+    @rule(which=_WHICH)
+    def land(self, which: int) -> None:
+        """A block of a read lands."""
+        self._happen("land", which)
+
+    @rule(which=_WHICH)
+    def end_read(self, which: int) -> None:
+        """A read whose data landed is over."""
+        self._happen("end read", which)
+
+    @rule(which=_WHICH)
+    def fail_read(self, which: int) -> None:
+        """A read fails."""
+        self._happen("fail read", which)
+
+    @rule(which=_WHICH)
+    def duplicate(self, which: int) -> None:
+        """A message comes again, later."""
+        self._happen("duplicate", which)
+
+    @rule(which=_WHICH)
+    def break_stream(self, which: int) -> None:
+        """A stream breaks."""
+        self._happen("break", which)
+
+    @rule(which=_WHICH)
+    def notice(self, which: int) -> None:
+        """An end of a broken stream notices."""
+        self._happen("notice", which)
+
+    @rule()
+    def connect(self) -> None:
+        """Streams are opened again."""
+        self.world.connect()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 3.1, 6.0]))
+    def wait(self, seconds: float) -> None:
+        """Time passes."""
+        self.world.advance(seconds)
+
+    @rule(which=_WHICH)
+    def leave(self, which: int) -> None:
+        """A client goes away."""
+        self._happen("leave", which)
+
+    @precondition(lambda self: len(self.world.lives) < 6)
+    @rule(which=_WHICH)
+    def kill_worker(self, which: int) -> None:
+        """A worker dies and starts again."""
+        self._happen("kill", which)
+
+    @rule(which=_WHICH)
+    def prove_dead(self, which: int) -> None:
+        """A consumer learns which producers are dead."""
+        self._happen("prove dead", which)
+
+    @precondition(lambda self: not self.world.dead_gateways)
+    @rule(which=_WHICH)
+    def kill_gateway(self, which: int) -> None:
+        """A gateway dies and starts again."""
+        self._happen("kill gateway", which)
+
+    def teardown(self) -> None:
+        """Without further faults everything ends, and nothing is held."""
+        if hasattr(self, "world"):
+            settle(self.world)
+
+
+def search(max_examples: int, num_steps: int) -> settings:
+    """A short search that is the same each time, and shrinks nothing."""
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=num_steps,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )

@@ -1,0 +1,66 @@
+"""What a model directory says in JSON."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.protocol.model_dir import GenerationDefaults, ModelError, read_model_info
+
+CONFIG = {"vocab_size": 320, "max_position_embeddings": 512, "eos_token_id": 1}
+
+
+def model_dir(path: Path, config: dict[str, Any], generation: object = None) -> Path:
+    (path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    return path
+
+
+def test_without_a_generation_config_there_are_no_defaults(tmp_path: Path) -> None:
+    info = read_model_info(model_dir(tmp_path, CONFIG))
+    assert (info.vocab_size, info.max_model_len) == (320, 512)
+    assert info.generation == GenerationDefaults(eos_token_ids=(1,))
+
+
+def test_sampling_defaults_are_taken_as_they_are(tmp_path: Path) -> None:
+    values = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0, "eos_token_id": [9, 1]}
+    found = read_model_info(model_dir(tmp_path, CONFIG, values)).generation
+    assert found == GenerationDefaults((1, 9), temperature=0.6, top_p=0.9, top_k=20, min_p=0.0)
+
+
+def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
+    assert read_model_info(model_dir(tmp_path, CONFIG, {"top_k": 0})).generation.top_k == -1
+
+
+def test_settings_that_are_not_applied_are_named(tmp_path: Path) -> None:
+    values = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "suppress_tokens": [3]}
+    found = read_model_info(model_dir(tmp_path, CONFIG, values)).generation
+    assert found.not_applied == ("repetition_penalty", "suppress_tokens")
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "named"),
+    [
+        ({"vocab_size": 320}, None, "max_position_embeddings"),
+        (CONFIG | {"eos_token_id": "</s>"}, None, "eos_token_id"),
+        (CONFIG, {"eos_token_id": [1, None]}, "generation_config.json: eos_token_id"),
+        (CONFIG, {"temperature": "hot"}, "temperature"),
+        (CONFIG, [1], "JSON object"),
+    ],
+)
+def test_broken_values_are_refused_by_name(
+    config: dict[str, Any], generation: object, named: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_model_info(model_dir(tmp_path, config, generation))
+    assert named in str(caught.value)
+
+
+def test_reading_it_imports_no_torch() -> None:
+    """The gateway uses it."""
+    check = "import sys, services.protocol.model_dir; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
