@@ -37,8 +37,7 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(seeds + step) + step * (positions.astype(np.uint64) + np.uint64(1))
-    numbers: np.ndarray = (_mix(state) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-    return numbers
+    return np.multiply(_mix(state) >> np.uint64(40), 2.0**-24, dtype=np.float32, casting="unsafe")
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

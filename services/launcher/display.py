@@ -27,18 +27,17 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._stop_spinners()
 
     def starting(self, name: str, what: str) -> None:
         """Something began that may take a while."""
         if self._console.is_terminal:
+            self._progress.start()
             self._tasks[name] = self._progress.add_task(f"{name}: {what}", total=None)
         else:
             self.say(f"{name}: {what}")
@@ -49,7 +48,7 @@ class Display:
         if task is not None:
             self._progress.remove_task(task)
         if not self._tasks:
-            self._progress.stop()  # nothing turns any more, so nothing redraws
+            self._stop_spinners()
 
     def loading(self, name: str, line: str) -> None:
         """The last line of a child that loads, beside its spinner."""
@@ -74,6 +73,11 @@ class Display:
         """One line of the launcher's own."""
         self._console.print(f"baton: {text}")
 
+    def _stop_spinners(self) -> None:
+        """Nothing redraws while nothing turns."""
+        if self._progress.live.is_started:
+            self._progress.stop()
+
 
 def ready_lines(config: UpConfig) -> str:
     """Where to go from here, one fact a line, with a command to paste."""
@@ -89,7 +93,7 @@ def ready_lines(config: UpConfig) -> str:
         "model": f"{config.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),
-        "transport": config.transport,
+        "transport": "nixl (by auto: the only one there is yet)" if config.transport == "auto" else config.transport,
         "try": f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
         "end it": "Ctrl-C",
     }

@@ -76,7 +76,10 @@ class Worker:
             max_model_len=parts.max_model_len,
             eos_token_ids=parts.eos_token_ids,
         )
-        memory = Memory(parts.runner.kv_bytes(), engine.sequences.pool.generations)
+        generations = engine.sequences.pool.generations
+        # A transport may reach memory by process id, and those are used again: no two lives share generations.
+        generations[:] = secrets.randbits(62)
+        memory = Memory(parts.runner.kv_bytes(), generations)
         marks = HandleMarks()
         core = WorkerCore(engine, self._incarnation, Producer(self._incarnation, marks), Consumer(), marks)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal)

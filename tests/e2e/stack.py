@@ -131,7 +131,7 @@ def running_stack(
     try:
         for name in stack.ports:
             stack.start(name)
-        wait_until(lambda: stack.num_connected() == len(names), 60, "a stack with all its workers")
+        wait_until(lambda: stack.num_connected() == len(names), 100, "a stack with all its workers")
         yield stack
     finally:
         stack.stop()

@@ -47,6 +47,12 @@ class Reference:
         """Its greedy continuation."""
         return self.run(prompt, num_tokens)[0]
 
+    def kv(self, prompt: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """K and V of each layer, [kv_heads, tokens, head_dim]."""
+        with torch.inference_mode():
+            cache = self._model(torch.tensor([prompt]), use_cache=True).past_key_values
+        return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
     def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
         found = self._model.generate(
@@ -160,6 +166,20 @@ def test_kv_lies_in_the_pool_as_the_layout_says(tmp_path: Path) -> None:
     assert written[row.blocks[1]][..., :4].all()
     assert not written[row.blocks[1]][..., 4:].any()
     assert np.flatnonzero(written.any(axis=(1, 2, 3, 4))).tolist() == sorted(row.blocks.tolist())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_kv_in_the_pool_is_that_of_transformers(family: str, tmp_path: Path) -> None:
+    """K before V, rotated by absolute positions. Workers exchange these bytes: agreeing with oneself is not enough."""
+    directory = write_checkpoint(tmp_path / "model", family)
+    runner, prompt = load(directory), prompts_of([41])[0]
+    row = run_greedy(runner, [prompt], 1, chunk=17)[0]
+    pool = torch.from_numpy(runner.kv_bytes()).view(torch.float32).view(runner.layout.shape(runner.num_blocks))
+    blocks = pool[torch.from_numpy(row.blocks).long()].permute(3, 2, 1, 0, 4, 5)  # K or V, layer, head, block, slot
+    found = blocks.flatten(3, 4)[:, :, :, : len(prompt)]
+    for layer, (keys, values) in enumerate(Reference(directory).kv(prompt)):
+        torch.testing.assert_close(found[0, layer], keys, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[1, layer], values, atol=1e-4, rtol=1e-4)
 
 
 def test_moved_blocks_continue_elsewhere_with_the_same_tokens(tmp_path: Path) -> None:

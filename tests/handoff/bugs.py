@@ -63,10 +63,12 @@ class _SequencesWithLastingNodes(Sequences):
 
 
 class _ChunkwiseSequences(Sequences):
-    """A local prompt is admitted with one block."""
+    """A local prompt is admitted with one block, where the scheduler then gets it the others."""
+
+    chunkwise = False
 
     def blocks_needed(self, request: Request) -> int:
-        return 1 if request.kind is Kind.LOCAL else super().blocks_needed(request)
+        return 1 if self.chunkwise and request.kind is Kind.LOCAL else super().blocks_needed(request)
 
     def _take_blocks(self, held: list[int], needed: int, watermark: int) -> list[int] | None:
         return super()._take_blocks(held, max(needed, len(held)), watermark)
@@ -79,6 +81,8 @@ class _ChunkwiseScheduler(DecodeScheduler):
     """A local prompt gets further blocks chunk by chunk."""
 
     def plan(self, sequences: Sequences, now: float) -> Plan:
+        assert isinstance(sequences, _ChunkwiseSequences)
+        sequences.chunkwise = True
         plan = super().plan(sequences, now)
         has_room = [
             self._has_room(sequences, slot, count)

@@ -66,7 +66,7 @@ def land_all(world: World) -> None:
         world.end_read(flight)
 
 
-def source_is_reused_before_the_read(parts: Parts) -> None:
+def source_is_reused_before_a_read(parts: Parts) -> None:
     """The producer loses a stream that its consumer thinks is alive, and gives the blocks to another prompt."""
     world = pair(parts)
     world.ask(Ask(LONG, 4))

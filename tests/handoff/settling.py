@@ -5,6 +5,7 @@ from tests.handoff.processes import Violation
 from tests.handoff.world import World
 
 _PATIENCE_S = 100.0  # of the world's clock; far below the deadline of a patient client
+_PATIENCE_WITHOUT_FAULTS_S = 2.0  # nothing waits for a grace then
 _AFTERWARDS_S = (4.0, 4.0, 4.0)  # beyond every grace, and what follows from its end
 
 
@@ -36,14 +37,14 @@ def heal(world: World) -> None:
 def settle(world: World, *, must_complete: bool = False) -> None:
     """No more faults: every request ends, once, and nothing is held after it. Raises Violation."""
     heal(world)
-    until = world.now + _PATIENCE_S
+    until = world.now + (_PATIENCE_WITHOUT_FAULTS_S if must_complete else _PATIENCE_S)
     while True:
         while run_fairly(world):
             pass
         waiting = [client for gateway in world.gateways for client in gateway.open_clients()]
         if not waiting:
             break
-        if world.now > until or must_complete and world.now > until - _PATIENCE_S + 5:
+        if world.now > until:
             raise Violation(f"no end for {[client.ask for client in waiting]}")
         world.advance(1.0)
     _check_ends(world, must_complete)

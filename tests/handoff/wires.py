@@ -40,6 +40,16 @@ class Stream:
         """True while nothing has happened to it."""
         return self.down_open and self.up_open and not self.near_knows and not self.far_knows
 
+    @property
+    def near_can_notice(self) -> bool:
+        """True when it is broken, and the near end does not know."""
+        return not self.near_knows and not (self.up_open and self.down_open)
+
+    @property
+    def far_can_notice(self) -> bool:
+        """True when it is broken, and the far end does not know."""
+        return not self.far_knows and not (self.up_open and self.down_open)
+
     def break_it(self, how: Break) -> None:
         """Ends are told by the world, which then calls `near_noticed` and `far_noticed`."""
         if how is not Break.NEAR:

@@ -4,9 +4,11 @@ Nothing happens by itself. Events are methods; `things` says to what they can ha
 looks at everything that was said and, unless told not to, inside the workers (`tests.handoff.invariants`).
 """
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from typing import Any
 
 from kvtransfer.messages import Announcement, Ended, HandoffId, StreamId, ToConsumer, ToProducer
 from kvtransfer.transports.base import ReadEnd
@@ -159,9 +161,7 @@ class World:
                     gateway.ledger.on_lost(worker.candidate().id)
                     gateway.look_after()
             case ControlStream(consumer=consumer, producer=producer) if consumer.alive:
-                self._call(
-                    consumer, lambda core: core.producer_stream_lost(producer.incarnation, stream.id, self.now)
-                )
+                self._call(consumer, lambda core: core.producer_stream_lost(producer.incarnation, stream.id, self.now))
         self._forget_ended_streams()
 
     def notice_far(self, stream: Stream) -> None:
@@ -185,17 +185,21 @@ class World:
         """Events of a kind that can happen now."""
         match kind:
             case "deliver":
-                down = [partial(self.deliver_down, stream) for stream in self.streams if stream.down_open and stream.down]
+                down = [
+                    partial(self.deliver_down, stream) for stream in self.streams if stream.down_open and stream.down
+                ]
                 up = [partial(self.deliver_up, stream) for stream in self.streams if stream.up_open and stream.up]
                 return [*down, *up]
             case "duplicate":
                 queues = [queue for stream in self.streams for queue in (stream.down, stream.up)]
                 return [partial(_duplicate, queue) for queue in queues if queue]
             case "break":
-                return [partial(self.break_stream, stream, how) for stream in self.streams if stream.whole for how in Break]
+                return [
+                    partial(self.break_stream, stream, how) for stream in self.streams if stream.whole for how in Break
+                ]
             case "notice":
-                near = [partial(self.notice_near, stream) for stream in self.streams if _near_can_notice(stream)]
-                far = [partial(self.notice_far, stream) for stream in self.streams if _far_can_notice(stream)]
+                near = [partial(self.notice_near, stream) for stream in self.streams if stream.near_can_notice]
+                far = [partial(self.notice_far, stream) for stream in self.streams if stream.far_can_notice]
                 return [*near, *far]
             case "step":
                 return [partial(self.step, worker) for worker in self.workers.values()]
@@ -212,9 +216,8 @@ class World:
             case "kill gateway":
                 return [partial(self.kill_gateway, gateway) for gateway in self.gateways]
             case "leave":
-                return [
-                    partial(self.leave, gateway, client) for gateway in self.gateways for client in gateway.open_clients()
-                ]
+                open_clients = [(gateway, client) for gateway in self.gateways for client in gateway.open_clients()]
+                return [partial(self.leave, gateway, client) for gateway, client in open_clients]
         raise ValueError(kind)
 
     # Events.
@@ -328,13 +331,6 @@ class World:
                 raise Violation(f"{worker} says {row.tokens} for {ask}, position {index}, not {right}: wrong tokens")
 
 
-def _duplicate(queue) -> None:  # type: ignore[no-untyped-def]
+def _duplicate(queue: deque[Any]) -> None:
+    """The next message comes again, after all that are on their way."""
     queue.append(queue[0])
-
-
-def _near_can_notice(stream: Stream) -> bool:
-    return not stream.near_knows and not (stream.up_open and stream.down_open)
-
-
-def _far_can_notice(stream: Stream) -> bool:
-    return not stream.far_knows and not (stream.up_open and stream.down_open)

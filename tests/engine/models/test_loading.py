@@ -40,12 +40,14 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def sharded(original: Path, tmp_path: Path) -> Path:
     """A checkpoint in several files, to be spoiled."""
-    return Path(shutil.copytree(original, tmp_path / "model"))
+    shutil.copytree(original, tmp_path / "model")
+    return tmp_path / "model"
 
 
 def shard_of(directory: Path, tensor: str) -> Path:
     index = json.loads((directory / "model.safetensors.index.json").read_text())
-    return directory / index["weight_map"][tensor]
+    name: str = index["weight_map"][tensor]
+    return directory / name
 
 
 def change_tensor(directory: Path, tensor: str, value: torch.Tensor | None) -> Path:

@@ -1,0 +1,286 @@
+"""The consumer's side by direct calls: every edge of a handoff that it has to stand."""
+
+import numpy as np
+import pytest
+
+from kvtransfer.consumer import (
+    Arrived,
+    Consumer,
+    ConsumerAction,
+    ConsumerLimits,
+    ConsumerReport,
+    Drop,
+    Enqueue,
+    GiveBack,
+    PostRead,
+    Ready,
+    SendToProducer,
+)
+from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, HandoffId, Open, Release, StreamId
+from kvtransfer.transports.base import ReadEnd
+
+ID = HandoffId(gateway=1, handle=5)
+OTHER = HandoffId(gateway=2, handle=1)
+PRODUCER = 77
+S1, S2 = StreamId(1), StreamId(2)
+FIRST = FirstToken(42, None)
+DEADLINE = 100.0
+OPEN, RELEASE = SendToProducer(S1, Open(ID, PRODUCER)), SendToProducer(S1, Release(ID))
+
+
+@pytest.fixture
+def consumer() -> Consumer:
+    """Connected to the producer."""
+    consumer = Consumer(ConsumerLimits(grace_s=3.0, slow_open_s=2.0))
+    consumer.stream_up(PRODUCER, S1, 0.0)
+    return consumer
+
+
+def announcement(first_index: int, blocks: list[int], first: FirstToken | None = None) -> Announcement:
+    return Announcement(ID, first_index, tuple(blocks), tuple(block + 100 for block in blocks), first)
+
+
+def announce(consumer: Consumer, first_index: int, blocks: list[int], first: FirstToken | None = None) -> None:
+    consumer.announcement(S1, announcement(first_index, blocks, first), 0.0)
+
+
+def read_end(read_id: int, blocks: list[int]) -> ReadEnd:
+    return ReadEnd(read_id, np.array([block + 100 for block in blocks], dtype=np.uint64))
+
+
+def reading(consumer: Consumer, source: list[int], destination: list[int], num_held: int = 0) -> int:
+    """A handoff whose first blocks are being read; returns the read's id."""
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, source)
+    consumer.reserved(ID, destination, num_held)
+    posted = consumer.take_actions()[-1]
+    assert isinstance(posted, PostRead)
+    return posted.read_id
+
+
+def actions(consumer: Consumer) -> list[ConsumerAction]:
+    return consumer.take_actions()
+
+
+def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    assert actions(consumer) == [OPEN]
+    announce(consumer, 0, [])
+    assert actions(consumer) == []
+    announce(consumer, 0, [3])
+    assert actions(consumer) == [Enqueue(ID)]
+    announce(consumer, 1, [4], FIRST)
+    consumer.reserved(ID, [8, 9, 7], 0)
+    assert actions(consumer) == [PostRead(1, PRODUCER, (3, 4), (8, 9))]
+    consumer.read_ended(read_end(1, [3, 4]), 0.0)
+    assert actions(consumer) == [Arrived(ID, 2), RELEASE, Ready(ID, FIRST)]
+    assert consumer.open_ids == set()
+
+
+def test_what_is_announced_later_is_read_at_once(consumer: Consumer) -> None:
+    reading(consumer, [3], [8, 9])
+    announce(consumer, 1, [4], FIRST)
+    assert actions(consumer) == [PostRead(2, PRODUCER, (4,), (9,))]
+
+
+def test_blocks_that_decode_holds_are_not_read(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, [3, 4, 5], FIRST)
+    consumer.reserved(ID, [1, 2, 9], 2)
+    assert actions(consumer)[-1] == PostRead(1, PRODUCER, (5,), (9,))
+
+
+def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, [3])
+    consumer.reserved(ID, [1, 2, 9], 2)
+    announce(consumer, 1, [4])
+    assert not any(isinstance(action, PostRead) for action in actions(consumer))
+    announce(consumer, 2, [5], FIRST)
+    assert actions(consumer) == [PostRead(1, PRODUCER, (5,), (9,))]
+
+
+def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> None:
+    read_id = reading(consumer, [3], [8, 9])
+    announce(consumer, 0, [3])
+    assert actions(consumer) == []
+    announce(consumer, 0, [3, 4], FIRST)
+    assert actions(consumer) == [PostRead(read_id + 1, PRODUCER, (4,), (9,))]
+
+
+def test_a_gap_in_the_announcements_fails_the_handoff(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, [3])
+    actions(consumer)
+    announce(consumer, 2, [5])
+    assert actions(consumer) == [Drop(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
+
+
+def test_an_announcement_that_contradicts_an_older_one_fails_the_handoff(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, [3])
+    actions(consumer)
+    consumer.announcement(S1, Announcement(ID, 0, (3,), (999,), None), 0.0)
+    assert actions(consumer)[-1] == ConsumerReport(ID, EndReason.STALE)
+
+
+@pytest.mark.parametrize("late", [announcement(0, [3]), Ended(ID, EndReason.ABORTED)])
+def test_late_news_of_a_handoff_that_is_over_is_answered_by_a_release(
+    consumer: Consumer, late: Announcement | Ended
+) -> None:
+    """So the producer lets go even where an earlier release was lost."""
+    if isinstance(late, Announcement):
+        consumer.announcement(S1, late, 0.0)
+    else:
+        consumer.ended(S1, late, 0.0)
+    assert actions(consumer) == [RELEASE]
+
+
+def test_another_generation_fails_the_handoff_and_frees_its_blocks(consumer: Consumer) -> None:
+    read_id = reading(consumer, [3, 4], [8, 9])
+    consumer.read_ended(read_end(read_id, [3, 999]), 0.0)
+    assert actions(consumer) == [Drop(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
+    assert consumer.quarantine.num_blocks == 0
+
+
+def test_a_failed_read_fails_the_handoff(consumer: Consumer) -> None:
+    read_id = reading(consumer, [3], [8, 9])
+    consumer.read_ended(ReadEnd(read_id, None), 0.0)
+    assert actions(consumer) == [Drop(ID, ()), RELEASE, ConsumerReport(ID, EndReason.READ_FAILED)]
+
+
+def test_a_failed_read_leaves_the_others_in_quarantine(consumer: Consumer) -> None:
+    failed = reading(consumer, [3], [7, 8, 9])
+    announce(consumer, 1, [4, 5], FIRST)
+    actions(consumer)
+    consumer.read_ended(ReadEnd(failed, None), 0.0)
+    assert actions(consumer)[0] == Drop(ID, (8, 9))
+    assert consumer.avoid(0.0) == {PRODUCER}
+    consumer.read_ended(read_end(failed + 1, [4, 5]), 0.0)
+    assert actions(consumer) == [GiveBack((8, 9))]
+    assert consumer.avoid(0.0) == set()
+
+
+def test_blocks_count_as_arrived_only_in_order(consumer: Consumer) -> None:
+    first = reading(consumer, [3], [7, 8, 9])
+    announce(consumer, 1, [4])
+    announce(consumer, 2, [5], FIRST)
+    actions(consumer)
+    consumer.read_ended(read_end(first + 2, [5]), 0.0)
+    consumer.read_ended(read_end(first + 1, [4]), 0.0)
+    assert actions(consumer) == []
+    consumer.read_ended(read_end(first, [3]), 0.0)
+    assert actions(consumer) == [Arrived(ID, 3), RELEASE, Ready(ID, FIRST)]
+
+
+def test_an_abort_holds_back_what_is_being_read(consumer: Consumer) -> None:
+    read_id = reading(consumer, [3, 4], [7, 8, 9])
+    consumer.abort(ID, 1.0)
+    assert actions(consumer) == [Drop(ID, (7, 8)), RELEASE]
+    assert consumer.quarantine.oldest_since() == 1.0
+    consumer.abort(ID, 2.0)
+    assert actions(consumer) == []
+    consumer.read_ended(read_end(read_id, [3, 4]), 3.0)
+    assert actions(consumer) == [GiveBack((7, 8))]
+    assert consumer.num_open_reads == 0
+
+
+def test_an_abort_before_anything_was_reserved(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    actions(consumer)
+    consumer.abort(ID, 0.0)
+    assert actions(consumer) == [Drop(ID, ()), RELEASE]
+
+
+def test_a_sequence_that_ended_at_its_first_token_is_no_failure(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    actions(consumer)
+    consumer.ended(S1, Ended(ID, EndReason.FINISHED), 0.0)
+    assert actions(consumer) == [Drop(ID, ()), RELEASE]
+
+
+@pytest.mark.parametrize("reason", [EndReason.OVER, EndReason.WRONG_INCARNATION, EndReason.ABORTED])
+def test_an_end_that_the_producer_tells_is_reported(consumer: Consumer, reason: EndReason) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    actions(consumer)
+    consumer.ended(S1, Ended(ID, reason), 0.0)
+    assert actions(consumer)[-1] == ConsumerReport(ID, reason)
+
+
+def test_a_handoff_without_a_stream_is_opened_when_there_is_one() -> None:
+    consumer = Consumer()
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    assert actions(consumer) == []
+    consumer.stream_up(PRODUCER, S1, 1.0)
+    assert actions(consumer) == [OPEN]
+
+
+def test_a_new_stream_opens_all_handoffs_with_that_producer_again(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    consumer.submit(OTHER, PRODUCER + 1, DEADLINE, 0.0)
+    actions(consumer)
+    consumer.stream_lost(PRODUCER, S1, 1.0)
+    consumer.stream_up(PRODUCER, S2, 2.0)
+    assert actions(consumer) == [SendToProducer(S2, Open(ID, PRODUCER))]
+    consumer.tick(10.0)
+    assert consumer.open_ids == {ID}, "the one without a stream is over, the other goes on"
+
+
+def test_a_handoff_outlives_its_stream_by_the_grace(consumer: Consumer) -> None:
+    reading(consumer, [3], [8, 9])
+    consumer.stream_lost(PRODUCER, S1, 10.0)
+    consumer.tick(12.9)
+    assert actions(consumer) == []
+    consumer.tick(13.0)
+    assert actions(consumer) == [Drop(ID, (8,)), ConsumerReport(ID, EndReason.PEER_LOST)]
+
+
+def test_the_loss_of_an_older_stream_changes_nothing(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    consumer.stream_up(PRODUCER, S2, 1.0)
+    consumer.stream_lost(PRODUCER, S1, 1.0)
+    actions(consumer)
+    consumer.tick(50.0)
+    consumer.submit(OTHER, PRODUCER, DEADLINE, 50.0)
+    assert actions(consumer) == [SendToProducer(S2, Open(OTHER, PRODUCER))]
+
+
+def test_a_dead_producer_ends_its_handoffs_at_once(consumer: Consumer) -> None:
+    read_id = reading(consumer, [3], [8, 9])
+    consumer.producer_dead(PRODUCER, 1.0)
+    assert Drop(ID, (8,)) in (done := actions(consumer))
+    assert done[-1] == ConsumerReport(ID, EndReason.PEER_LOST)
+    consumer.read_ended(ReadEnd(read_id, None), 2.0)
+    assert actions(consumer) == [GiveBack((8,))]
+
+
+def test_a_handoff_ends_with_its_deadline(consumer: Consumer) -> None:
+    reading(consumer, [3], [8, 9])
+    consumer.tick(DEADLINE)
+    assert actions(consumer) == [Drop(ID, (8,)), RELEASE, ConsumerReport(ID, EndReason.EXPIRED)]
+
+
+def test_a_refusal_of_our_engine_releases_the_producer(consumer: Consumer) -> None:
+    """The engine told the gateway itself."""
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, [3])
+    actions(consumer)
+    consumer.refused(ID, 0.0)
+    assert actions(consumer) == [Drop(ID, ()), RELEASE]
+
+
+def test_a_lost_gateway_ends_its_handoffs_and_no_others(consumer: Consumer) -> None:
+    reading(consumer, [3], [8, 9])
+    consumer.submit(OTHER, PRODUCER, DEADLINE, 0.0)
+    actions(consumer)
+    consumer.gateway_lost(ID.gateway, 1.0)
+    assert actions(consumer) == [Drop(ID, (8,)), RELEASE]
+    assert consumer.open_ids == {OTHER}
+
+
+def test_an_open_without_an_answer_is_reported(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    assert consumer.avoid(1.9) == set()
+    assert consumer.avoid(2.0) == {PRODUCER}
+    announce(consumer, 0, [])
+    assert consumer.avoid(3.0) == set()
