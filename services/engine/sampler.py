@@ -37,13 +37,15 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """
     step = np.uint64(0x9E3779B97F4A7C15)
     state = _mix(seeds + step) + step * (positions.astype(np.uint64) + np.uint64(1))
-    return np.multiply(_mix(state) >> np.uint64(40), 2.0**-24, dtype=np.float32, casting="unsafe")
+    drawn: np.ndarray = (_mix(state) >> np.uint64(40)).astype(np.float32)
+    return drawn * np.float32(2.0**-24)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: np.ndarray = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:

@@ -1,14 +1,14 @@
 """One worker: its threads, its streams, and how they are joined.
 
-    event loop        gateways' streams, kv control streams, health
-        │  ▲
-    calls  outputs
-        ▼  │
-    engine thread     the core: engine, both sides of all handoffs
-        │  ▲
-    reads  their ends
-        ▼  │
-    transfer thread   the transport
+event loop        gateways' streams, kv control streams, health
+    │  ▲
+calls  outputs
+    ▼  │
+engine thread     the core: engine, both sides of all handoffs
+    │  ▲
+reads  their ends
+    ▼  │
+transfer thread   the transport
 """
 
 import asyncio

@@ -1,6 +1,5 @@
 """Checkpoints and stacks that the end-to-end tests share."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Real processes: prefill and decode workers and a gateway on free loopback ports, over NIXL, with a tiny checkpoint."""
+"""Real processes: prefill and decode workers and a gateway on loopback, over NIXL, with a tiny checkpoint."""
 
 import contextlib
 import json
@@ -52,7 +52,16 @@ class Stack:
     def start(self, name: str) -> None:
         """Starts, or starts again, one process: "prefill-0", "decode-1", "gateway"."""
         role = name.partition("-")[0]
-        command = [sys.executable, "-m", "services.cli", role, "--model", str(self.model), "--port", str(self.ports[name])]
+        command = [
+            sys.executable,
+            "-m",
+            "services.cli",
+            role,
+            "--model",
+            str(self.model),
+            "--port",
+            str(self.ports[name]),
+        ]
         if role == "gateway":
             workers = ",".join(f"127.0.0.1:{port}" for other, port in self.ports.items() if other != "gateway")
             command += ["--workers", workers, "--served-model-name", "tiny", *self.gateway_options]

@@ -38,7 +38,9 @@ class Driven:
         handle = next(self.handles)
         self.now += 0.001
         capsule = Capsule(
-            np.array(prompt, dtype=np.int32), len(prompt), SamplingParams(max_tokens=max_tokens, temperature=0, **sampling)
+            np.array(prompt, dtype=np.int32),
+            len(prompt),
+            SamplingParams(max_tokens=max_tokens, temperature=0, **sampling),
         )
         id = HandoffId(GATEWAY, handle)
         self.engine.submit(Request(id, capsule, kind, arrival=self.now, deadline=1e9, peer=peer))

@@ -8,8 +8,8 @@ import pytest
 
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
-from services.prefill.scheduler import PrefillScheduler
 from services.engine.request import Kind
+from services.prefill.scheduler import PrefillScheduler
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import make_engine, reference
 
@@ -36,11 +36,11 @@ def test_a_prefix_hit_shortens_the_work_and_changes_no_token():
     prompt = random_prompts(2, 1)[0] + list(range(24))
     first = driven.submit(prompt, 9)
     driven.run()
-    second = driven.submit(prompt + [5, 6, 7], 9)
+    second = driven.submit([*prompt, 5, 6, 7], 9)
     driven.run()
     assert driven.cached[first] == 0
     assert driven.cached[second] == len(prompt) // 4 * 4
-    assert driven.tokens[second] == reference(prompt + [5, 6, 7], 9)
+    assert driven.tokens[second] == reference([*prompt, 5, 6, 7], 9)
 
 
 def test_the_next_turn_finds_prompt_and_generated_blocks():
@@ -139,7 +139,7 @@ def test_eos_stops_and_stop_tokens_stop_unless_ignored():
         ({}, 11),
         ({"ignore_eos": True}, 30),
         ({"ignore_eos": True, "stop_token_ids": (alone[5],)}, 6),
-        ({"stop_token_ids": tuple(range(1000, 1020)) + (alone[3],)}, 4),
+        ({"stop_token_ids": (*tuple(range(1000, 1020)), alone[3])}, 4),
     ):
         driven = make_engine(eos_token_ids=(eos,))
         handle = driven.submit([4, 5, 6], 30, **options)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "handoff-long",
     max_examples=2_000,
-    stateful_step_count=150,
+    stateful_step_count=60,
     derandomize=False,
     deadline=None,
     suppress_health_check=list(HealthCheck),

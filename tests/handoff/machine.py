@@ -1,4 +1,10 @@
-"""The hypothesis state machine: a world whose every move is drawn."""
+"""Hypothesis state machines over a world: one draws every move, the other whole stretches of moves.
+
+The first shrinks to a readable story; the second gets further in the same time, as each stretch has its own weather
+(what happens often in it, and what never).
+"""
+
+import random
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -35,8 +41,29 @@ _ASKS = st.builds(
 _WHICH = st.integers(0, 63)
 
 
-class HandoffMachine(RuleBasedStateMachine):
-    """Subclasses say of which parts the world is made."""
+# Events of a stretch, and how often they happen in fair weather.
+_EVENTS = {
+    "deliver": 30.0,
+    "step": 14.0,
+    "ask": 5.0,
+    "land": 8.0,
+    "end read": 5.0,
+    "duplicate": 2.0,
+    "notice": 3.0,
+    "break": 1.0,
+    "fail read": 1.0,
+    "leave": 1.0,
+    "connect": 3.0,
+    "wait": 3.0,
+    "prove dead": 0.5,
+    "kill": 0.3,
+    "kill gateway": 0.1,
+}
+_ALWAYS = ("deliver", "step", "ask")
+
+
+class _WorldMachine(RuleBasedStateMachine):
+    """Subclasses say of which parts the world is made, and what can happen in it."""
 
     parts: Parts = SHIPPED
 
@@ -44,7 +71,7 @@ class HandoffMachine(RuleBasedStateMachine):
         workers=st.sampled_from(_TOPOLOGIES),
         num_gateways=st.integers(1, 2),
         num_blocks=st.integers(7, 10),
-        max_num_seqs=st.integers(2, 4),
+        max_num_seqs=st.integers(2, 5),
         chunk=st.sampled_from([2, 4, 8]),
     )
     def begin(
@@ -53,6 +80,50 @@ class HandoffMachine(RuleBasedStateMachine):
         """A world of some shape."""
         sizes = Sizes(num_blocks, max_num_seqs, chunk)
         self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
+
+
+class StretchMachine(_WorldMachine):
+    """Draws how each stretch goes."""
+
+    @rule(seed=st.integers(0, 2**32 - 1), num_events=st.sampled_from([40, 80, 160]))
+    def stretch(self, seed: int, num_events: int) -> None:
+        """Many events, whose frequencies are drawn first."""
+        choose = random.Random(seed)
+        weather = {
+            kind: weight * (1.0 if kind in _ALWAYS else choose.choice([0.0, 0.3, 1.0, 1.0, 3.0]))
+            for kind, weight in _EVENTS.items()
+        }
+        for kind in choose.choices(list(weather), list(weather.values()), k=num_events):
+            self._happen(kind, choose)
+
+    def _happen(self, kind: str, choose: random.Random) -> None:
+        world = self.world
+        if kind == "ask":
+            world.ask(_any_ask(choose), choose.randrange(len(world.gateways)))
+        elif kind == "wait":
+            world.advance(choose.choice([0.05, 0.5, 1.0, 3.1, 6.0]))
+        elif kind == "connect":
+            world.connect()
+        elif things := world.things(kind):
+            choose.choice(things)()
+
+
+def _any_ask(choose: random.Random) -> Ask:
+    first = choose.randrange(100, 900)
+    unlike_others = tuple(range(first, first + choose.randint(1, 9)))
+    return Ask(
+        prompt=unlike_others if choose.random() < 0.3 else choose.choice(PROMPTS),
+        max_tokens=choose.randint(1, 5),
+        stop_token_at=choose.choice([None, None, None, None, 1, 2]),
+        stop_string_at=choose.choice([None, None, None, None, 1, 2]),
+        timeout_s=choose.choice([1000.0, 1000.0, 1000.0, 1000.0, 4.0]),
+        alone=choose.random() < 0.2,
+        turn=choose.randrange(4),
+    )
+
+
+class HandoffMachine(_WorldMachine):
+    """Draws every move."""
 
     def _happen(self, kind: str, which: int) -> None:
         if things := self.world.things(kind):
@@ -142,11 +213,6 @@ class HandoffMachine(RuleBasedStateMachine):
     def kill_gateway(self, which: int) -> None:
         """A gateway dies and starts again."""
         self._happen("kill gateway", which)
-
-    def teardown(self) -> None:
-        """Without further faults everything ends, and nothing is held."""
-        if hasattr(self, "world"):
-            settle(self.world)
 
 
 def search(max_examples: int, num_steps: int) -> settings:

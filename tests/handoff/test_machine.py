@@ -7,18 +7,24 @@ import random
 
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from tests.handoff.machine import PROMPTS, HandoffMachine, search
+from tests.handoff.machine import PROMPTS, HandoffMachine, StretchMachine, search
 from tests.handoff.processes import Ask, Sizes
 from tests.handoff.settling import settle
 from tests.handoff.world import World
 
 
-def test_no_interleaving_breaks_the_handoff() -> None:
+@pytest.mark.parametrize(
+    ("machine", "num_examples", "num_steps"),
+    [pytest.param(HandoffMachine, 25, 40, id="moves"), pytest.param(StretchMachine, 25, 3, id="stretches")],
+)
+def test_no_interleaving_breaks_the_handoff(
+    machine: type[RuleBasedStateMachine], num_examples: int, num_steps: int
+) -> None:
     """No wrong, lost or repeated token, no block leaked, freed twice or used under a read; every request ends."""
     named = settings.get_current_profile_name() == "handoff-long"
-    run_state_machine_as_test(HandoffMachine, settings=settings() if named else search(40, 40))
+    run_state_machine_as_test(machine, settings=settings() if named else search(num_examples, num_steps))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.handoff import bugs, schedules
-from tests.handoff.machine import HandoffMachine, search
+from tests.handoff.machine import StretchMachine, search
 from tests.handoff.processes import Parts, Violation
 from tests.handoff.world import SHIPPED
 
@@ -44,8 +44,8 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
 def test_random_interleavings_find_the_bug(bug: Parts, words: str) -> None:
     """Without a schedule. The missing generation check is not among them: random runs hardly ever get there."""
 
-    class Planted(HandoffMachine):
+    class Planted(StretchMachine):
         parts = bug
 
     with pytest.raises(Violation, match=words):
-        run_state_machine_as_test(Planted, settings=search(300, 50))
+        run_state_machine_as_test(Planted, settings=search(150, 3))

@@ -127,7 +127,10 @@ async def test_block_events_name_what_the_cache_holds(pair: Pair):
     await pair.baseline()
     root = root_hash("simulated")
     turn = pair.gateway.submit(prompt + pair.decode.tokens(handle)[:-1], 1).capsule.token_ids
-    expected = {pair.prefill: block_hashes(root, turn[:30], BLOCK_SIZE), pair.decode: block_hashes(root, turn, BLOCK_SIZE)}
+    expected = {
+        pair.prefill: block_hashes(root, turn[:30], BLOCK_SIZE),
+        pair.decode: block_hashes(root, turn, BLOCK_SIZE),
+    }
     for stream, hashes in expected.items():
         await stream.until(lambda stream=stream, hashes=hashes: stream.held_hashes() == set(hashes))
     port = int(pair.decode.address.rpartition(":")[2])

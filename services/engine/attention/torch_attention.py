@@ -123,8 +123,8 @@ class TorchAttention:
         layout = self._layout
         counts = np.diff(queries.query_starts)
         rows = np.repeat(np.arange(len(counts)), counts)
-        ends = queries.seq_lens - queries.query_starts[1:]
-        positions = np.arange(len(rows), dtype=np.int64) + ends[rows]
+        shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
+        positions = np.arange(len(rows), dtype=np.int64) + shifts[rows]
         index, offsets = np.divmod(positions, layout.block_size)
         blocks = queries.block_tables[rows, index].astype(np.int64)
         begun = blocks[offsets == 0]
