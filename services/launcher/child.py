@@ -82,7 +82,7 @@ class Supervisor:
         self._policy = policy
         self._grace_s = grace_s
         self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
-        self._process: asyncio.subprocess.Process | None = None
+        self._ending: asyncio.subprocess.Process | None = None
 
     async def run(self) -> None:
         """Starts the child, again and again, until cancelled. Raises ChildFailed if it is never ready."""
@@ -97,10 +97,11 @@ class Supervisor:
             self._listener.died(self.spec.name, how, delay_s)
             await asyncio.sleep(delay_s)
 
-    def kill(self) -> None:
-        """Ends the grace of a child that is being ended."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+    def hurry(self) -> None:
+        """No more grace, for a child that is being ended or will be."""
+        self._grace_s = 0.0
+        if self._ending is not None:
+            self._ending.kill()
 
     async def _one_life(self) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -112,7 +113,6 @@ class Supervisor:
             process_group=0,  # a terminal's Ctrl-C is for the launcher, which then ends children in order
         )
         assert process.stdout is not None
-        self._process = process
         async with asyncio.TaskGroup() as tasks:
             relay = tasks.create_task(self._relay(process.stdout))
             announce = tasks.create_task(self._announce_ready())
@@ -127,12 +127,14 @@ class Supervisor:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is not None:
             return
+        self._ending = process
         process.terminate()
         try:
             await asyncio.wait_for(process.wait(), self._grace_s)
         except TimeoutError:
             process.kill()
             await process.wait()
+        self._ending = None
 
     async def _announce_ready(self) -> None:
         started = time.monotonic()

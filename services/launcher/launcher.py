@@ -46,17 +46,18 @@ class Launcher:
             serving.cancel()
             return
         for supervisor in self._supervisors:
-            supervisor.kill()
+            supervisor.hurry()
 
     async def _serve(self, on_ready: Callable[[], None]) -> None:
-        failures: list[ChildFailed] = []
+        failures: list[BaseException] = []
         try:
-            async with asyncio.TaskGroup() as children:
-                await self._start(children, self._stack.workers)
-                await self._start(children, (self._stack.gateway,))
-                on_ready()
+            async with asyncio.TaskGroup() as workers:
+                await self._start(workers, self._stack.workers)
+                async with asyncio.TaskGroup() as front:  # the inner group ends first: no gateway without workers
+                    await self._start(front, (self._stack.gateway,))
+                    on_ready()
         except* ChildFailed as group:
-            failures += [error for error in group.exceptions if isinstance(error, ChildFailed)]
+            failures += _leaves(group)
         if failures:
             raise failures[0]  # the others, if any, will have failed for the same reason
 
@@ -68,3 +69,9 @@ class Launcher:
             children.create_task(supervisor.run())
         for supervisor in started:
             await supervisor.was_ready.wait()
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -1,11 +1,12 @@
 """Checkpoints and stacks that the end-to-end tests share."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from services.launcher import demo_model
 from tests.checkpoints import write_checkpoint
@@ -33,15 +34,26 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stack(llama: Path) -> Iterator[Stack]:
-    """One pair; tests that use it leave it as they found it."""
-    with running_stack(llama) as running:
+    """One pair that computes in odd chunks; tests that use it leave it as they found it."""
+    with running_stack(llama, options=["--max-num-batched-tokens", "37"]) as running:
         yield running
+
+
+@functools.cache
+def oracle(model: Path) -> PreTrainedModel:
+    """The model as `transformers` has it. One thread: more would spin against the workers'."""
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
 
 def generate(model: Path, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
     """Greedy tokens of `transformers` in float32, and their log-probabilities."""
-    oracle = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    out = oracle.generate(
+    return _generate(model, tuple(prompt), num_tokens)
+
+
+@functools.cache
+def _generate(model: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
+    out = oracle(model).generate(
         torch.tensor([prompt]),
         max_new_tokens=num_tokens,
         min_new_tokens=num_tokens,

@@ -1,4 +1,4 @@
-"""Real processes: prefill and decode workers and a gateway on loopback, over NIXL, with a tiny checkpoint."""
+"""Real processes: prefill and decode workers and gateways on loopback, over NIXL, with a tiny checkpoint."""
 
 import contextlib
 import json
@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import openai
 
 from services import lifeline
 
@@ -35,60 +37,46 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, what: str
     return time.monotonic() - start
 
 
-@dataclass
-class Stack:
-    """The processes, and what a person could ask them."""
+def start_baton(*arguments: str) -> subprocess.Popen[bytes]:
+    """Starts one process of Baton, which ends with this one."""
+    environment = os.environ | lifeline.environment() | {"OMP_WAIT_POLICY": "passive"}
+    return subprocess.Popen([sys.executable, "-m", "services.cli", *arguments], env=environment)
 
-    model: Path
-    worker_options: list[str] = field(default_factory=list)
-    gateway_options: list[str] = field(default_factory=list)
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    ports: dict[str, int] = field(default_factory=dict)
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process, first nicely."""
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Gateway:
+    """A gateway process, and what a person could ask it."""
+
+    def __init__(self, model: Path, workers: list[int], options: list[str]) -> None:
+        (self.port,) = free_ports(1)
+        self._arguments = ["gateway", "--model", str(model), "--port", str(self.port), "--served-model-name", "tiny"]
+        self._arguments += ["--workers", ",".join(f"127.0.0.1:{port}" for port in workers), *options]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, or starts it again."""
+        self.process = start_baton(*self._arguments)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.ports['gateway']}"
+        return f"http://127.0.0.1:{self.port}"
 
-    def start(self, name: str) -> None:
-        """Starts, or starts again, one process: "prefill-0", "decode-1", "gateway"."""
-        role = name.partition("-")[0]
-        command = [
-            sys.executable,
-            "-m",
-            "services.cli",
-            role,
-            "--model",
-            str(self.model),
-            "--port",
-            str(self.ports[name]),
-        ]
-        if role == "gateway":
-            workers = ",".join(f"127.0.0.1:{port}" for other, port in self.ports.items() if other != "gateway")
-            command += ["--workers", workers, "--served-model-name", "tiny", *self.gateway_options]
-        else:
-            command += ["--num-threads", "1", "--kv-memory", "16MiB", *self.worker_options]
-        environment = os.environ | lifeline.environment() | {"OMP_WAIT_POLICY": "passive"}
-        self.processes[name] = subprocess.Popen(command, env=environment)
-
-    def stop(self) -> None:
-        """Ends all processes: first nicely."""
-        for process in self.processes.values():
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-        for process in self.processes.values():
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def kill(self, name: str) -> None:
-        """SIGKILL."""
-        self.processes[name].kill()
-        self.processes[name].wait()
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def get(self, path: str) -> tuple[int, str]:
-        """GET from the gateway."""
+        """GET: status and body; 0 when nobody answers."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=5) as answer:
                 return answer.status, answer.read().decode()
@@ -111,6 +99,10 @@ class Stack:
         """Workers with a live stream."""
         return len(self.ledger()["workers"]) if self.get("/health")[0] == 200 else 0
 
+    def wait_for_workers(self, number: int, timeout_s: float = 100) -> float:
+        """Seconds until so many workers had a live stream."""
+        return wait_until(lambda: self.num_connected() == number, timeout_s, f"{number} connected workers")
+
     def at_baseline(self) -> bool:
         """True when no request is in flight, and every worker's blocks are free or evictable."""
         ledger = self.ledger()
@@ -120,27 +112,62 @@ class Stack:
         )
 
     def wait_for_baseline(self, timeout_s: float = 5.0) -> float:
-        """Workers report about once a second when idle."""
+        """Seconds until then."""
         return wait_until(self.at_baseline, timeout_s, "the baseline")
+
+
+@dataclass
+class Stack:
+    """Workers by name ("prefill-0", "decode-1"), and a gateway for them."""
+
+    model: Path
+    ports: dict[str, int]
+    options: list[str]
+    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    gateway: Gateway = field(init=False)
+
+    def start(self, name: str) -> None:
+        """Starts a worker, or starts it again."""
+        arguments = ["--model", str(self.model), "--port", str(self.ports[name]), "--num-threads", "1"]
+        role = name.partition("-")[0]
+        self.workers[name] = start_baton(role, *arguments, "--kv-memory", "16MiB", *self.options)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self.workers[name].kill()
+        self.workers[name].wait()
+
+    def heal(self) -> None:
+        """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""
+        for name, process in self.workers.items():
+            process.send_signal(signal.SIGCONT)
+            if process.poll() is not None:
+                self.start(name)
+        self.gateway.wait_for_workers(len(self.workers))
+
+    @contextlib.contextmanager
+    def serving(self, *options: str) -> Iterator[Gateway]:
+        """A gateway for these workers, beside others that there may be."""
+        gateway = Gateway(self.model, list(self.ports.values()), list(options))
+        try:
+            gateway.wait_for_workers(len(self.ports))
+            yield gateway
+        finally:
+            stop(gateway.process)
 
 
 @contextlib.contextmanager
 def running_stack(
-    model: Path,
-    *,
-    prefill: int = 1,
-    decode: int = 1,
-    worker_options: list[str] | None = None,
-    gateway_options: list[str] | None = None,
+    model: Path, *, prefill: int = 1, decode: int = 1, options: list[str] | None = None
 ) -> Iterator[Stack]:
     """A stack that is ready, and ends with the context."""
     names = [f"prefill-{index}" for index in range(prefill)] + [f"decode-{index}" for index in range(decode)]
-    stack = Stack(model, worker_options or [], gateway_options or [])
-    stack.ports = dict(zip([*names, "gateway"], free_ports(len(names) + 1), strict=True))
+    stack = Stack(model, dict(zip(names, free_ports(len(names)), strict=True)), options or [])
     try:
-        for name in stack.ports:
+        for name in names:
             stack.start(name)
-        wait_until(lambda: stack.num_connected() == len(names), 100, "a stack with all its workers")
-        yield stack
+        with stack.serving() as stack.gateway:
+            yield stack
     finally:
-        stack.stop()
+        for process in stack.workers.values():
+            stop(process)

@@ -116,7 +116,7 @@ def test_eviction_is_leaf_first_and_keeps_shared_prefixes():
 
 
 def test_generated_duplicates_are_freed_and_their_twins_outlive_newer_children():
-    """Two rows generate the same blocks; the second's are freed, and what it generated beyond hangs below the first's."""
+    """Two rows generate the same blocks: the second's are freed, its further ones hang below the first's."""
     driven = make_engine(num_blocks=12, max_model_len=40)
     prompt = [1, 2, 3]
     short, long = driven.submit(prompt, 10), driven.submit(prompt, 18)

@@ -81,6 +81,11 @@ class _WorldMachine(RuleBasedStateMachine):
         sizes = Sizes(num_blocks, max_num_seqs, chunk)
         self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
 
+    def teardown(self) -> None:
+        """Without further faults everything ends, and nothing is held."""
+        if hasattr(self, "world"):
+            settle(self.world)
+
 
 class StretchMachine(_WorldMachine):
     """Draws how each stretch goes."""

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tests.handoff import schedules
 from tests.handoff.machine import PROMPTS, HandoffMachine, StretchMachine, search
 from tests.handoff.processes import Ask, Sizes
 from tests.handoff.settling import settle
-from tests.handoff.world import World
+from tests.handoff.wires import Break
+from tests.handoff.world import SHIPPED, World
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,16 @@ def test_without_faults_all_complete_in_tiny_pools(seed: int) -> None:
             if things := world.things(choose.choice(["deliver", "deliver", "deliver", "step", "land", "end read"])):
                 choose.choice(things)()
     settle(world, must_complete=True)
+
+
+def test_reads_of_a_lost_gateways_requests_stay_in_quarantine_until_they_end() -> None:
+    """A gateway's stream breaks while KV for it is being read: nothing else gets those blocks before the data landed."""
+    world = schedules.pair(SHIPPED)
+    world.ask(Ask(schedules.LONG, 4))
+    schedules.post_reads(world)
+    decode = world.workers["decode"]
+    world.break_stream(schedules.gateway_stream(world, "decode"), Break.FAR)
+    assert decode.core.engine.sequences.num_held_back == 5
+    schedules.land_all(world)
+    assert decode.core.engine.sequences.num_held_back == 0
+    settle(world)

@@ -91,6 +91,18 @@ def test_a_signal_ends_children_first_and_the_launcher_with_success(stack: Stack
     assert stack.process.wait(5) == 0
 
 
+def test_the_gateway_ends_before_the_worker_that_it_needs() -> None:
+    stack = Stack("deaf")
+    try:
+        stack.read_until("all ready")
+        worker, gateway = (stack.child(port) for port in stack.ports)
+        stack.process.terminate()
+        gateway.wait(5)
+        assert is_alive(worker)
+    finally:
+        stack.close()
+
+
 def test_children_end_with_a_launcher_that_is_killed(stack: Stack) -> None:
     children = stack.children()
     stack.process.kill()

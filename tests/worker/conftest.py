@@ -1,4 +1,4 @@
-"""A prefill and a decode worker in this process: real streams on loopback, real threads, simulated model, memory transport."""
+"""A prefill and a decode worker in this process: real streams and threads, simulated model, memory transport."""
 
 import contextlib
 from collections.abc import AsyncIterator
