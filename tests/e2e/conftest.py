@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -46,13 +47,17 @@ def oracle(model: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
 
-def generate(model: Path, prompt: list[int], num_tokens: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens of `transformers` in float32, and their log-probabilities."""
-    return _generate(model, tuple(prompt), num_tokens)
+@dataclass(frozen=True)
+class Answer:
+    """What `transformers` generates greedily in float32."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    clearness: float  # the smallest lead of a chosen token's logit over the next best
 
 
 @functools.cache
-def _generate(model: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[list[int], list[float]]:
+def _generate(model: Path, prompt: tuple[int, ...], num_tokens: int) -> Answer:
     out = oracle(model).generate(
         torch.tensor([prompt]),
         max_new_tokens=num_tokens,
@@ -63,6 +68,27 @@ def _generate(model: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[li
         return_dict_in_generate=True,
         output_logits=True,
     )
-    tokens = out.sequences[0, len(prompt) :].tolist()
-    logits = torch.stack(out.logits)[:, 0].log_softmax(-1)
-    return tokens, logits[torch.arange(len(tokens)), tokens].tolist()
+    tokens = out.sequences[0, len(prompt) :]
+    logits = torch.stack(out.logits)[:, 0]
+    best = logits.topk(2).values
+    chosen = logits.log_softmax(-1)[torch.arange(num_tokens), tokens]
+    return Answer(tokens.tolist(), chosen.tolist(), float((best[:, 0] - best[:, 1]).min()))
+
+
+def generate(model: Path, prompt: list[int], num_tokens: int) -> Answer:
+    """The answer to one prompt."""
+    return _generate(model, tuple(prompt), num_tokens)
+
+
+def clear_prompt(model: Path, seed: int, length: int, num_tokens: int) -> list[int]:
+    """A prompt whose answer has no near tie, which rounding could decide otherwise in another batch."""
+    for attempt in range(20):
+        prompt = prompt_of(seed + 1000 * attempt, length)
+        if generate(model, prompt, num_tokens).clearness > 2e-4:
+            return prompt
+    raise AssertionError("no clear prompt among twenty")
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    """A prompt like no other seed's."""
+    return [(seed * 7919 + index * 104729) % 4000 + 10 for index in range(length)]

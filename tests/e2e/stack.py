@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -85,9 +86,10 @@ class Gateway:
         except urllib.error.URLError:
             return 0, ""
 
-    def ledger(self) -> dict:
+    def ledger(self) -> dict[str, Any]:
         """What /debug/ledger shows."""
-        return json.loads(self.get("/debug/ledger")[1])
+        described: dict[str, Any] = json.loads(self.get("/debug/ledger")[1])
+        return described
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that carry these labels."""

@@ -10,11 +10,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.conftest import generate
+from tests.e2e.conftest import clear_prompt, generate
 from tests.e2e.stack import Stack, running_stack, wait_until
-from tests.e2e.test_pair import GREEDY, prompt_of, text_of
+from tests.e2e.test_pair import GREEDY, text_of
 
-NUM_TOKENS = 200
+NUM_TOKENS = 150
 
 
 class Streaming(threading.Thread):
@@ -42,13 +42,14 @@ class Streaming(threading.Thread):
         self.join(60)
         assert not self.is_alive(), "the request hangs"
         assert self.error is None
-        assert self.text.rstrip("\ufffd") == text_of(model, generate(model, self.prompt, NUM_TOKENS)[0])
+        assert self.text.rstrip("\ufffd") == text_of(model, generate(model, self.prompt, NUM_TOKENS).tokens)
 
 
 @contextlib.contextmanager
 def streams(stack: Stack, number: int = 4) -> Iterator[list[Streaming]]:
     """Some streams, all of which have brought text."""
-    running = [Streaming(stack, prompt_of(80 + index, 50 + 10 * index)) for index in range(number)]
+    prompts = [clear_prompt(stack.model, 80 + index, 50 + 10 * index, NUM_TOKENS) for index in range(number)]
+    running = [Streaming(stack, prompt) for prompt in prompts]
     wait_until(lambda: all(each.text for each in running), 20, "text on every stream")
     yield running
     for each in running:
@@ -73,14 +74,15 @@ def stack(running: Stack) -> Iterator[Stack]:
 
 
 def test_requests_outlive_a_decode_worker_that_is_killed(stack: Stack, llama: Path):
-    with streams(stack, 6) as clients:
+    with streams(stack) as clients:
         stack.kill("decode-0")
         for each in clients:
             each.expect(llama)
 
 
 def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack: Stack, llama: Path):
-    clients = [Streaming(stack, prompt_of(90 + index, 180)) for index in range(12)]
+    prompts = [clear_prompt(llama, 90 + index, 180, NUM_TOKENS) for index in range(6)]
+    clients = [Streaming(stack, prompt) for prompt in prompts]
     time.sleep(0.05)
     stack.kill("prefill-0")
     for each in clients:
@@ -88,7 +90,7 @@ def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack
 
 
 def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack: Stack, llama: Path):
-    with streams(stack, 6) as clients:
+    with streams(stack) as clients:
         stack.workers["decode-0"].send_signal(signal.SIGSTOP)
         noticed_s = stack.gateway.wait_for_workers(3, 15)
         for each in clients:

@@ -4,20 +4,17 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from tests.e2e.conftest import generate
+from tests.e2e.conftest import clear_prompt, generate, prompt_of
 from tests.e2e.stack import Gateway, Stack, running_stack
 
-GREEDY = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
-
-
-def prompt_of(seed: int, length: int) -> list[int]:
-    return [(seed * 7919 + index * 104729) % 4000 + 10 for index in range(length)]
+GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 def text_of(model: Path, tokens: list[int]) -> str:
@@ -27,22 +24,25 @@ def text_of(model: Path, tokens: list[int]) -> str:
 
 def check_parity(gateway: Gateway, model: Path) -> None:
     """In a mixed batch, and then alone with prefix hits."""
-    prompts = [prompt_of(seed, length) for seed, length in enumerate((1, 15, 16, 17, 60, 100))]
+    prompts = [clear_prompt(model, seed, length, 24) for seed, length in enumerate((1, 15, 16, 17, 60, 100))]
 
     def complete(prompt: list[int]) -> openai.types.Completion:
-        return gateway.client.completions.create(prompt=prompt, max_tokens=24, logprobs=1, **GREEDY)
+        answer: openai.types.Completion = gateway.client.completions.create(
+            prompt=prompt, max_tokens=24, logprobs=1, **GREEDY
+        )
+        return answer
 
     before = gateway.metric("baton_handoffs_total", outcome="completed")
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(complete, prompts))
     again = [complete(prompt) for prompt in prompts]
     for prompt, *completions in zip(prompts, answers, again, strict=True):
-        tokens, logprobs = generate(model, prompt, 24)
+        expected = generate(model, prompt, 24)
         for completion in completions:
             choice = completion.choices[0]
-            assert choice.text.rstrip("\ufffd") == text_of(model, tokens)
+            assert choice.text.rstrip("\ufffd") == text_of(model, expected.tokens)
             assert choice.logprobs is not None
-            assert choice.logprobs.token_logprobs == pytest.approx(logprobs, abs=1e-4)
+            assert choice.logprobs.token_logprobs == pytest.approx(expected.logprobs, abs=1e-4)
     assert gateway.metric("baton_handoffs_total", outcome="completed") - before == 2 * len(prompts)
     gateway.wait_for_baseline()
 
@@ -73,10 +73,10 @@ def test_the_same_seed_gives_the_same_text_with_and_without_handoff(stack: Stack
 
 def test_the_next_turn_finds_its_blocks_on_both_workers_and_moves_only_the_rest(stack: Stack, llama: Path):
     gateway, prompt_len, num_tokens, block_size = stack.gateway, 77, 40, 16
-    prompt = prompt_of(50, prompt_len)
+    prompt = clear_prompt(llama, 50, prompt_len, num_tokens)
     gateway.client.completions.create(prompt=prompt, max_tokens=num_tokens, **GREEDY)
     gateway.wait_for_baseline()
-    turn = prompt + generate(llama, prompt, num_tokens)[0] + prompt_of(51, 30)
+    turn = prompt + generate(llama, prompt, num_tokens).tokens + prompt_of(51, 30)
     time.sleep(1.1)  # the last load report carries the bytes moved
     before = gateway.metric("baton_kv_bytes_moved_total")
     answer = gateway.client.completions.create(prompt=turn, max_tokens=2, **GREEDY)
@@ -119,6 +119,7 @@ async def test_blocks_are_back_within_a_second_after_the_client_is_gone(stack: S
             await asyncio.sleep(0.15)
             if stream:
                 answer = await call
+                assert isinstance(answer, openai.AsyncStream)
                 await anext(aiter(answer))
                 await answer.close()
             else:

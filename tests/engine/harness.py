@@ -1,5 +1,6 @@
 """Drives an engine over the simulated runner, and says what each request's tokens must be."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -31,7 +32,7 @@ class Driven:
     failures: list[Failure] = field(default_factory=list)
     computed_tokens: int = 0
     now: float = 0.0
-    handles: count = field(default_factory=lambda: count(1))
+    handles: Iterator[int] = field(default_factory=lambda: count(1))
 
     def submit(self, prompt: list[int], max_tokens: int, *, kind: Kind = Kind.LOCAL, peer: int = 0, **sampling) -> int:
         """Submits a request, a moment after the last; returns its handle."""

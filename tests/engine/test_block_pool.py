@@ -25,7 +25,7 @@ def fill(cache: PrefixCache, pool: BlockPool, token_ids: np.ndarray) -> list[int
         for block in reversed(match.blocks):
             pool.release(block)
         return None
-    blocks = match.blocks + fresh.tolist()
+    blocks: list[int] = match.blocks + fresh.tolist()
     for index in range(len(match.blocks), len(blocks)):
         tokens = token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE].tobytes()
         cache.insert(blocks[index - 1] if index else NO_BLOCK, tokens, blocks[index], pending=True)

@@ -47,7 +47,7 @@ def sentencepiece() -> Tokenizer:
     """Like Llama 2: spaces as ▁, unknown characters as byte tokens."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2}
     vocab |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    for char in sorted(set("".join(TEXT)) - {" "}) + ["▁"]:
+    for char in [*sorted(set("".join(TEXT)) - {" "}), "▁"]:
         vocab.setdefault(char, len(vocab))
     merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "w"), ("o", "r"), ("▁", "h"), ("l", "d")]
     for left, right in merges:

@@ -228,6 +228,7 @@ def search(max_examples: int, num_steps: int) -> settings:
         derandomize=True,
         deadline=None,
         database=None,
+        report_multiple_bugs=False,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -44,7 +44,7 @@ def test_without_faults_all_complete_in_tiny_pools(seed: int) -> None:
 
 
 def test_reads_of_a_lost_gateways_requests_stay_in_quarantine_until_they_end() -> None:
-    """A gateway's stream breaks while KV for it is being read: nothing else gets those blocks before the data landed."""
+    """A gateway's stream breaks while KV for it is being read: those blocks wait for the data."""
     world = schedules.pair(SHIPPED)
     world.ask(Ask(schedules.LONG, 4))
     schedules.post_reads(world)

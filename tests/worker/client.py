@@ -36,6 +36,7 @@ class Stream:
         """Reads until the stream ends."""
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             while (raw := await self.call.read()) is not grpc.aio.EOF:
+                assert isinstance(raw, bytes)
                 await self._take(deserialize_worker_message(raw))
 
     async def _take(self, message: WorkerHello | Frame | BlockEvents) -> None:

@@ -162,15 +162,15 @@ async def test_a_wrong_first_message_and_another_major_version_are_refused_in_wo
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             from services.protocol.wire import serialize_gateway_message
 
-            call = channel.stream_stream("/baton.v1.Worker/Connect")()
+            call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream("/baton.v1.Worker/Connect")()
             await call.write(serialize_gateway_message(message))
             with pytest.raises(grpc.aio.AioRpcError, match=words):
                 await call.read()
 
 
 async def test_what_no_gateway_sends_is_refused_and_harms_nobody(pair: Pair):
-    for prompt, options in (([1, 5000], {}), ([1, -2], {}), ([1], {"temperature": float("nan")})):
-        submit = pair.gateway.submit(prompt, 5, **options)
+    for prompt, temperature in (([1, 5000], 0.0), ([1, -2], 0.0), ([1], float("nan"))):
+        submit = pair.gateway.submit(prompt, 5, temperature=temperature)
         await pair.decode.send(submit)
         await pair.decode.until(lambda handle=submit.handle: handle in pair.decode.failures)
     handle = await pair.gateway.hand_off(pair.prefill, pair.decode, [1, 2, 3], 5)

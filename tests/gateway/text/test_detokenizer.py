@@ -1,5 +1,6 @@
 """Text that grows with its tokens is the text of all tokens at once."""
 
+import itertools
 import time
 
 import pytest
@@ -17,7 +18,7 @@ TEXTS = ["größer, naïve 日本語 🙂👩‍👩‍👧 end", "  two  spaces
 
 def pieces(tokens: list[int], cuts: list[int]) -> list[list[int]]:
     edges = [0, *sorted({cut % (len(tokens) + 1) for cut in cuts}), len(tokens)]
-    return [tokens[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [tokens[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
