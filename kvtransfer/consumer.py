@@ -227,7 +227,9 @@ class Consumer:
         if message.id not in self._rows:
             self._actions.append(SendToProducer(stream, Release(message.id)))
             return
-        self._end(message.id, now, report=None if message.reason is EndReason.FINISHED else message.reason)
+        # The producer's engine has told the gateway itself how these two ended.
+        told = message.reason in (EndReason.FINISHED, EndReason.FAILED)
+        self._end(message.id, now, report=None if told else message.reason)
 
     # From the engine.
 

@@ -139,15 +139,18 @@ class Ask:
 
     def expected(self) -> tuple[int, ...]:
         """All tokens of the answer."""
-        counts = (self.max_tokens, self.stop_token_at, self.stop_string_at)
-        return model_says(self.prompt, min(count for count in counts if count is not None))
+        tokens = model_says(self.prompt, self.max_tokens)[: self.stop_string_at]
+        stops = self._stop_token_ids()
+        return next((tokens[: index + 1] for index, token in enumerate(tokens) if token in stops), tokens)
 
     def generation_request(self) -> GenerationRequest:
         """For the ledger."""
-        stop = () if self.stop_token_at is None else (model_says(self.prompt, self.stop_token_at)[-1],)
-        sampling = SamplingParams(max_tokens=self.max_tokens, temperature=0, stop_token_ids=stop)
+        sampling = SamplingParams(max_tokens=self.max_tokens, temperature=0, stop_token_ids=self._stop_token_ids())
         capsule = Capsule(np.array(self.prompt, dtype=np.int32), len(self.prompt), sampling)
         return GenerationRequest("", capsule, self.timeout_s)
+
+    def _stop_token_ids(self) -> tuple[int, ...]:
+        return () if self.stop_token_at is None else (model_says(self.prompt, self.stop_token_at)[-1],)
 
 
 @dataclass(eq=False)

@@ -57,6 +57,12 @@ def _stop_lengths(stops: list[str]) -> list[str]:
     return stops
 
 
+def _prompt_type(value: object) -> object:
+    if isinstance(value, str | list):
+        return value
+    raise PydanticCustomError("prompt_type", "It must be a string or an array of token ids.")
+
+
 def _as_parts(value: object) -> object:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
@@ -71,7 +77,7 @@ def _top_k(value: int) -> int:
     return value
 
 
-Penalty = Annotated[float, Field(ge=-2, le=2), _neutral(0.0)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False), _neutral(0.0)]
 Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STOPS), AfterValidator(_stop_lengths)]
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT)]
 TokenCount = Annotated[int, Field(ge=1)]
@@ -123,7 +129,7 @@ class CommonRequest(Strict):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES), AfterValidator(_one_choice)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2), _neutral(1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False), _neutral(1.0)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -191,5 +197,5 @@ class ChatRequest(CommonRequest):
 class CompletionRequest(CommonRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[Any]
+    prompt: Annotated[str | list[Any], BeforeValidator(_prompt_type)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -57,7 +57,10 @@ def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
     try:
         _validate(json.loads(body.decode("utf-8")), kind, neutral)
     except ApiError as error:
-        return error
+        if isinstance(error.__cause__, ValidationError):
+            for details in error.__cause__.errors(include_url=False):
+                if details["type"] == "finite_number":
+                    return _from_details(details)
     except (ValueError, RecursionError):
         pass  # not even that: the answer below says all there is to say
     return invalid("The body is not valid JSON in UTF-8, or it is nested too deeply.", None)

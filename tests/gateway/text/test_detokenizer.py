@@ -86,6 +86,7 @@ def test_special_tokens_are_no_text_unless_asked_for(kind: str):
     tokenizer = KINDS[kind]
     special = min(tokenizer.special_ids)
     name = tokenizer.backend.id_to_token(special)
+    assert name is not None
     text = tokenizer.backend.encode("the", add_special_tokens=False).ids
     assert make_detokenizer(tokenizer, []).feed([special, *text, special]).strip() == "the"
     assert name in make_detokenizer(tokenizer, [], skip_special_tokens=False).feed([*text, special])

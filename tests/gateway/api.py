@@ -1,0 +1,87 @@
+"""The API side behind a real HTTP server, over a scripted generator."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.app import create_app
+from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.model_dir import GenerationDefaults, ModelInfo
+from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
+from tests.gateway.tokenizer_files import CHATML, byte_level
+
+MODEL = "m"
+MAX_BODY_BYTES = 1 << 20
+
+
+@dataclass
+class Api:
+    """A running gateway. `base_url` has no /v1."""
+
+    base_url: str
+    generator: ScriptedGenerator
+    tokenizer: Tokenizer
+    http: httpx.AsyncClient
+    port: int
+
+    def tokens(self, text: str) -> list[int]:
+        return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", **fields})
+
+
+@asynccontextmanager
+async def running_api(
+    *, template: str | None = CHATML, defaults: GenerationDefaults | None = None, request_timeout_s: float = 60.0
+) -> AsyncIterator[Api]:
+    """A gateway on a free port of loopback."""
+    tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
+    generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
+    app = create_app(
+        model=ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults()),
+        served_model_name=MODEL,
+        tokenizer=tokenizer,
+        chat_template=None if template is None else ChatTemplate(template, tokenizer.special_tokens),
+        generator=generator,
+        metrics=GatewayMetrics(CollectorRegistry()),
+        describe_ledger=lambda: {"rows": []},
+        request_timeout_s=request_timeout_s,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    base_url = f"http://127.0.0.1:{port}"
+    try:
+        async with httpx.AsyncClient(base_url=base_url, timeout=30) as http:
+            yield Api(base_url, generator, tokenizer, http, port)
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of each server-sent event; the last one may be "[DONE]"."""
+    found = []
+    for block in response.text.split("\n\n")[:-1]:
+        assert block.startswith("data: ")
+        data = block.removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found

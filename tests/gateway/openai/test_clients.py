@@ -1,0 +1,110 @@
+"""Real clients: the official one, and ones that leave."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
+from tests.gateway.api import Api, running_api
+from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
+
+
+@pytest_asyncio.fixture
+async def api() -> AsyncIterator[Api]:
+    async with running_api() as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_official_client_streams_a_chat(api: Api, client: openai.AsyncOpenAI):
+    api.generator.script = Script(delta_per_token(api.tokens("Hello, 🙂 world"), FinishReason.LENGTH, cached_tokens=4))
+    stream = await client.chat.completions.create(
+        model="m",
+        messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        stream=True,
+        stream_options={"include_usage": True},
+        max_completion_tokens=20,
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello, 🙂 world"
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 4
+
+
+async def test_official_client_reads_logprobs_of_a_completion(api: Api, client: openai.AsyncOpenAI):
+    tokens = api.tokens("ab")
+    entries = [TokenLogprobs(-0.25, ((token, -0.25), (9, -3.0))) for token in tokens]
+    api.generator.script = Script(delta_per_token(tokens, logprobs=entries))
+    completion = await client.completions.create(model="m", prompt="x", logprobs=2, max_tokens=2, seed=1)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs == [-0.25, -0.25]
+    assert logprobs.tokens == ["a", "b"]
+
+
+async def test_official_client_raises_its_own_errors(api: Api, client: openai.AsyncOpenAI):
+    with pytest.raises(openai.NotFoundError) as missing:
+        await client.completions.create(model="other", prompt="x")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        await client.chat.completions.create(model="m", messages=[], temperature=3)
+    assert bad.value.param in ("messages", "temperature")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+async def test_client_that_leaves_ends_its_request(api: Api, stream: bool, started: bool):
+    """Within a second, waiting for its first token or in the middle."""
+    deltas = one_delta(api.tokens("x"), FinishReason.NONE) if started else []
+    api.generator.script = Script(deltas, hangs=True)
+    body = json.dumps({"model": "m", "prompt": "x", "stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(head.encode() + body)
+    while not api.generator.running:
+        await asyncio.sleep(0.01)
+    writer.close()
+    await asyncio.wait_for(api.generator.left.wait(), 1)
+    assert api.generator.running == 0
+    metrics = ""
+    while 'status="499"' not in metrics:
+        metrics = (await api.http.get("/metrics")).text
+
+
+async def test_client_that_leaves_while_tokens_flow(api: Api):
+    api.generator.script = Script(one_delta(api.tokens("x"), FinishReason.NONE), endless=True, pause_s=0.001)
+    async with api.http.stream(
+        "POST", "/v1/completions", json={"model": "m", "prompt": "x", "stream": True}
+    ) as response:
+        async for _ in response.aiter_lines():
+            break
+    await asyncio.wait_for(api.generator.left.wait(), 1)
+    assert api.generator.running == 0
+
+
+async def test_client_that_does_not_read_holds_its_stream_up():
+    """And only its own; it is ended when the time of its request is over."""
+    async with running_api() as api:
+        text = api.tokens("word " * 50)
+        api.generator.script = Script(one_delta(text, FinishReason.NONE), endless=True)
+        body = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        _, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1024)
+        writer.write(head.encode() + body)
+        while not api.generator.running:
+            await asyncio.sleep(0.01)
+        assert (await api.http.get("/health")).status_code == 200
+        writer.transport.abort()
+        await asyncio.wait_for(api.generator.left.wait(), 2)
