@@ -29,7 +29,7 @@ def free_ports(number: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "the condition") -> float:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "the condition") -> float:
     """Seconds until the condition held. Fails when it does not come about in time."""
     start = time.monotonic()
     while not condition():
@@ -49,7 +49,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGCONT)
     process.terminate()
     try:
-        process.wait(10)
+        process.wait(30)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -101,7 +101,7 @@ class Gateway:
         """Workers with a live stream."""
         return len(self.ledger()["workers"]) if self.get("/health")[0] == 200 else 0
 
-    def wait_for_workers(self, number: int, timeout_s: float = 100) -> float:
+    def wait_for_workers(self, number: int, timeout_s: float = 240) -> float:
         """Seconds until so many workers had a live stream."""
         return wait_until(lambda: self.num_connected() == number, timeout_s, f"{number} connected workers")
 
@@ -113,7 +113,7 @@ class Gateway:
             for worker in ledger["workers"]
         )
 
-    def wait_for_baseline(self, timeout_s: float = 5.0) -> float:
+    def wait_for_baseline(self, timeout_s: float = 30.0) -> float:
         """Seconds until then."""
         return wait_until(self.at_baseline, timeout_s, "the baseline")
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import uvicorn
 from prometheus_client import CollectorRegistry
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
@@ -33,6 +35,7 @@ class Api:
     tokenizer: Tokenizer
     http: httpx.AsyncClient
     port: int
+    logs: list[MutableMapping[str, Any]]
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -69,12 +72,20 @@ async def running_api(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     base_url = f"http://127.0.0.1:{port}"
     try:
-        async with httpx.AsyncClient(base_url=base_url, timeout=30) as http:
-            yield Api(base_url, generator, tokenizer, http, port)
+        with capture_logs(processors=[merge_contextvars]) as logs:
+            async with httpx.AsyncClient(base_url=base_url, timeout=30) as http:
+                yield Api(base_url, generator, tokenizer, http, port, logs)
     finally:
         server.should_exit = True
         await serving
         listener.close()
+
+
+def post_bytes(path: str, fields: dict[str, Any]) -> bytes:
+    """A request as it goes over the wire, for clients that misbehave."""
+    body = json.dumps({"model": MODEL, **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
 
 
 def events(response: httpx.Response) -> list[Any]:

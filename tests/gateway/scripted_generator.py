@@ -1,7 +1,7 @@
 """A Generator without workers: gives scripted deltas, and remembers what it was asked and how it was left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -12,11 +12,10 @@ from services.protocol.outcomes import FinishReason
 
 @dataclass
 class Script:
-    """What every request gets: these deltas, then `error`; with `endless`, the last delta again and again."""
+    """What every request gets: these deltas, then `error`."""
 
-    deltas: Sequence[Delta]
+    deltas: Iterable[Delta]
     error: Exception | None = None
-    endless: bool = False
     pause_s: float = 0.0
     hangs: bool = False  # after the deltas
 
@@ -61,8 +60,6 @@ class ScriptedGeneration:
             return delta
         if self._script.hangs:
             await asyncio.Event().wait()
-        if self._script.endless:
-            return self._script.deltas[-1]
         assert self._script.error is not None, "read past the end of the script"
         raise self._script.error
 

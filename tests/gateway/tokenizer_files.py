@@ -34,7 +34,9 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=512, special_tokens=CHAT_TOKENS, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=512, special_tokens=CHAT_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXT, trainer)
     tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -53,7 +53,7 @@ class Stream:
         async with self._news:
             self._news.notify_all()
 
-    async def until(self, condition, timeout_s: float = 10.0) -> None:
+    async def until(self, condition, timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(condition)
 

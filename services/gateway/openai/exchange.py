@@ -17,6 +17,10 @@ from services.gateway.openai.errors import ApiError, invalid
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=~-]{1,128}")
 
+# Of a body that is too large: how much more of it is read and thrown away, in multiples of the limit, and for how long.
+_DISCARD_LIMITS = 4
+_DISCARD_S = 5.0
+
 STATUS_CLIENT_GONE = 499  # nobody is sent this; it is for logs and metrics
 
 
@@ -61,20 +65,39 @@ class Exchange:
             raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")
         announced = self._headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
-            raise _too_large(limit)
+            raise await self._refuse_rest(limit)
         body = bytearray()
         more = True
         while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+            chunk, more = await self._read()
+            body += chunk
             if len(body) > limit:
-                raise _too_large(limit)
+                raise await self._refuse_rest(limit) if more else _too_large(limit)
         if not body:
             raise invalid("The body is empty; it must be a JSON object.", None)
         return bytes(body)
+
+    async def _read(self) -> tuple[bytes, bool]:
+        """More of the body, and whether that was not all of it. Raises ClientGone."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message.get("body", b""), message.get("more_body", False)
+
+    async def _refuse_rest(self, limit: int) -> ApiError:
+        """Lets the client finish sending, within reason, since one that is cut off while it sends reads no answer."""
+        error = _too_large(limit)
+        try:
+            async with asyncio.timeout(_DISCARD_S):
+                more, discarded = True, 0
+                while more and discarded <= _DISCARD_LIMITS * limit:
+                    chunk, more = await self._read()
+                    discarded += len(chunk)
+        except TimeoutError:
+            more = True
+        if more:
+            error.headers = {"connection": "close"}
+        return error
 
     @asynccontextmanager
     async def while_connected(self, at_most_s: float) -> AsyncIterator[None]:
@@ -142,6 +165,4 @@ class Exchange:
 
 
 def _too_large(limit: int) -> ApiError:
-    # The rest of the body is on its way: the connection is of no more use.
-    headers = {"connection": "close"}
-    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large", headers=headers)
+    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")

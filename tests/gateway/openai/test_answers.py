@@ -255,6 +255,7 @@ async def test_fault_of_ours_is_a_plain_500(api: Api):
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
     assert "secret" not in response.text
+    assert any(line.get("exc_info") for line in api.logs)  # for us, with its traceback
 
 
 async def test_request_id_is_taken_or_made(api: Api):
@@ -266,6 +267,28 @@ async def test_request_id_is_taken_or_made(api: Api):
     for odd in ("a b", "x" * 500, "<script>", ""):
         made = await api.http.post("/v1/completions", json=body, headers={"x-request-id": odd})
         assert re.fullmatch("[0-9a-f]{32}", made.headers["x-request-id"])
+
+
+async def test_one_log_line_for_each_request(api: Api):
+    api.logs.clear()
+    api.generator.script = Script(delta_per_token(api.tokens("Hi"), cached_tokens=2))
+    await api.http.post("/v1/completions", json={"model": "m", "prompt": [5, 6, 7]}, headers={"x-request-id": "abc"})
+    await api.complete(temperature=5)
+    await api.http.get("/health")  # no line: probes come every second
+    answered, refused = api.logs
+    expected = {
+        "event": "request",
+        "request_id": "abc",
+        "endpoint": "completions",
+        "status": 200,
+        "prompt_tokens": 3,
+        "cached_tokens": 2,
+        "generated_tokens": len(api.tokens("Hi")),
+        "finish_reason": "length",
+    }
+    assert {key: answered[key] for key in expected} == expected
+    assert 0 < answered["ttft_s"] <= answered["duration_s"]
+    assert refused["status"] == 400
 
 
 async def test_model_list(api: Api):
@@ -296,9 +319,10 @@ async def test_before_any_worker_answered(api: Api):
 
 
 async def test_metrics_count_requests_and_tokens(api: Api):
-    async def value(name: str) -> float:
-        text = (await api.http.get("/metrics")).text
-        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name + " "))
+    async def values() -> dict[str, float]:
+        lines = (await api.http.get("/metrics")).text.splitlines()
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(number) for name, _, number in pairs}
 
     names = {
         'baton_requests_total{endpoint="completions",status="200"}': 1,
@@ -310,12 +334,13 @@ async def test_metrics_count_requests_and_tokens(api: Api):
         "baton_itl_seconds_count": len(api.tokens("Hello")) - 1,
         "baton_e2e_seconds_count": 1,
     }
-    before = {name: await value(name) for name in names}
+    before = await values()
     api.generator.script = Script(delta_per_token(api.tokens("Hello"), cached_tokens=2))
     await api.complete(prompt=[5, 6, 7])
     await api.complete(prompt=[])
-    assert {name: await value(name) - before[name] for name in names} == names
-    assert await value("baton_requests_in_flight") == 1  # this one
+    after = await values()
+    assert {name: after[name] - before.get(name, 0) for name in names} == names
+    assert after["baton_requests_in_flight"] == 1  # this one
 
 
 async def test_model_without_chat_template():

@@ -1,16 +1,17 @@
 """Real clients: the official one, and ones that leave."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Iterator
 
 import openai
 import pytest
 import pytest_asyncio
 
+from services.gateway.generation import Delta
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
-from tests.gateway.api import Api, running_api
+from tests.gateway.api import Api, post_bytes, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 
@@ -69,10 +70,8 @@ async def test_client_that_leaves_ends_its_request(api: Api, stream: bool, start
     """Within a second, waiting for its first token or in the middle."""
     deltas = one_delta(api.tokens("x"), FinishReason.NONE) if started else []
     api.generator.script = Script(deltas, hangs=True)
-    body = json.dumps({"model": "m", "prompt": "x", "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     _, writer = await asyncio.open_connection("127.0.0.1", api.port)
-    writer.write(head.encode() + body)
+    writer.write(post_bytes("/v1/completions", {"prompt": "x", "stream": stream}))
     while not api.generator.running:
         await asyncio.sleep(0.01)
     writer.close()
@@ -84,7 +83,7 @@ async def test_client_that_leaves_ends_its_request(api: Api, stream: bool, start
 
 
 async def test_client_that_leaves_while_tokens_flow(api: Api):
-    api.generator.script = Script(one_delta(api.tokens("x"), FinishReason.NONE), endless=True, pause_s=0.001)
+    api.generator.script = Script(itertools.repeat(Delta(api.tokens("x"), None, FinishReason.NONE, 0)), pause_s=0.001)
     async with api.http.stream(
         "POST", "/v1/completions", json={"model": "m", "prompt": "x", "stream": True}
     ) as response:
@@ -94,17 +93,24 @@ async def test_client_that_leaves_while_tokens_flow(api: Api):
     assert api.generator.running == 0
 
 
-async def test_client_that_does_not_read_holds_its_stream_up():
-    """And only its own; it is ended when the time of its request is over."""
-    async with running_api() as api:
-        text = api.tokens("word " * 50)
-        api.generator.script = Script(one_delta(text, FinishReason.NONE), endless=True)
-        body = json.dumps({"model": "m", "prompt": "x", "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        _, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1024)
-        writer.write(head.encode() + body)
-        while not api.generator.running:
-            await asyncio.sleep(0.01)
+async def test_client_that_does_not_read_holds_only_its_own_stream_up(api: Api):
+    """The gateway stops asking for tokens instead of piling them up."""
+    taken = 0
+
+    def endless() -> Iterator[Delta]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield Delta(tokens, None, FinishReason.NONE, 0)
+
+    tokens = api.tokens("word " * 200)
+    api.generator.script = Script(endless())
+    _, writer = await asyncio.open_connection("127.0.0.1", api.port, limit=1024)
+    writer.write(post_bytes("/v1/completions", {"prompt": "x", "stream": True}))
+    before = -1
+    while taken != before or not taken:
+        before = taken
+        await asyncio.sleep(0.2)
         assert (await api.http.get("/health")).status_code == 200
-        writer.transport.abort()
-        await asyncio.wait_for(api.generator.left.wait(), 2)
+    writer.transport.abort()
+    await asyncio.wait_for(api.generator.left.wait(), 1)

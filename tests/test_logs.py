@@ -1,0 +1,67 @@
+"""Log lines: one event each, with the request's id, in the form that was asked for."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from services.config import LogFormat
+from services.logs import configure_logging
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Logging is the process's, not a test's."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:], root.level = before
+
+
+def log_both_ways(log_format: LogFormat) -> list[str]:
+    stream = io.StringIO()
+    configure_logging(log_format, stream)
+    with structlog.contextvars.bound_contextvars(request_id="r1"):
+        structlog.get_logger().info("handed over", blocks=3)
+        logging.getLogger("library").warning("something %s", "odd")
+    structlog.get_logger().debug("not worth a line")
+    return stream.getvalue().splitlines()
+
+
+def test_json_is_one_object_a_line():
+    ours, library = map(json.loads, log_both_ways(LogFormat.JSON))
+    assert {key: ours[key] for key in ("event", "level", "blocks", "request_id")} == {
+        "event": "handed over",
+        "level": "info",
+        "blocks": 3,
+        "request_id": "r1",
+    }
+    assert ours["timestamp"].endswith("Z")
+    assert (library["event"], library["level"], library["logger"]) == ("something odd", "warning", "library")
+    assert library["request_id"] == "r1"
+
+
+def test_text_reads_well():
+    ours, library = log_both_ways(LogFormat.TEXT)
+    assert "handed over" in ours
+    assert "blocks=3" in ours
+    assert "request_id=r1" in library
+    assert "\x1b" not in ours  # not a terminal
+
+
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_exceptions_come_with_their_traceback(log_format: LogFormat):
+    stream = io.StringIO()
+    configure_logging(log_format, stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    text = stream.getvalue()
+    assert "ValueError" in text
+    assert "broken" in text
+    assert len(text.splitlines()) == 1 or log_format is LogFormat.TEXT
