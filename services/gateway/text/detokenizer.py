@@ -28,7 +28,7 @@ class Detokenizer(Protocol):
 
 
 def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-    """The fastest one that is right for this tokenizer."""
+    """The simplest one that is right for this tokenizer."""
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_level:
         return ByteDetokenizer(tokenizer, skipped)
@@ -36,7 +36,7 @@ def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_specia
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: joins bytes. Measured 10 times faster than `DecodeStream`."""
+    """For byte-level vocabularies: joins bytes. Every token costs the same, whatever came before it."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
