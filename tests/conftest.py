@@ -1,5 +1,6 @@
 """A skipped test proves nothing: every skip that is not named in allowed_skips.txt fails the run."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in a shell's background job. Children would inherit it, and Ctrl-C be no way to end them.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(SkipGuard(_read_allowed(ALLOWED_SKIPS)), "skip-guard")
 
 

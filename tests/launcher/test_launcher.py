@@ -142,10 +142,10 @@ def test_a_second_signal_does_not_wait_for_a_deaf_child() -> None:
         stack.read_until("all ready")
         gateway, started = stack.child(stack.ports[1]), time.monotonic()
         stack.process.send_signal(signal.SIGINT)
-        gateway.wait(5)  # the first signal reached whoever listens
+        gateway.wait(60)  # the first signal reached whoever listens
         assert stack.child(stack.ports[0]).is_running()
         stack.process.send_signal(signal.SIGINT)
         stack.read_until("ended")
-        assert time.monotonic() - started < 5  # the grace would have been ten seconds
+        assert time.monotonic() - started < 9.5  # the grace would have been ten seconds
     finally:
         stack.close()
