@@ -13,7 +13,7 @@ from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
 from services.protocol.model_dir import ModelError
-from services.worker.worker import Worker, WorkerError, WorkerParts
+from services.worker.worker import MakeTransport, Worker, WorkerError, WorkerParts
 
 # The engine issues many small torch operations, and each gives the interpreter lock away; with Python's default of
 # 5 ms a busy event loop would keep it that long every time.
@@ -42,7 +42,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
         role=config.role,
         runner=loaded.runner,
         scheduler=scheduler,
-        make_transport=_make_nixl,
+        make_transport=_transport(config.transport),
         fingerprint=loaded.fingerprint,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
@@ -61,6 +61,13 @@ async def _serve(worker: Worker, address: str) -> int:
         _log.error("this worker ends", reason=reason)
     await worker.stop()
     return 0 if reason is None else 1
+
+
+def _transport(name: str) -> MakeTransport:
+    """`auto` takes the only one there is yet. Raises WorkerError."""
+    if name not in ("auto", "nixl"):
+        raise WorkerError(f"there is no transport {name!r} (only 'auto' and 'nixl')")
+    return _make_nixl
 
 
 def _make_nixl(incarnation: Incarnation, memory: Memory) -> Transport:
