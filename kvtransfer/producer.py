@@ -54,7 +54,10 @@ ProducerAction = SendToConsumer | StopComputing | FreeBlocks | ProducerReport
 
 @dataclass(frozen=True, slots=True)
 class ProducerLimits:
-    """grace_s: how long a lease outlives its stream. open_wait_s, max_early_opens: for opens without a submit."""
+    """grace_s: how long a lease outlives its stream. max_early_opens: of handoffs whose submit has not come.
+
+    open_wait_s: how long an early open waits for its submit, and how long an open may be late for a clear answer.
+    """
 
     grace_s: float = 3.0
     open_wait_s: float = 5.0
@@ -76,6 +79,12 @@ class _EarlyOpen:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Over:
+    reason: EndReason
+    until: float
+
+
 class Producer:
     """All handoffs that this worker is the source of."""
 
@@ -85,6 +94,7 @@ class Producer:
         self._limits = limits or ProducerLimits()
         self._rows: dict[HandoffId, _Row] = {}
         self._early: dict[HandoffId, _EarlyOpen] = {}
+        self._over: dict[HandoffId, _Over] = {}  # ended with the gateway told, a short while ago
         self._actions: list[ProducerAction] = []
 
     def take_actions(self) -> list[ProducerAction]:
@@ -143,13 +153,13 @@ class Producer:
         row.first_token = first_token
         self._tell(row, Announcement(id, first_index, tuple(blocks), tuple(generations), first_token))
 
-    def finish(self, id: HandoffId) -> None:
+    def finish(self, id: HandoffId, now: float) -> None:
         """The sequence ended at its first token: no handoff is needed."""
-        self._end(id, EndReason.FINISHED)
+        self._end_told(id, EndReason.FINISHED, now)
 
-    def fail(self, id: HandoffId) -> None:
+    def fail(self, id: HandoffId, now: float) -> None:
         """The engine gave it up, and has told the gateway why."""
-        self._end(id, EndReason.FAILED)
+        self._end_told(id, EndReason.FAILED, now)
 
     # From the consumer.
 
@@ -161,6 +171,8 @@ class Producer:
             self._send(stream, Ended(id, EndReason.WRONG_INCARNATION))
         elif row is not None:
             self._opened(id, row, stream)
+        elif (over := self._over.get(id)) is not None:
+            self._send(stream, Ended(id, over.reason))
         elif self._marks.is_past(id) or len(self._early) >= self._limits.max_early_opens:
             self._send(stream, Ended(id, EndReason.OVER))
         else:
@@ -191,6 +203,8 @@ class Producer:
             if now >= early.until:
                 del self._early[id]
                 self._send(early.stream, Ended(id, EndReason.OVER))
+        for id in [id for id, over in self._over.items() if now >= over.until]:
+            del self._over[id]
 
     def _opened(self, id: HandoffId, row: _Row, stream: StreamId) -> None:
         row.lease.take(stream)
@@ -199,6 +213,12 @@ class Producer:
             return
         announced = Announcement(id, 0, tuple(row.blocks), tuple(row.generations), row.first_token)
         self._send(stream, announced)
+
+    def _end_told(self, id: HandoffId, reason: EndReason, now: float) -> None:
+        """Ends what the gateway was told of by the engine; a consumer that opens it late must not call it a failure."""
+        if id in self._rows:
+            self._end(id, reason)
+            self._over[id] = _Over(reason, now + self._limits.open_wait_s)
 
     def _end(self, id: HandoffId, reason: EndReason, *, report: bool = False) -> None:
         row = self._rows.get(id)

@@ -255,12 +255,12 @@ class WorkerCore:
         for announced in outputs.announced:
             self._producer.announce(announced.id, announced.blocks, announced.generations, announced.first_token)
         for id in outputs.finished_first:
-            self._producer.finish(id)
+            self._producer.finish(id, now)
         for reserved in outputs.reserved:
             self._consumer.reserved(reserved.id, reserved.blocks, reserved.num_held)
         for given_up in outputs.given_up:
             self._failures.setdefault(given_up.gateway, []).append(given_up.failure)
-            self._producer.fail(given_up.id)
+            self._producer.fail(given_up.id, now)
             self._consumer.refused(given_up.id, now)
 
     def _act(self, action: ProducerAction | ConsumerAction) -> None:

@@ -268,9 +268,20 @@ def test_a_sequence_that_ends_at_its_first_token_is_not_handed_off(producer: Pro
     submit(producer, marks)
     open_on(producer, S1)
     producer.take_actions()
-    producer.finish(ID)
+    producer.finish(ID, 0.0)
     assert producer.take_actions() == [ended(EndReason.FINISHED), FreeBlocks(ID)]
-    open_on(producer, S1)
+
+
+def test_an_open_that_comes_after_the_end_hears_how_it_ended(producer: Producer, marks: HandleMarks) -> None:
+    """It raced a sequence that ended at its first token, or the stream broke before it was told."""
+    submit(producer, marks)
+    producer.finish(ID, 1.0)
+    assert producer.take_actions() == [FreeBlocks(ID)]
+    assert producer.idle
+    open_on(producer, S1, now=1.5)
+    assert producer.take_actions() == [ended(EndReason.FINISHED)]
+    producer.tick(6.0)
+    open_on(producer, S1, now=6.0)
     assert producer.take_actions() == [ended(EndReason.OVER)]
 
 
@@ -279,7 +290,7 @@ def test_what_the_engine_gives_up_is_told_to_the_consumer_alone(producer: Produc
     submit(producer, marks)
     open_on(producer, S1)
     producer.take_actions()
-    producer.fail(ID)
+    producer.fail(ID, 0.0)
     assert producer.take_actions() == [ended(EndReason.FAILED), FreeBlocks(ID)]
 
 
