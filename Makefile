@@ -21,7 +21,7 @@ up: $(VENV)/.run-installed
 	@exec $(BIN)/baton up $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check

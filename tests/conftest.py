@@ -1,11 +1,16 @@
 """A skipped test proves nothing: every skip that is not named in allowed_skips.txt fails the run."""
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+
+
+# Several test processes share the cores, and so do the workers that they start: no thread may spin against the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -62,19 +62,21 @@ class Gateway:
         (self.port,) = free_ports(1)
         self._arguments = ["gateway", "--model", str(model), "--port", str(self.port), "--served-model-name", "tiny"]
         self._arguments += ["--workers", ",".join(f"127.0.0.1:{port}" for port in workers), *options]
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
         self.start()
 
     def start(self) -> None:
         """Starts it, or starts it again."""
         self.process = start_baton(*self._arguments)
 
+    def close(self) -> None:
+        """Ends it, and its client."""
+        stop(self.process)
+        self.client.close()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def get(self, path: str) -> tuple[int, str]:
         """GET: status and body; 0 when nobody answers."""
@@ -155,7 +157,7 @@ class Stack:
             gateway.wait_for_workers(len(self.ports))
             yield gateway
         finally:
-            stop(gateway.process)
+            gateway.close()
 
 
 @contextlib.contextmanager

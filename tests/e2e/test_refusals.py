@@ -12,6 +12,8 @@ import pytest
 from tests.checkpoints import edit_json
 from tests.e2e.stack import free_ports
 
+pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
+
 
 def unknown_architecture(model: Path) -> str:
     edit_json(model / "config.json", architectures=["GptNeoForCausalLM"])
