@@ -80,11 +80,6 @@ class MemoryFabric:
             for flight in lost:
                 flight.reader._end(flight.read.read_id, None)
 
-    def num_in_flight(self, source: Incarnation) -> int:
-        """Reads of this worker that did not end, forgotten ones included."""
-        with self._lock:
-            return sum(flight.source.incarnation == source for flight in self._flights)
-
     def _join(self, transport: "MemoryTransport") -> None:
         with self._lock:
             if transport.incarnation in self._members:

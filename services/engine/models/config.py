@@ -6,10 +6,9 @@ change the computation and is not implemented is refused by name: nothing is acc
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from services.protocol.model_dir import ModelError, read_config, require_int
+from services.protocol.model_dir import ModelError, require_int
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -72,11 +71,6 @@ class ModelConfig:
     def scale(self) -> float:
         """Factor on attention scores."""
         return 1 / math.sqrt(self.head_dim)
-
-
-def load_model_config(directory: Path) -> ModelConfig:
-    """Reads config.json. Raises ModelError for what is broken or not supported."""
-    return parse_model_config(read_config(directory))
 
 
 def parse_model_config(raw: dict[str, Any]) -> ModelConfig:

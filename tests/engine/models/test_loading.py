@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from services.config import EngineConfig
 from services.engine.models.checkpoint import weights_id
-from services.engine.models.config import load_model_config
+from services.engine.models.config import parse_model_config
 from services.engine.runner.torch_runner import LoadedModel, load_runner
-from services.protocol.model_dir import ModelError
+from services.protocol.model_dir import ModelError, read_config
 from tests.checkpoints import edit_json, save_tensors, write_checkpoint
 
 GATE = "model.layers.1.mlp.gate_proj.weight"
@@ -187,7 +187,7 @@ def test_weights_id_tells_weights_apart(tmp_path: Path) -> None:
     edit_json(other_eps / "config.json", rms_norm_eps=1e-5)
 
     def identity(directory: Path) -> str:
-        return weights_id(directory, load_model_config(directory))
+        return weights_id(directory, parse_model_config(read_config(directory)))
 
     assert identity(copy) == identity(first)
     assert len({identity(directory) for directory in (first, second, tuned, other_eps)}) == 4
