@@ -76,24 +76,30 @@ def _draw_filtered(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor,
     total = weights.sum(dim=-1)
     best, ids = weights.topk(min(NUM_CANDIDATES, vocab), dim=-1)
     enough = (top_k <= best.shape[1]) | ((top_k >= vocab) & (best.sum(dim=-1) >= top_p * total))
-    chosen = _draw_sorted(best, ids, total, top_k, top_p, min_p, uniform)
+    chosen = _draw_sorted(best, ids, total, vocab, top_k, top_p, min_p, uniform)
     rest = (~enough).nonzero().squeeze(1)
     if len(rest):
         best, ids = weights[rest].sort(dim=-1, descending=True, stable=True)
-        chosen[rest] = _draw_sorted(best, ids, total[rest], top_k[rest], top_p[rest], min_p[rest], uniform[rest])
+        chosen[rest] = _draw_sorted(best, ids, total[rest], vocab, top_k[rest], top_p[rest], min_p[rest], uniform[rest])
     return chosen
 
 
 def _draw_sorted(
-    best: Tensor, ids: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor
+    best: Tensor,
+    ids: Tensor,
+    total: Tensor,
+    vocab: int,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniform: Tensor,
 ) -> Tensor:
-    """Tokens from weights in falling order (`best`, of the tokens `ids`), out of `total` before any filter."""
+    """Tokens from weights in falling order (`best`, of the tokens `ids`), out of `total` over all `vocab` tokens."""
     sums = best.to(torch.float64).cumsum(dim=-1)
     last = (top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
-    after_top_k = torch.where(top_k < best.shape[1], sums.gather(1, last).squeeze(1), total.to(torch.float64))
-    keep = (sums - best) < (top_p * after_top_k)[
-        :, None
-    ]  # the best tokens that reach top_p, the one that does included
+    after_top_k = torch.where(top_k < vocab, sums.gather(1, last).squeeze(1), total.to(torch.float64))
+    # The best tokens that reach top_p, the one that does included.
+    keep = (sums - best) < (top_p * after_top_k)[:, None]
     keep &= torch.arange(best.shape[1]) < top_k[:, None]
     keep &= best >= min_p[:, None]
     keep[:, 0] = True

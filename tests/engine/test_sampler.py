@@ -61,6 +61,14 @@ def test_temperature_sharpens_or_flattens(temperature: float) -> None:
     assert_drawn_from(counts(PROBABILITIES, temperature=temperature), [p ** (1 / temperature) for p in PROBABILITIES])
 
 
+def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
+    """With as many tokens as the sampler looks at first, out of more."""
+    falling = np.linspace(1.1, 0.9, NUM_CANDIDATES)
+    probabilities = np.concatenate([falling, np.full(3 * NUM_CANDIDATES, 1 / 3)])  # the first ones are half of it all
+    found = counts((probabilities / probabilities.sum()).tolist(), 500, top_k=NUM_CANDIDATES, top_p=0.5)
+    assert found[: NUM_CANDIDATES // 2].sum() == 500
+
+
 def test_a_tiny_temperature_is_greedy_in_effect() -> None:
     assert counts(PROBABILITIES, temperature=1e-30)[0] == 4000
 
