@@ -27,18 +27,16 @@ class ProducerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class ConsumerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport", "descriptor")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     transport: str
-    descriptor: bytes
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class ProducerHello(_message.Message):
     __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport", "descriptor")

@@ -6,7 +6,7 @@
     Submit, Abort ...     ──▶                              in the order of their handles
                           ◀──          Frame, BlockEvents ...
 
-Neighbours whose major versions differ refuse each other in words; minor versions may differ by one.
+Neighbours whose major versions differ refuse each other in words; minor versions may differ.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,6 @@ class Submit:
     capsule: Capsule
     timeout_s: float  # from receipt: clocks of two hosts are never compared
     request_id: str = ""
-    traceparent: str = ""
     handoff: HandTo | TakeFrom | None = None
 
 

@@ -76,7 +76,6 @@ def _pack_submit(submit: Submit) -> worker_pb2.Submit:
         capsule=pack_capsule(submit.capsule),
         timeout_s=submit.timeout_s,
         request_id=submit.request_id,
-        traceparent=submit.traceparent,
     )
     match submit.handoff:
         case HandTo(incarnation):
@@ -103,7 +102,6 @@ def _parse_submit(packed: worker_pb2.Submit) -> Submit:
         capsule=parse_capsule(packed.capsule),
         timeout_s=packed.timeout_s,
         request_id=packed.request_id,
-        traceparent=packed.traceparent,
         handoff=handoff,
     )
 

@@ -105,7 +105,7 @@ def assert_same(left: Any, right: Any) -> None:
 @pytest.mark.parametrize("handoff", [None, HandTo(TOP64), TakeFrom("[::1]:9100", 1), HandTo(0)])
 def test_a_submit_survives(handoff: HandTo | TakeFrom | None):
     capsule = Capsule(np.array([1, 2, 3, 4], np.int32), 3, SAMPLING)
-    submit = Submit(2**32 - 1, capsule, 1.5, "request", "00-trace", handoff)
+    submit = Submit(2**32 - 1, capsule, 1.5, "request", handoff)
     assert_same(through_gateway_wire(submit), submit)
 
 
