@@ -4,6 +4,7 @@ Read by the gateway (limits, defaults, EOS ids) and by the engine (the decoder's
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,13 @@ def read_generation_defaults(directory: Path, config: dict[str, Any]) -> Generat
     path = directory / "generation_config.json"
     values = read_json_object(path) if path.is_file() else {}
     eos = (*_eos_ids(config, "config.json"), *_eos_ids(values, path.name))
-    top_k = _number(values, "top_k", path.name)
+    top_k = _number(values, "top_k", path.name, float.is_integer)
     return GenerationDefaults(
         eos_token_ids=tuple(dict.fromkeys(eos)),
-        temperature=_number(values, "temperature", path.name),
-        top_p=_number(values, "top_p", path.name),
+        temperature=_number(values, "temperature", path.name, lambda value: value >= 0),
+        top_p=_number(values, "top_p", path.name, lambda value: 0 < value <= 1),
         top_k=None if top_k is None else (int(top_k) if top_k > 0 else -1),
-        min_p=_number(values, "min_p", path.name),
+        min_p=_number(values, "min_p", path.name, lambda value: 0 <= value <= 1),
         not_applied=_not_applied(values),
     )
 
@@ -103,12 +104,14 @@ def _eos_ids(values: dict[str, Any], where: str) -> list[int]:
     return ids
 
 
-def _number(values: dict[str, Any], key: str, where: str) -> float | None:
+def _number(values: dict[str, Any], key: str, where: str, in_range: Callable[[float], bool]) -> float | None:
     value = values.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelError(f"{where}: {key} is {value!r}, a number was expected")
+    if not in_range(float(value)):
+        raise ModelError(f"{where}: {key} is {value!r}, which is out of its range")
     return float(value)
 
 

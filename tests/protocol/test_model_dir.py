@@ -49,6 +49,10 @@ def test_settings_that_are_not_applied_are_named(tmp_path: Path) -> None:
         (CONFIG | {"eos_token_id": "</s>"}, None, "eos_token_id"),
         (CONFIG, {"eos_token_id": [1, None]}, "generation_config.json: eos_token_id"),
         (CONFIG, {"temperature": "hot"}, "temperature"),
+        (CONFIG, {"temperature": -1}, "temperature is -1"),
+        (CONFIG, {"top_p": 0}, "top_p is 0"),
+        (CONFIG, {"min_p": 1.5}, "min_p is 1.5"),
+        (CONFIG, {"top_k": 2.5}, "top_k is 2.5"),
         (CONFIG, [1], "JSON object"),
     ],
 )
