@@ -9,6 +9,7 @@ import structlog
 
 from kvtransfer.transports.base import Incarnation, Memory, Transport, TransportError
 from services.config import WorkerConfig
+from services.engine.runner.memory import keep_freed_memory
 from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
@@ -26,6 +27,7 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     """Runs a worker until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    keep_freed_memory()
     try:
         parts = _load(config, scheduler)
         return asyncio.run(_serve(Worker(parts), f"{config.host}:{config.port}"))

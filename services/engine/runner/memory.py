@@ -1,5 +1,6 @@
 """How much memory this process may still take, and the pool's share of it."""
 
+import ctypes
 import mmap
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import psutil
 from services.protocol.model_dir import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -38,6 +40,16 @@ def kv_budget(asked: int | None) -> int:
 def allocate(num_bytes: int) -> np.ndarray:
     """Zeroed memory, uint8[num_bytes], page aligned. It costs nothing before it is touched."""
     return np.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
+
+
+def keep_freed_memory() -> None:
+    """Has glibc keep freed memory up to these sizes instead of giving it back: a prefill step's activations would
+    otherwise fault in anew at every step. Elsewhere than on glibc nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def _read_int(path: Path) -> int | None:
