@@ -41,14 +41,16 @@ class BlockLog:
 
     def _run_slice(self) -> None:
         self._scheduled = False
-        added: list[BlockHash] = []
+        added: dict[BlockHash, None] = {}  # a set in order
         evicted: list[BlockHash] = []
         for _ in range(min(_SLICE, len(self._backlog))):
             event = self._backlog.popleft()
             if isinstance(event, NodeAdded):
                 self._hashes[event.node] = child_hash(self._hashes[event.parent], event.tokens)
-                added.append(self._hashes[event.node])
+                added[self._hashes[event.node]] = None
             else:
-                evicted.append(self._hashes.pop(event.node))
-        self._publish(added, evicted)
+                gone = self._hashes.pop(event.node)
+                added.pop(gone, None)  # readers take out first, and put in then
+                evicted.append(gone)
+        self._publish(list(added), evicted)
         self._schedule()
