@@ -54,6 +54,7 @@ class Dispatcher:
         self._incarnation = secrets.randbits(64)
         self._ledger = Ledger(self._send, self._loop.time, observer)
         self._turn = 0
+        self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: what its last worker said last
         self.max_model_len: int | None = None
 
     async def run(self) -> None:
@@ -226,9 +227,15 @@ class Dispatcher:
         if worker is None:
             return
         self._observer.worker_load(worker.link.address, worker.hello.role, load)
-        if load.bytes_moved > worker.load.bytes_moved:
-            self._observer.kv_bytes_moved(load.bytes_moved - worker.load.bytes_moved)
         worker.load = load
+        self._note_bytes_moved(worker.link.address, id, load.bytes_moved)
+
+    def _note_bytes_moved(self, address: str, id: WorkerId, total: int) -> None:
+        """Counts what came since this worker's last word, on whichever stream; not what was moved before the first."""
+        last_id, last_total = self._bytes_moved.get(address, (None, 0))
+        if last_id == id and total > last_total:
+            self._observer.kv_bytes_moved(total - last_total)
+        self._bytes_moved[address] = (id, total)
 
 
 class Running:
@@ -278,4 +285,5 @@ def _describe_worker(worker: LiveWorker) -> dict[str, object]:
         "available_blocks": worker.load.available_blocks,
         "quarantined_blocks": worker.load.quarantined_blocks,
         "num_blocks": worker.hello.num_blocks,
+        "max_num_seqs": worker.hello.max_num_seqs,
     }

@@ -72,6 +72,7 @@ class WorkerCore:
         self._rows: list[StepRows] = []
         self._failures: dict[int, list[Failure]] = {}
         self._gateways: set[int] = set()
+        self._greeted: set[int] = set()  # gateways that were not told of the load so far
         self._outputs = CoreOutputs()
 
     # From gateways.
@@ -80,6 +81,7 @@ class WorkerCore:
         """A gateway's stream begins: handles up to the highest it allocated that are unknown here are over."""
         self._marks.raise_to(gateway, highest_handle)
         self._gateways.add(gateway)
+        self._greeted.add(gateway)
 
     def submit(self, request: Request, now: float) -> None:
         """A request, unless its handle was seen or given up before."""
@@ -181,12 +183,13 @@ class WorkerCore:
     # What is to be done, and what is held.
 
     def take_outputs(self, now: float, *, heartbeat: bool = False) -> CoreOutputs:
-        """Everything since the last call; frames for gateways that have something to hear, or for all."""
+        """Everything since the last call; frames for gateways that have something to hear or are new, or for all."""
         outputs, self._outputs = self._outputs, CoreOutputs()
         outputs.block_events = self.engine.sequences.cache.take_events()
         rows, self._rows = self._rows, []
         failures, self._failures = self._failures, {}
-        concerned = set(failures).union(*(set(part.gateways.tolist()) for part in rows))
+        concerned = self._greeted.union(failures, *(set(part.gateways.tolist()) for part in rows))
+        self._greeted = set()
         if heartbeat:
             concerned |= self._gateways
         if concerned:

@@ -590,13 +590,17 @@ async def test_a_worker_that_does_not_stop_is_stopped_at_max_tokens():
         await decode.aborted(submit.handle)
 
 
-async def test_bytes_moved_are_counted_as_differences():
+async def test_bytes_moved_are_counted_from_a_workers_first_word_on_across_its_streams():
     decode = decode_peer()
     async with running(decode) as stack:
         for moved in (100, 150, 150):
             decode.say(empty_frame(load=Load(bytes_moved=moved, available_blocks=9)))
-        await eventually(lambda: stack.counts.bytes_moved == 150)
+        await eventually(lambda: stack.counts.bytes_moved == 50)
         assert stack.counts.loads[decode.address].available_blocks == 9
+        decode.break_stream()
+        await eventually(lambda: len(decode.hellos) == 2)
+        decode.say(empty_frame(load=Load(bytes_moved=170, available_blocks=9)))
+        await eventually(lambda: stack.counts.bytes_moved == 70)
 
 
 async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
