@@ -21,8 +21,9 @@ from services.protocol.wire import WireError, deserialize_worker_message, serial
 CONNECT = "/baton.v1.Worker/Connect"
 
 HELLO_TIMEOUT_S = 5.0
-# A worker says something about once a second; only one whose threads hang is silent while it still answers pings.
-SILENCE_TIMEOUT_S = 30.0
+# A worker says something about once a second, and after every step. One that is silent for longer than any step takes,
+# a large model's on a small machine, while it still answers pings, hangs.
+SILENCE_TIMEOUT_S = 120.0
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
 MAX_QUEUED_COMMANDS = 16_384
 

@@ -17,6 +17,7 @@ _KEEPALIVE = (
 
 CLIENT_OPTIONS = (
     *_KEEPALIVE,
+    ("grpc.enable_http_proxy", 0),  # our processes find each other by address, whatever the environment says
     ("grpc.use_local_subchannel_pool", 1),  # a new channel connects anew, whatever became of the last one
 )
 

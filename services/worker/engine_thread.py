@@ -18,13 +18,14 @@ CoreCall = Callable[[WorkerCore, float], None]
 _TICK_S = 0.05  # resolution of deadlines, leases and graces
 _HEARTBEAT_S = 1.0
 _MAX_QUARANTINED_SHARE = 0.1
+_MIN_QUARANTINE_AGE_S = 5.0  # a read that is given up is usually over within milliseconds
 _MAX_QUARANTINE_AGE_S = 600.0
 
 _log = structlog.get_logger()
 
 
 class EngineThread:
-    """Runs a core. `on_outputs` is called on this thread, and must not block; `on_fatal` once, at most."""
+    """Runs a core. `on_outputs` is called on this thread, and must not block; `on_fatal` as well."""
 
     def __init__(
         self, core: WorkerCore, on_outputs: Callable[[CoreOutputs, bool], None], on_fatal: Callable[[str], None]
@@ -85,8 +86,10 @@ class EngineThread:
         self._core.tick(now)
         pool_blocks = self._core.engine.sequences.pool.num_blocks
         since = self._core.quarantined_since
+        if since is None:
+            return
         too_many = self._core.engine.sequences.num_held_back > pool_blocks * _MAX_QUARANTINED_SHARE
-        if since is not None and (too_many or now - since > _MAX_QUARANTINE_AGE_S):
+        if now - since > (_MIN_QUARANTINE_AGE_S if too_many else _MAX_QUARANTINE_AGE_S):
             self._on_fatal("too much KV memory is in quarantine, or for too long: starting afresh")
 
     def _flush(self, now: float) -> None:

@@ -4,6 +4,7 @@ A gateway has one stream; a newer one ends the older. When it ends, for whatever
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ from services.worker.outbox import Outbox
 
 _HELLO_TIMEOUT_S = 5.0
 _MAX_UNREAD_FRAMES = 2048  # some seconds of steps
+_MAX_COUNT = 2**31 - 1
 
 _log = structlog.get_logger()
 
@@ -42,9 +44,9 @@ _log = structlog.get_logger()
 class _Session:
     """One life of a gateway's stream."""
 
-    def __init__(self, gateway: int) -> None:
+    def __init__(self, gateway: int, end: Callable[["_Session"], None]) -> None:
         self.gateway = gateway
-        self.outbox: Outbox[WorkerMessage] = Outbox(_MAX_UNREAD_FRAMES)
+        self.outbox: Outbox[WorkerMessage] = Outbox(_MAX_UNREAD_FRAMES, lambda: end(self))
         self.block_sequence = 1  # of the snapshot
 
 
@@ -83,10 +85,10 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             async for message in session.outbox.drain():
                 yield pack_worker_message(message)
         finally:
+            self._end(session)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
-            self._end(session)
 
     async def _begin(
         self,
@@ -103,7 +105,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         gateway, highest = hello.gateway, hello.highest_handle
         if (older := self._sessions.get(gateway)) is not None:
             self._end(older)
-        session = self._sessions[gateway] = _Session(gateway)
+        session = self._sessions[gateway] = _Session(gateway, self._end)
         self._engine.call(lambda core, now: core.gateway_hello(gateway, highest))
         _log.info("gateway connected", gateway=f"{gateway:016x}")
         return session
@@ -131,7 +133,8 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
                 self._command(session, message)
         except WireError as error:
             _log.warning("a gateway sent what no gateway sends", gateway=f"{session.gateway:016x}", error=str(error))
-        session.outbox.close()
+        finally:
+            session.outbox.close()  # ends the stream
 
     def _command(self, session: _Session, message: worker_pb2.GatewayMessage) -> None:
         match parse_gateway_message(message):
@@ -153,7 +156,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             self._on_producer(submit.handoff)
         request = _request(session.gateway, submit, time.monotonic())
         self._engine.call(lambda core, now: core.submit(request, now))
-        _log.debug("submit", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
+        _log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
 
     def _what_is_wrong(self, submit: Submit) -> str | None:
         """What a correct gateway has checked already, but the engine's arrays rely on."""
@@ -164,12 +167,16 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             return "no token left to generate"
         if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1):
             return "a sampling parameter out of range"
+        if max(sampling.num_logprobs or 0, sampling.min_tokens) > _MAX_COUNT:
+            return "a sampling parameter out of range"
+        if not 0 < submit.timeout_s < math.inf:
+            return "a timeout that is no time"
         if any(not 0 <= token < self._hello.vocab_size for token in sampling.stop_token_ids):
             return "a stop token outside the vocabulary"
         return None
 
     def _publish(self, added: list[BlockHash], evicted: list[BlockHash]) -> None:
-        for session in self._sessions.values():
+        for session in list(self._sessions.values()):
             session.block_sequence += 1
             session.outbox.put(BlockEvents(session.block_sequence, False, added, evicted))
 

@@ -67,7 +67,7 @@ class KvStreams:
         if producer.incarnation not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._keep(producer))
             self._dialling[producer.incarnation] = task
-            task.add_done_callback(lambda task: self._dialled(producer, task))
+            task.add_done_callback(lambda task: _log_failure(producer, task))
 
     async def close(self) -> None:
         """Ends all streams."""
@@ -82,23 +82,26 @@ class KvStreams:
     def consumer_connected(self) -> tuple[StreamId, Outbox[ToConsumer]]:
         """A consumer's stream begins."""
         stream = StreamId(next(self._stream_ids))
-        outbox = self._consumers[stream] = Outbox(_MAX_UNREAD_MESSAGES)
+        outbox: Outbox[ToConsumer] = Outbox(_MAX_UNREAD_MESSAGES, lambda: self.consumer_gone(stream))
+        self._consumers[stream] = outbox
         return stream, outbox
 
     def consumer_gone(self, stream: StreamId) -> None:
-        """A consumer's stream ended."""
-        self._consumers.pop(stream).close()
-        self.engine.call(lambda core, now: core.consumer_stream_lost(stream, now))
+        """A consumer's stream ended, or it does not read it."""
+        if (outbox := self._consumers.pop(stream, None)) is not None:
+            outbox.close()
+            self.engine.call(lambda core, now: core.consumer_stream_lost(stream, now))
 
     # The consumer's end.
 
-    def _dialled(self, producer: TakeFrom, task: asyncio.Task[None]) -> None:
-        self._dialling.pop(producer.incarnation)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("dialling a producer failed", address=producer.address, exc_info=error)
-
     async def _keep(self, producer: TakeFrom) -> None:
         """A stream to one life of a producer, again and again until that life is over or it stays away."""
+        try:
+            await self._dial(producer)
+        finally:
+            del self._dialling[producer.incarnation]
+
+    async def _dial(self, producer: TakeFrom) -> None:
         failures = 0
         while failures < _MAX_RETRIES:
             try:
@@ -135,7 +138,8 @@ class KvStreams:
             self._check(answer.hello, producer)
             self.transfer.add_peer(producer.incarnation, answer.hello.descriptor)
             stream = StreamId(next(self._stream_ids))
-            outbox = self._producers[stream] = Outbox(_MAX_UNREAD_MESSAGES)
+            outbox: Outbox[ToProducer] = Outbox(_MAX_UNREAD_MESSAGES, call.cancel)
+            self._producers[stream] = outbox
             self.engine.call(lambda core, now: core.producer_stream_up(producer.incarnation, stream, now))
             writer = asyncio.create_task(_write_all(call, outbox))
             try:
@@ -161,7 +165,6 @@ class KvStreams:
             fingerprint=identity.fingerprint,
             incarnation=identity.incarnation,
             transport=identity.transport,
-            descriptor=identity.descriptor,
         )
 
     def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
@@ -194,10 +197,10 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             async for message in outbox.drain():
                 yield pack_to_consumer(message)
         finally:
+            self._streams.consumer_gone(stream)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
-            self._streams.consumer_gone(stream)
 
     async def _read(
         self, stream: StreamId, outbox: Outbox[ToConsumer], messages: AsyncIterator[kv_pb2.ConsumerMessage]
@@ -207,7 +210,8 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
                 self._from_consumer(stream, parse_to_producer(message))
         except WireError as error:
             _log.warning("a consumer sent what no consumer sends", error=str(error))
-        outbox.close()
+        finally:
+            outbox.close()  # ends the stream
 
     def _from_consumer(self, stream: StreamId, message: Open | Release) -> None:
         self._streams.engine.call(lambda core, now: core.consumer_message(stream, message, now))
@@ -223,9 +227,11 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         except (TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
         identity = self._streams.identity
-        if (hello.kv_protocol, hello.fingerprint) != (KV_PROTOCOL_VERSION, identity.fingerprint):
-            words = f"KV protocol {KV_PROTOCOL_VERSION} and fingerprint {identity.fingerprint} are spoken here"
+        ours = (KV_PROTOCOL_VERSION, identity.fingerprint, identity.transport)
+        if (hello.kv_protocol, hello.fingerprint, hello.transport) != ours:
+            words = "KV protocol {}, fingerprint {} and transport {} are spoken here".format(*ours)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
+        _log.info("consumer connected", worker=f"{hello.incarnation:016x}")
 
     def _producer_hello(self) -> kv_pb2.ProducerHello:
         identity = self._streams.identity
@@ -236,6 +242,11 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             transport=identity.transport,
             descriptor=identity.descriptor,
         )
+
+
+def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("dialling a producer failed", address=producer.address, exc_info=error)
 
 
 class _AnotherLife(Exception):

@@ -21,11 +21,17 @@ _log = structlog.get_logger()
 
 
 class TransferThread:
-    """Runs a transport that `make_transport` makes on this thread. `on_read_ended` is called on this thread."""
+    """Runs a transport that `make_transport` makes on this thread. Both callbacks are called on this thread."""
 
-    def __init__(self, make_transport: Callable[[], Transport], on_read_ended: Callable[[ReadEnd], None]) -> None:
+    def __init__(
+        self,
+        make_transport: Callable[[], Transport],
+        on_read_ended: Callable[[ReadEnd], None],
+        on_fatal: Callable[[str], None],
+    ) -> None:
         self._make_transport = make_transport
         self._on_read_ended = on_read_ended
+        self._on_fatal = on_fatal
         self._inbox: SimpleQueue[Callable[[Transport], None] | None] = SimpleQueue()
         self._active = False
         self._started: Future[tuple[str, bytes]] = Future()
@@ -72,9 +78,15 @@ class TransferThread:
         except Exception as error:
             self._started.set_exception(error)
             return
-        while self._take_calls(transport):
-            for end in transport.poll():
-                self._on_read_ended(end)
+        try:
+            while self._take_calls(transport):
+                for end in transport.poll():
+                    self._on_read_ended(end)
+        except Exception:
+            # Nobody would read, nor serve the reads of others, while everything else looks alive.
+            _log.exception("the transport failed")
+            self._on_fatal("the transport failed")
+            return
         try:
             transport.close()
         except TransportError as error:

@@ -83,7 +83,9 @@ class Worker:
         marks = HandleMarks()
         core = WorkerCore(engine, self._incarnation, Producer(self._incarnation, marks), Consumer(), marks)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal)
-        self._transfer = TransferThread(lambda: parts.make_transport(self._incarnation, memory), self._on_read_ended)
+        self._transfer = TransferThread(
+            lambda: parts.make_transport(self._incarnation, memory), self._on_read_ended, self._on_fatal
+        )
 
     async def start(self, address: str) -> int:
         """Opens the port, when all else is ready; returns its number. Raises WorkerError and TransportError."""
@@ -154,7 +156,7 @@ class Worker:
         self.engine.call(lambda core, now: core.read_ended(end, now))
 
     def _on_fatal(self, reason: str) -> None:
-        """Called on the engine thread."""
+        """Called on the thread that cannot go on."""
         self._loop.call_soon_threadsafe(self.end, reason)
 
     def end(self, reason: str | None = None) -> None:
