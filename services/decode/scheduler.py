@@ -9,9 +9,9 @@ from services.engine.sequences import Admission, Sequences
 
 
 class DecodeScheduler:
-    """One token for every running sequence, and at most one small chunk of local prefill beside them.
+    """One token for every running sequence, and beside them at most `prefill_chunk` tokens of local prompts.
 
-    With nothing to decode, local prefill takes the whole budget.
+    With nothing to decode, local prompts take the whole budget. They always get a token, or they would wait for ever.
     """
 
     def __init__(self, max_num_batched_tokens: int, *, prefill_chunk: int = 512, watermark: float = 0.01) -> None:
@@ -33,7 +33,9 @@ class DecodeScheduler:
         computing = batch.slots_in(Phase.PREFILL)
         if not len(computing):
             return decode
-        budget = self._prefill_chunk if len(decoding) else self._budget
+        budget = max(1, self._budget - len(decoding))
+        if len(decoding):
+            budget = min(budget, self._prefill_chunk)
         oldest_first = computing[np.argsort(batch.arrival[computing], kind="stable")]
         chunks = take_chunks(sequences, oldest_first, budget)
         slots = np.concatenate([decode.slots, chunks.slots])

@@ -40,8 +40,11 @@ class PrefillScheduler:
         A consumer that holds a quarter of it waits while one below its own quarter waits; one prompt is always
         allowed. So a decode worker that releases slowly cannot keep others out.
         """
+        if not sequences.batch.num_free_slots:
+            return
         share = sequences.pool.num_blocks // 4
-        held = {request.peer: sequences.blocks_held_for(request.peer) for request in sequences.waiting.values()}
+        peers = {request.peer for request in sequences.waiting.values()}
+        held = {peer: sequences.blocks_held_for(peer) for peer in peers}
         for request in sorted(sequences.waiting.values(), key=lambda request: self._urgency(request, now)):
             if held[request.peer] >= share and any(blocks < share for blocks in held.values()):
                 continue
