@@ -3,7 +3,6 @@
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,8 +83,10 @@ def test_requests_outlive_a_decode_worker_that_is_killed(stack: Stack, llama: Pa
 
 def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack: Stack, llama: Path):
     prompts = [clear_prompt(llama, 90 + index, 180, NUM_TOKENS) for index in range(6)]
+    stack.workers["prefill-0"].send_signal(signal.SIGSTOP)  # what it is given stays under way there
     clients = [Streaming(stack, prompt) for prompt in prompts]
-    time.sleep(0.05)
+    address = f"127.0.0.1:{stack.ports['prefill-0']}"
+    wait_until(lambda: any(row["prefill"] == address for row in stack.gateway.ledger()["rows"]), 30, "a prompt there")
     stack.kill("prefill-0")
     for each in clients:
         each.expect(llama)

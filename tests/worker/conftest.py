@@ -9,12 +9,14 @@ import pytest
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
+from services.engine.runner.base import StepInput
 from services.engine.runner.simulated import SimulatedRunner
 from services.prefill.scheduler import PrefillScheduler
 from services.worker.worker import Worker, WorkerParts
 from tests.worker.client import Stream, TestGateway
 
 BLOCK_SIZE = 4
+MAX_MODEL_LEN = 6000
 
 
 @dataclass
@@ -26,6 +28,13 @@ class Pair:
     decode: Stream
     fabric: MemoryFabric
     workers: list[Worker]
+
+    @property
+    def decode_steps(self) -> int:
+        """Steps that the decode worker has run."""
+        runner = self.workers[1]._parts.runner
+        assert isinstance(runner, CountingRunner)
+        return runner.num_steps
 
     async def baseline(self) -> None:
         """Waits until neither worker holds anything but cached content; fails when that does not come."""
@@ -54,18 +63,28 @@ async def worker_baseline(worker: Worker, timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.02)
 
 
-def make_worker(role: WorkerRole, fabric: MemoryFabric, *, num_blocks: int = 200, max_num_seqs: int = 64) -> Worker:
+class CountingRunner(SimulatedRunner):
+    """Counts steps, so that a test sees what was computed for nobody."""
+
+    num_steps = 0
+
+    def launch(self, step: StepInput) -> None:
+        self.num_steps += 1
+        super().launch(step)
+
+
+def make_worker(role: WorkerRole, fabric: MemoryFabric, *, num_blocks: int = 2000, max_num_seqs: int = 64) -> Worker:
     """A worker over the simulated runner."""
     scheduler = PrefillScheduler(32) if role is WorkerRole.PREFILL else DecodeScheduler(64, prefill_chunk=16)
     return Worker(
         WorkerParts(
             role=role,
-            runner=SimulatedRunner(num_blocks, BLOCK_SIZE),
+            runner=CountingRunner(num_blocks, BLOCK_SIZE),
             scheduler=scheduler,
             make_transport=lambda incarnation, memory: MemoryTransport(fabric, incarnation, memory),
             fingerprint="simulated",
             eos_token_ids=(),
-            max_model_len=400,
+            max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
         )
     )

@@ -14,6 +14,8 @@ from tests.engine.harness import reference
 from tests.worker.client import TestGateway
 from tests.worker.conftest import BLOCK_SIZE, Pair, make_worker, serving, worker_baseline
 
+LONG = 5000  # tokens that nobody waits for
+
 
 async def test_a_request_goes_through_prefill_handoff_and_decode(pair: Pair):
     prompt = list(range(30, 60))
@@ -77,11 +79,13 @@ async def test_decode_serves_alone(pair: Pair):
 
 async def test_an_abort_frees_everything_wherever_the_request_is(pair: Pair):
     for wait_s in (0, 0.005, 0.02, 0.05, 0.1):
-        handle = await pair.gateway.hand_off(pair.prefill, pair.decode, list(range(200)), 150)
+        before = pair.decode_steps
+        handle = await pair.gateway.hand_off(pair.prefill, pair.decode, list(range(200)), LONG)
         await asyncio.sleep(wait_s)
         for stream in (pair.prefill, pair.decode):
             await stream.send(Abort(handle))
         await pair.baseline()
+        assert pair.decode_steps - before < LONG
 
 
 async def test_a_broken_gateway_stream_ends_its_requests(pair: Pair):
@@ -89,11 +93,13 @@ async def test_a_broken_gateway_stream_ends_its_requests(pair: Pair):
     ports = [stream.address.rpartition(":")[2] for stream in (pair.prefill, pair.decode)]
     async with AsyncExitStack() as stack:
         prefill, decode = [await stack.enter_async_context(other.connect(int(port))) for port in ports]
-        await other.hand_off(prefill, decode, list(range(200)), 150)
+        before = pair.decode_steps
+        await other.hand_off(prefill, decode, list(range(200)), LONG)
         mine = await pair.gateway.hand_off(pair.prefill, pair.decode, [9] * 20, 40)
     await pair.decode.until(lambda: pair.decode.ended(mine))
     assert pair.decode.tokens(mine) == reference([9] * 20, 40)
     await pair.baseline()
+    assert pair.decode_steps - before < LONG
 
 
 async def test_a_newer_stream_ends_the_older_one_and_its_old_handles_are_over(pair: Pair):
