@@ -22,6 +22,8 @@ from loadtest.http_stream import Address, HttpError
 from loadtest.report import Report, report, table
 from loadtest.workload import Workload
 
+_ANSWER_TIMEOUT_S = 10.0  # of a page that costs nothing
+
 
 class Refusal(Exception):
     """A run that cannot be made; its text is one line for a person."""
@@ -32,6 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         result = asyncio.run(_run(options))
+    except TimeoutError:
+        sys.stderr.write(f"loadtest: no answer within {_ANSWER_TIMEOUT_S:g} s\n")
+        return 2
     except (Refusal, HttpError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
@@ -53,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=4, help="requests before, not counted (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (%(default)s)")
     parser.add_argument("--highest-token-id", type=int, default=4000, help="in prompts (%(default)s)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the whole run (%(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds for the warm-up, and for the run (%(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes the numbers there too")
     return parser
 
@@ -61,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 async def _run(options: argparse.Namespace) -> Report:
     address = _local(options.url)
     asked = _workload(options)
-    model = options.model or await _first_model(address)
+    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+        model = options.model or await _first_model(address)
 
     async def drive(wanted: Workload, seed: int) -> list[client.Outcome]:
         prompts = workload.prompts(wanted, seed, options.highest_token_id)
@@ -70,10 +78,15 @@ async def _run(options: argparse.Namespace) -> Report:
 
     if options.warmup > 0:
         await drive(replace(asked, requests=options.warmup), options.seed + 1_000_003)
-    before = await counters.read(address)
+    before = await _counters(address)
     outcomes = await drive(asked, options.seed)
-    after = await counters.read(address)
+    after = await _counters(address)
     return report(outcomes, counters.difference(before, after) if before and after else None)
+
+
+async def _counters(address: Address) -> counters.Reading | None:
+    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+        return await counters.read(address)
 
 
 def _workload(options: argparse.Namespace) -> Workload:

@@ -104,7 +104,8 @@ HandoffOption = Annotated[
                  "uncached prompts are handed over."),
 ]  # fmt: skip
 ThresholdOption = Annotated[
-    int, typer.Option("--handoff-threshold", min=0, help="With auto: uncached prompt tokens from which on.")
+    int,
+    typer.Option("--handoff-threshold", min=0, help="With auto: more uncached prompt tokens than this are handed off."),
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")

@@ -229,7 +229,7 @@ class Sequences:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens still to be computed for prompts, queued ones and those under way."""
+        """Prompt tokens still to be computed or received: of requests that wait, and of prompts being computed."""
         batch = self.batch
         computing = batch.phase == Phase.PREFILL
         under_way = int((batch.length[computing] - batch.computed[computing]).sum())

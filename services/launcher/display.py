@@ -104,7 +104,7 @@ def _handoff(config: UpConfig) -> str:
     if config.num_prefill == 0:
         return "none: there is no prefill worker"
     if config.handoff is HandoffMode.AUTO:
-        return f"auto, from {config.handoff_threshold} uncached prompt tokens on"
+        return f"auto, above {config.handoff_threshold} uncached prompt tokens"
     return config.handoff.value
 
 

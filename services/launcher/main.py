@@ -22,7 +22,10 @@ def run(config: UpConfig) -> int:
     with display.Display(config.log_format) as screen:
         if config.demo and not demo_model.exists(config.engine.model):
             screen.starting("demo model", f"making it in {config.engine.model}")
-            demo_model.make(config.engine.model)
+            try:
+                demo_model.make(config.engine.model)
+            except OSError as error:
+                return _refuse(f"the demo model cannot be made in {config.engine.model}: {error.strerror}")
             screen.finished("demo model")
         stack = commands.stack(config, worker_ports)
         launcher = Launcher(stack, commands.environment(os.environ, len(stack.workers)), screen, RestartPolicy())
