@@ -156,6 +156,15 @@ class Consumer:
         return set(self._rows)
 
     @property
+    def idle(self) -> bool:
+        """True when no handoff is under way; reads in quarantine may be."""
+        return not self._rows
+
+    def knows(self, id: HandoffId) -> bool:
+        """True while this handoff is under way."""
+        return id in self._rows
+
+    @property
     def num_open_reads(self) -> int:
         """Posted reads whose end was not reported yet, in quarantine or not."""
         return len(self._reads)

@@ -107,6 +107,10 @@ class Producer:
         """Handoffs that hold blocks or may still get some."""
         return set(self._rows)
 
+    def knows(self, id: HandoffId) -> bool:
+        """True while this handoff holds blocks or may still get some."""
+        return id in self._rows
+
     @property
     def idle(self) -> bool:
         """True when nobody reads our blocks or is about to."""

@@ -220,7 +220,7 @@ class WorkerCore:
     @property
     def idle(self) -> bool:
         """True when no request is known."""
-        return self._producer.idle and not self._consumer.open_ids and self.engine.sequences.idle
+        return self._producer.idle and self._consumer.idle and self.engine.sequences.idle
 
     @property
     def has_handoffs(self) -> bool:
@@ -234,9 +234,9 @@ class WorkerCore:
 
     def _forget(self, id: HandoffId, now: float) -> None:
         """Each part that knows the handle lets go of it, in its own way."""
-        if id in self._producer.open_ids:
+        if self._producer.knows(id):
             self._producer.abort(id)
-        elif id in self._consumer.open_ids:
+        elif self._consumer.knows(id):
             self._consumer.abort(id, now)
         else:
             self._producer.abort(id)
