@@ -90,7 +90,7 @@ class Application:
         except ClientGone:
             exchange.record.status = STATUS_CLIENT_GONE
         except ApiError as error:
-            if error.status >= 500:
+            if error.status >= 500 and exchange.record.endpoint in _GENERATING:
                 self._log.warning("request failed", reason=str(error.__cause__ or error.message))
             await exchange.fail(error)
         except HTTPException as error:
