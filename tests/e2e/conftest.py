@@ -4,14 +4,17 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from services.launcher import demo_model
 from tests.checkpoints import write_checkpoint
 from tests.e2e.stack import Stack, running_stack
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 VOCAB_SIZE = 4096  # the demo model's tokenizer
 
@@ -41,8 +44,10 @@ def stack(llama: Path) -> Iterator[Stack]:
 
 
 @functools.cache
-def oracle(model: Path) -> PreTrainedModel:
+def oracle(model: Path) -> "PreTrainedModel":
     """The model as `transformers` has it. One thread: more would spin against the workers'."""
+    from transformers import AutoModelForCausalLM  # takes its time, which only the process that compares should pay
+
     torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
