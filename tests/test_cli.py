@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "services.cli", *arguments]
     wide = {**os.environ, "COLUMNS": "160"}
-    return subprocess.run(command, cwd=ROOT, env=wide, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=ROOT, env=wide, capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture

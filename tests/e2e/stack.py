@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 import openai
 
 from services import lifeline
+from tests.e2e.forked import WorkerProcess
 
 
 def free_ports(number: int) -> list[int]:
@@ -38,23 +38,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0, what: str
     return time.monotonic() - start
 
 
-def start_baton(*arguments: str) -> subprocess.Popen[bytes]:
-    """Starts one process of Baton, which ends with this one."""
-    environment = os.environ | lifeline.environment() | {"OMP_WAIT_POLICY": "passive"}
-    return subprocess.Popen([sys.executable, "-m", "services.cli", *arguments], env=environment)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process, first nicely."""
-    process.send_signal(signal.SIGCONT)
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 class Gateway:
     """A gateway process, and what a person could ask it."""
 
@@ -66,12 +49,21 @@ class Gateway:
         self.start()
 
     def start(self) -> None:
-        """Starts it, or starts it again."""
-        self.process = start_baton(*self._arguments)
+        """Starts it, or starts it again. It ends with this process."""
+        command = [sys.executable, "-m", "services.cli", *self._arguments]
+        self.process = subprocess.Popen(command, env=os.environ | lifeline.environment())
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
 
     def close(self) -> None:
         """Ends it, and its client."""
-        stop(self.process)
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        self.kill()
         self.client.close()
 
     @property
@@ -127,25 +119,20 @@ class Stack:
     model: Path
     ports: dict[str, int]
     options: list[str]
-    workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
     def start(self, name: str) -> None:
         """Starts a worker, or starts it again."""
         arguments = ["--model", str(self.model), "--port", str(self.ports[name]), "--num-threads", "1"]
         role = name.partition("-")[0]
-        self.workers[name] = start_baton(role, *arguments, "--kv-memory", "16MiB", *self.options)
-
-    def kill(self, name: str) -> None:
-        """SIGKILL."""
-        self.workers[name].kill()
-        self.workers[name].wait()
+        self.workers[name] = WorkerProcess([role, *arguments, "--kv-memory", "16MiB", *self.options])
 
     def heal(self) -> None:
         """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""
         for name, process in self.workers.items():
-            process.send_signal(signal.SIGCONT)
-            if process.poll() is not None:
+            process.thaw()
+            if not process.running:
                 self.start(name)
         self.gateway.wait_for_workers(len(self.workers))
 
@@ -174,4 +161,4 @@ def running_stack(
             yield stack
     finally:
         for process in stack.workers.values():
-            stop(process)
+            process.stop()

@@ -1,7 +1,6 @@
 """Workers die, freeze and come back while requests run: each ends once, with the tokens of an undisturbed run."""
 
 import contextlib
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,36 +75,36 @@ def stack(running: Stack) -> Iterator[Stack]:
 
 def test_requests_outlive_a_decode_worker_that_is_killed(stack: Stack, llama: Path):
     with streams(stack) as clients:
-        stack.kill("decode-0")
+        stack.workers["decode-0"].kill()
         for each in clients:
             each.expect(llama)
 
 
 def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack: Stack, llama: Path):
     prompts = [clear_prompt(llama, 90 + index, 180, NUM_TOKENS) for index in range(6)]
-    stack.workers["prefill-0"].send_signal(signal.SIGSTOP)  # what it is given stays under way there
+    stack.workers["prefill-0"].freeze()  # what it is given stays under way there
     clients = [Streaming(stack, prompt) for prompt in prompts]
     address = f"127.0.0.1:{stack.ports['prefill-0']}"
     wait_until(lambda: any(row["prefill"] == address for row in stack.gateway.ledger()["rows"]), 30, "a prompt there")
-    stack.kill("prefill-0")
+    stack.workers["prefill-0"].kill()
     for each in clients:
         each.expect(llama)
 
 
 def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack: Stack, llama: Path):
     with streams(stack) as clients:
-        stack.workers["decode-0"].send_signal(signal.SIGSTOP)
+        stack.workers["decode-0"].freeze()
         noticed_s = stack.gateway.wait_for_workers(3, 60)
         for each in clients:
             each.expect(llama)
-        stack.workers["decode-0"].send_signal(signal.SIGCONT)
+        stack.workers["decode-0"].thaw()
     print(f"a frozen worker was noticed after {noticed_s:.1f} s")
 
 
 def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones_wait(stack: Stack, llama: Path):
     with streams(stack, 2) as clients:
-        stack.kill("decode-0")
-        stack.kill("decode-1")
+        stack.workers["decode-0"].kill()
+        stack.workers["decode-1"].kill()
         stack.gateway.wait_for_workers(2, 60)
         with pytest.raises(openai.InternalServerError) as error:
             stack.gateway.client.completions.create(prompt=[5, 6, 7], max_tokens=5, **GREEDY)
@@ -118,7 +117,7 @@ def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones
 
 def test_with_every_prefill_worker_dead_decode_serves_alone(stack: Stack, llama: Path):
     for name in ("prefill-0", "prefill-1"):
-        stack.kill(name)
+        stack.workers[name].kill()
     stack.gateway.wait_for_workers(2, 60)
     with streams(stack, 2) as clients:
         for each in clients:
@@ -127,8 +126,7 @@ def test_with_every_prefill_worker_dead_decode_serves_alone(stack: Stack, llama:
 
 def test_a_gateway_that_is_killed_leaves_nothing_on_the_workers(stack: Stack):
     with streams(stack):
-        stack.gateway.process.kill()
-        stack.gateway.process.wait()
+        stack.gateway.kill()
     stack.gateway.start()
     stack.gateway.wait_for_workers(4)
     stack.gateway.wait_for_baseline()

@@ -96,7 +96,8 @@ def test_the_next_turn_finds_its_blocks_on_both_workers_and_moves_only_the_rest(
 def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: Stack):
     gateway, prefix = stack.gateway, prompt_of(60, 160)
     time.sleep(1.1)
-    before = gateway.metric("baton_kv_bytes_moved_total")
+    moved_before = gateway.metric("baton_kv_bytes_moved_total")
+    handed_off_before = gateway.metric("baton_handoffs_total", outcome="completed")
 
     def cached(index: int) -> int:
         answer = gateway.client.completions.create(prompt=[*prefix, 100 + index], max_tokens=4, **GREEDY)
@@ -108,8 +109,10 @@ def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: S
         assert sorted(pool.map(cached, range(32))) == [0] + [160] * 31
     gateway.wait_for_baseline()
     time.sleep(1.1)
-    moved = gateway.metric("baton_kv_bytes_moved_total") - before
-    assert moved == (160 // 16 + 32) * (2 * 2 * 2 * 16 * 16 * 4)
+    moved = gateway.metric("baton_kv_bytes_moved_total") - moved_before
+    handed_off = gateway.metric("baton_handoffs_total", outcome="completed") - handed_off_before
+    assert handed_off > 20  # all, unless a stalled machine makes one worker avoid the other for a moment
+    assert moved == (160 // 16 + handed_off) * (2 * 2 * 2 * 16 * 16 * 4)
 
 
 async def test_blocks_are_back_when_the_client_is_gone(stack: Stack):
@@ -174,7 +177,7 @@ def test_an_idle_stack_sleeps(stack: Stack):
     of a core.
     """
     stack.gateway.wait_for_baseline()
-    pids = {name: process.pid for name, process in [*stack.workers.items(), ("gateway", stack.gateway.process)]}
+    pids = {name: process.pid for name, process in stack.workers.items()} | {"gateway": stack.gateway.process.pid}
     time.sleep(1)
     before = {name: thread_times(pid) for name, pid in pids.items()}
     time.sleep(10)
