@@ -47,10 +47,11 @@ $(VENV)/.run-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.dev-installed: $(VENV)/.run-installed
-	@echo "Installing what the tests need into $(VENV)"
+$(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Baton and what the tests need into $(VENV)"
+	$(if $(TORCH_INDEX),$(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch)
 	$(PIP_INSTALL) --editable '.[dev]'
-	@touch $@
+	@touch $(VENV)/.run-installed $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

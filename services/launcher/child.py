@@ -73,7 +73,7 @@ class Supervisor:
         environment: Mapping[str, str],
         listener: Listener,
         policy: RestartPolicy,
-        grace_s: float = 10.0,  # somebody waits at a terminal: less than a gateway alone would drain
+        grace_s: float,
     ) -> None:
         self.spec = spec
         self.was_ready = asyncio.Event()

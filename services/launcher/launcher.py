@@ -19,11 +19,19 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Launcher:
     """Runs one stack until a signal ends it."""
 
-    def __init__(self, stack: Stack, environment: Mapping[str, str], listener: Listener, policy: RestartPolicy) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        environment: Mapping[str, str],
+        listener: Listener,
+        policy: RestartPolicy,
+        grace_s: float = 10.0,  # somebody waits at a terminal: less than a gateway alone would drain
+    ) -> None:
         self._stack = stack
         self._environment = environment
         self._listener = listener
         self._policy = policy
+        self._grace_s = grace_s
         self._supervisors: list[Supervisor] = []
         self._ending = False
 
@@ -62,7 +70,7 @@ class Launcher:
             raise failures[0]  # the others, if any, will have failed for the same reason
 
     async def _start(self, children: asyncio.TaskGroup, specs: tuple[ChildSpec, ...]) -> None:
-        started = [Supervisor(spec, self._environment, self._listener, self._policy) for spec in specs]
+        started = [Supervisor(spec, self._environment, self._listener, self._policy, self._grace_s) for spec in specs]
         self._supervisors += started
         for supervisor in started:
             self._listener.starting(supervisor.spec.name, "loading")

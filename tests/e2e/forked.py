@@ -1,22 +1,19 @@
-"""Worker processes, forked from one that has imported what they need: importing torch outlasts most tests."""
+"""Worker processes without the time that it takes to import torch."""
 
-import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from services import cli, lifeline
-
-_FORKSERVER = multiprocessing.get_context("forkserver")
-_FORKSERVER.set_forkserver_preload(["services.prefill.main", "services.decode.main"])
+from tests.forkserver import FORKSERVER
 
 
 class WorkerProcess:
     """`baton prefill` or `baton decode`. It ends with this process."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        self._process = _FORKSERVER.Process(target=_run_baton, args=(arguments,))
+        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments,))
         self._process.start()
 
     @property

@@ -29,7 +29,7 @@ def free_ports(number: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0, what: str = "the condition") -> float:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "the condition") -> float:
     """Seconds until the condition held. Fails when it does not come about in time."""
     start = time.monotonic()
     while not condition():
@@ -73,7 +73,7 @@ class Gateway:
     def get(self, path: str) -> tuple[int, str]:
         """GET: status and body; 0 when nobody answers."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -107,7 +107,7 @@ class Gateway:
             for worker in ledger["workers"]
         )
 
-    def wait_for_baseline(self, timeout_s: float = 30.0) -> float:
+    def wait_for_baseline(self, timeout_s: float = 120.0) -> float:
         """Seconds until then."""
         return wait_until(self.at_baseline, timeout_s, "the baseline")
 

@@ -50,7 +50,7 @@ def streams(stack: Stack, number: int = 4) -> Iterator[list[Streaming]]:
     """Some streams, all of which have brought text."""
     prompts = [clear_prompt(stack.model, 80 + index, 50 + 10 * index, NUM_TOKENS) for index in range(number)]
     running = [Streaming(stack, prompt) for prompt in prompts]
-    wait_until(lambda: all(each.text for each in running), 100, "text on every stream")
+    wait_until(lambda: all(each.text for each in running), 200, "text on every stream")
     yield running
     for each in running:
         each.join(200)
@@ -85,7 +85,7 @@ def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack
     stack.workers["prefill-0"].freeze()  # what it is given stays under way there
     clients = [Streaming(stack, prompt) for prompt in prompts]
     address = f"127.0.0.1:{stack.ports['prefill-0']}"
-    wait_until(lambda: any(row["prefill"] == address for row in stack.gateway.ledger()["rows"]), 30, "a prompt there")
+    wait_until(lambda: any(row["prefill"] == address for row in stack.gateway.ledger()["rows"]), 120, "a prompt there")
     stack.workers["prefill-0"].kill()
     for each in clients:
         each.expect(llama)
@@ -94,7 +94,7 @@ def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack
 def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack: Stack, llama: Path):
     with streams(stack) as clients:
         stack.workers["decode-0"].freeze()
-        noticed_s = stack.gateway.wait_for_workers(3, 60)
+        noticed_s = stack.gateway.wait_for_workers(3, 120)
         for each in clients:
             each.expect(llama)
         stack.workers["decode-0"].thaw()
@@ -105,7 +105,7 @@ def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones
     with streams(stack, 2) as clients:
         stack.workers["decode-0"].kill()
         stack.workers["decode-1"].kill()
-        stack.gateway.wait_for_workers(2, 60)
+        stack.gateway.wait_for_workers(2, 120)
         with pytest.raises(openai.InternalServerError) as error:
             stack.gateway.client.completions.create(prompt=[5, 6, 7], max_tokens=5, **GREEDY)
         assert error.value.status_code == 503
@@ -118,7 +118,7 @@ def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones
 def test_with_every_prefill_worker_dead_decode_serves_alone(stack: Stack, llama: Path):
     for name in ("prefill-0", "prefill-1"):
         stack.workers[name].kill()
-    stack.gateway.wait_for_workers(2, 60)
+    stack.gateway.wait_for_workers(2, 120)
     with streams(stack, 2) as clients:
         for each in clients:
             each.expect(llama)

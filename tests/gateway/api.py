@@ -50,7 +50,7 @@ class Api:
 
 @asynccontextmanager
 async def running_api(
-    *, template: str | None = CHATML, defaults: GenerationDefaults | None = None, request_timeout_s: float = 60.0
+    *, template: str | None = CHATML, defaults: GenerationDefaults | None = None, request_timeout_s: float = 300.0
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -67,13 +67,16 @@ async def running_api(
         max_body_bytes=MAX_BODY_BYTES,
     )
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False))
+    config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False)
+    config.timeout_graceful_shutdown = 5  # a test that failed may have left a client behind
+    server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     base_url = f"http://127.0.0.1:{port}"
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
-            async with httpx.AsyncClient(base_url=base_url, timeout=30) as http:
+            async with httpx.AsyncClient(base_url=base_url, timeout=120) as http:
                 yield Api(base_url, generator, tokenizer, http, port, logs)
     finally:
         server.should_exit = True

@@ -121,7 +121,7 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
         """Returns when this handle was aborted here."""
         await self.until(lambda: handle in self.aborts)
 
-    async def until(self, condition: Any, timeout_s: float = 30.0) -> None:
+    async def until(self, condition: Any, timeout_s: float = 120.0) -> None:
         """Returns when the condition holds; it is looked at after each message."""
         async with asyncio.timeout(timeout_s), self._changed:
             await self._changed.wait_for(condition)

@@ -57,7 +57,7 @@ async def gateway(model: Path, port: int, *workers: str) -> AsyncIterator[Proces
 
 
 async def ready(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             try:
                 if (await client.get("/ready")).status_code == 200:
@@ -68,7 +68,7 @@ async def ready(client: httpx.AsyncClient) -> None:
 
 
 async def how_it_ended(process: Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         out, error = await process.communicate()
     return process.returncode, out.decode(), error.decode()
 
@@ -80,7 +80,7 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
         serving(prefill),
         serving(decode),
         gateway(model, port, prefill.address, decode.address) as process,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         await ready(client)
         body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 3, "temperature": 0}

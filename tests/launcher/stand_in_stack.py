@@ -14,6 +14,7 @@ from services.launcher.launcher import Launcher
 from services.launcher.readiness import http_ready
 from services.launcher.restart import RestartPolicy
 
+GRACE_S = 3600.0  # a test that waits for it fails by its own limit
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
@@ -40,7 +41,7 @@ def stand_in(name: str, port: int, manner: str) -> ChildSpec:
 
 def main(worker_port: int, gateway_port: int, manner: str) -> int:
     stack = Stack(workers=(stand_in("worker", worker_port, manner),), gateway=stand_in("gateway", gateway_port, ""))
-    launcher = Launcher(stack, environment(os.environ, 1), Printer(), RestartPolicy(first_s=0.01))
+    launcher = Launcher(stack, environment(os.environ, 1), Printer(), RestartPolicy(first_s=0.01), GRACE_S)
     try:
         asyncio.run(launcher.run(lambda: print("all ready", flush=True)))
     except ChildFailed as failure:

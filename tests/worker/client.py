@@ -53,7 +53,7 @@ class Stream:
         async with self._news:
             self._news.notify_all()
 
-    async def until(self, condition, timeout_s: float = 60.0) -> None:
+    async def until(self, condition, timeout_s: float = 120.0) -> None:
         async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(condition)
 
@@ -101,7 +101,7 @@ class TestGateway:
         self.highest = max(self.highest, handle)
         params = SamplingParams(max_tokens=max_tokens, temperature=sampling.pop("temperature", 0.0), **sampling)
         capsule = Capsule(np.array(prompt, dtype=np.int32), len(prompt), params)
-        return Submit(handle=handle, capsule=capsule, timeout_s=60.0, request_id=f"r{handle}", handoff=handoff)
+        return Submit(handle=handle, capsule=capsule, timeout_s=300.0, request_id=f"r{handle}", handoff=handoff)
 
     async def hand_off(self, prefill: Stream, decode: Stream, prompt: list[int], max_tokens: int, **sampling) -> int:
         """Submits to both, as a gateway does; returns the handle."""

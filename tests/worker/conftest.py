@@ -42,7 +42,7 @@ class Pair:
             await worker_baseline(worker)
 
 
-async def worker_baseline(worker: Worker, timeout_s: float = 60.0) -> None:
+async def worker_baseline(worker: Worker, timeout_s: float = 120.0) -> None:
     """Waits until the worker's pool is at its baseline and nothing is open."""
     import asyncio
 
