@@ -1,0 +1,1 @@
+"""Measures parts of Baton alone: `python -m loadtest.micro PART`."""

@@ -1,0 +1,102 @@
+"""The prefix index in Redis, over loopback, with the clients that gateways and workers use."""
+
+import asyncio
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from services.prefix_index.breaker import CircuitBreaker
+from services.prefix_index.embedded import server_command
+from services.prefix_index.publisher import IndexPublisher
+from services.prefix_index.redis_client import UNREACHABLE, Client, connect
+from services.prefix_index.redis_index import RedisPrefixIndex
+from services.protocol.block_hash import BlockHash, block_hashes, root_hash
+
+_CHAIN, _WORKERS = 1024, 64
+_LOOKUPS = 300
+
+Figures = list[tuple[str, str]]
+
+
+async def measure(num_blocks: int) -> Figures:
+    """Starts a server of its own, and ends it."""
+    with tempfile.TemporaryDirectory() as directory, _server(Path(directory)) as port:
+        client = connect(f"redis://127.0.0.1:{port}", timeout_s=30)
+        try:
+            while not await _answers(client):
+                await asyncio.sleep(0.05)
+            lookups = [
+                *await _lookups(client, "every worker as deep", lambda worker: _CHAIN),
+                *await _lookups(client, "every worker another depth", lambda worker: 16 * worker),
+                *await _lookups(client, "one worker", lambda worker: _CHAIN if worker == 1 else 0),
+            ]
+            return lookups + await _publishing(client, num_blocks)
+        finally:
+            await client.aclose()
+
+
+@contextmanager
+def _server(directory: Path) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    process = subprocess.Popen(server_command(port, directory))
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def _answers(client: Client) -> bool:
+    try:
+        return bool(await client.ping())
+    except UNREACHABLE:
+        return False
+
+
+def _chain(length: int, seed: int) -> list[BlockHash]:
+    return block_hashes(root_hash("micro"), np.arange(seed, seed + length, dtype=np.int32), 1)
+
+
+async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> Figures:
+    await client.flushall()
+    chain = _chain(_CHAIN, 0)
+    for worker in range(1, _WORKERS + 1):
+        publisher = IndexPublisher(client, worker)
+        publisher.change(chain[0], chain[: depth(worker)], [])
+        await publisher.flush()
+    index = RedisPrefixIndex(client, CircuitBreaker(time.monotonic))
+    times = []
+    for _ in range(_LOOKUPS):
+        start = time.perf_counter()
+        await index.depths(chain)
+        times.append((time.perf_counter() - start) * 1e3)
+    low, middle, high = np.percentile(times, [0, 50, 99])
+    what = f"lookup of {_CHAIN} hashes, {_WORKERS} workers, {name}"
+    return [(what, f"min {low:.2f}  p50 {middle:.2f}  p99 {high:.2f} ms")]
+
+
+async def _publishing(client: Client, num_blocks: int) -> Figures:
+    """Conversations of 100 blocks, on one worker: the case that shares least memory."""
+    await client.flushall()
+    before = (await client.info("memory"))["used_memory"]
+    publisher = IndexPublisher(client, 1)
+    spent = 0.0
+    for number in range(num_blocks // 100):
+        chain = _chain(100, 1000 * number)
+        publisher.change(chain[0], chain, [])
+        start = time.perf_counter()
+        await publisher.flush()
+        spent += time.perf_counter() - start
+    used = (await client.info("memory"))["used_memory"] - before
+    return [
+        (f"memory of {num_blocks} blocks in trees of 100", f"{used / num_blocks:.0f} bytes each"),
+        ("publishing, 100 blocks a call", f"{num_blocks / spent:,.0f} blocks/s"),
+    ]

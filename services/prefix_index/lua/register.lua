@@ -1,0 +1,27 @@
+-- A worker says that it lives, and under which id it publishes.
+--
+-- KEYS[1]  records: a hash that maps an id to what a person and a gateway want to know of it
+-- KEYS[2]  leases: a sorted set of ids by the time, in ms, at which they run out
+-- KEYS[3]  dead: a set of ids whose entries are to be swept
+-- ARGV[1]  id, in hex
+-- ARGV[2]  its record
+-- ARGV[3]  how long the lease lasts, in ms
+-- ARGV[4]  the id that this worker published under before, or ''
+-- Returns  1 when the id had a lease, 0 when it is new here
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local known = redis.call('ZSCORE', KEYS[2], ARGV[1])
+local past = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
+if ARGV[4] ~= '' then
+  past[#past + 1] = ARGV[4]
+end
+for _, id in ipairs(past) do
+  if id ~= ARGV[1] then
+    redis.call('ZREM', KEYS[2], id)
+    redis.call('HDEL', KEYS[1], id)
+    redis.call('SADD', KEYS[3], id)
+  end
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
+return known and 1 or 0

@@ -1,0 +1,152 @@
+"""A worker tells the index what it caches. Never in anybody's way: changes wait, newer ones replacing older ones.
+
+What is known of the server's side is the number of the last batch in each tree. It refuses a batch that does not follow
+on that one, so a server that lost something says so at the next change; one that lost everything says so at the next
+heartbeat (registry.py), also of a worker whose cache rests.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+
+import structlog
+
+from services.prefix_index.publication import pack_id
+from services.prefix_index.redis_client import UNREACHABLE, Client, script, tree_key
+from services.protocol.block_hash import BlockHash
+
+_MAX_BATCH = 256  # blocks in one call: well under a millisecond of the server's time
+_MAX_WAITING_EVICTIONS = 100_000  # beyond that, a new id costs less than to remember what the old one no longer has
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 2.0
+
+log = structlog.get_logger()
+
+
+class _Outcome(Enum):
+    DONE = b"done"
+    UNKNOWN = b"unknown"
+    GAP = b"gap"
+
+
+@dataclass(slots=True)
+class _Tree:
+    """One tree of this worker."""
+
+    held: set[BlockHash] = field(default_factory=set)
+    changed: dict[BlockHash, None] = field(default_factory=dict)  # not published yet, oldest first
+    batches: int = 0  # that the server took
+
+    def repeat(self) -> None:
+        """The server knows nothing of it."""
+        self.batches = 0
+        self.changed = dict.fromkeys(self.held)
+
+
+class IndexPublisher:
+    """Publishes under one id after the other. Lives on the event loop."""
+
+    def __init__(self, client: Client, incarnation: int) -> None:
+        self._publish = script(client, "publish")
+        self._incarnation = incarnation
+        self._epoch = 0
+        self._trees: dict[BlockHash, _Tree] = {}
+        self._dirty: dict[BlockHash, None] = {}  # trees with changes, in turn
+        self._waiting_evictions = 0
+        self._work = asyncio.Event()
+
+    @property
+    def id(self) -> bytes:
+        """The current publication's."""
+        return pack_id(self._incarnation, self._epoch)
+
+    @property
+    def idle(self) -> bool:
+        """True when everything is published."""
+        return not self._dirty
+
+    def change(self, first: BlockHash, added: Iterable[BlockHash], evicted: Iterable[BlockHash]) -> None:
+        """Takes note of blocks below the first block `first`. Evictions came before additions."""
+        tree = self._trees.setdefault(first, _Tree())
+        for hash in evicted:
+            tree.held.discard(hash)
+            tree.changed[hash] = None
+            self._waiting_evictions += 1
+        for hash in added:
+            tree.held.add(hash)
+            tree.changed[hash] = None
+        self._mark(first)
+        if self._waiting_evictions > _MAX_WAITING_EVICTIONS:
+            self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Publishes everything again under a new id."""
+        self._epoch += 1
+        self._waiting_evictions = 0
+        self._dirty.clear()
+        self._trees = {first: _Tree(tree.held) for first, tree in self._trees.items() if tree.held}
+        for first, tree in self._trees.items():
+            tree.repeat()
+            self._mark(first)
+
+    async def run(self) -> None:
+        """Publishes, until cancelled."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            await self._work.wait()
+            try:
+                await self.flush()
+                backoff_s = _FIRST_BACKOFF_S
+            except UNREACHABLE as error:
+                if backoff_s == _FIRST_BACKOFF_S:
+                    log.warning("prefix index takes nothing; publishing waits", reason=str(error))
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    async def flush(self) -> None:
+        """Publishes until nothing is left. Raises one of UNREACHABLE, and then knows what to repeat."""
+        while self._dirty:
+            first = next(iter(self._dirty))
+            await self._send(first, self._trees[first])
+        self._waiting_evictions = 0
+        self._work.clear()
+
+    async def _send(self, first: BlockHash, tree: _Tree) -> None:
+        batch = list(islice(tree.changed, _MAX_BATCH))
+        for hash in batch:
+            del tree.changed[hash]
+        added = [hash for hash in batch if hash in tree.held]
+        evicted = [hash for hash in batch if hash not in tree.held]
+        emptied = not tree.held
+        arguments: list[bytes | int] = [self.id, tree.batches + 1, b"".join(added), b"".join(evicted), int(emptied)]
+        try:
+            outcome = _Outcome(await self._publish([tree_key(first)], arguments))
+        except BaseException:  # whether the server took it, nobody knows; it may come twice
+            tree.changed = dict.fromkeys(batch) | tree.changed
+            self._settle(first, tree)
+            raise
+        match outcome:
+            case _Outcome.DONE:
+                tree.batches = 0 if emptied else tree.batches + 1
+            case _Outcome.UNKNOWN:
+                tree.repeat()
+            case _Outcome.GAP if self._trees.get(first) is tree:
+                log.warning("the prefix index lost changes; publishing everything again", tree=tree_key(first))
+                self.begin_anew()
+                return
+        self._settle(first, tree)
+
+    def _settle(self, first: BlockHash, tree: _Tree) -> None:
+        """Puts a tree back to the end of the queue, or forgets it when nothing of it is left."""
+        if self._trees.get(first) is not tree:  # begun anew meanwhile
+            return
+        del self._dirty[first]
+        if tree.changed:
+            self._mark(first)
+        elif not tree.held:
+            del self._trees[first]
+
+    def _mark(self, first: BlockHash) -> None:
+        self._dirty[first] = None
+        self._work.set()

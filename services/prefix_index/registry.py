@@ -1,0 +1,75 @@
+"""Which workers there are: each renews a lease on its record, gateways read the records of those whose lease lasts.
+
+It tells a gateway where to connect, and nothing else: whether a worker lives is its stream's to say. An id whose lease
+ran out is dead, and its entries in the index are swept. Everything in here is about ids of publications
+(publication.py), in hex, so that redis-cli shows them.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import cast
+
+import orjson
+import structlog
+
+from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, TREES, Client, script
+
+LEASE_S = 10.0
+RENEW_EVERY_S = 2.0
+_SWEEP_LOCK_MS = 60_000
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """What the registry tells of one worker."""
+
+    address: str
+    role: str
+    incarnation: str  # hex
+    fingerprint: str
+    block_size: int
+    num_blocks: int
+
+
+class Registry:
+    """The registry's calls. Each raises one of redis_client.UNREACHABLE when there is no Redis to answer."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._register = script(client, "register")
+        self._workers = script(client, "workers")
+        self._sweep = script(client, "sweep")
+
+    async def renew(self, id: bytes, record: WorkerRecord, before: bytes | None = None) -> bool:
+        """Renews the lease of `id`; `before` is dead from now on. False: nothing was known of `id`."""
+        previous = "" if before is None else before.hex()
+        arguments: list[str | bytes | int] = [id.hex(), orjson.dumps(asdict(record)), int(LEASE_S * 1000), previous]
+        return bool(await self._register([RECORDS, LEASES, DEAD], arguments))
+
+    async def workers(self) -> list[WorkerRecord]:
+        """All whose lease lasts; records of another version that this one cannot read are left out."""
+        return [record for raw in await self._workers([RECORDS, LEASES]) if (record := _parse(raw)) is not None]
+
+    async def sweep(self) -> int:
+        """Takes the entries of dead publications out, unless another worker is at it; returns how many were dead."""
+        dead = cast("set[bytes]", await self._client.smembers(DEAD))  # this client decodes nothing
+        if not dead or not await self._client.set(SWEEPER, "", nx=True, px=_SWEEP_LOCK_MS):
+            return 0
+        packed = b"".join(bytes.fromhex(id.decode()) for id in dead)
+        async for tree in self._client.scan_iter(match=TREES, count=1000):
+            cursor = b"0"
+            while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
+                pass
+        await self._client.srem(DEAD, *dead)
+        await self._client.delete(SWEEPER)
+        log.info("swept the prefix index", dead=len(dead))
+        return len(dead)
+
+
+def _parse(raw: bytes) -> WorkerRecord | None:
+    try:
+        return WorkerRecord(**orjson.loads(raw))
+    except (orjson.JSONDecodeError, TypeError) as error:
+        log.warning("a record of the registry is not readable", reason=str(error))
+        return None

@@ -1,0 +1,249 @@
+"""Publisher and index over a real Redis: every fault costs hits, and none of them for long."""
+
+import asyncio
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.prefix_index.breaker import CircuitBreaker
+from services.prefix_index.memory import MemoryPrefixIndex
+from services.prefix_index.publisher import IndexPublisher
+from services.prefix_index.redis_client import DEAD, UNREACHABLE, Client, connect, tree_key
+from services.prefix_index.redis_index import RedisPrefixIndex
+from services.prefix_index.registry import Registry
+from services.protocol.block_hash import BlockHash, block_hashes, root_hash
+from services.protocol.messages import BlockEvents
+from tests.redis_server import RedisServer
+
+ALICE = 0xA11CE
+
+
+def chain_of(length: int, seed: int = 0) -> list[BlockHash]:
+    return block_hashes(root_hash("model"), np.arange(seed, seed + length, dtype=np.int32), 1)
+
+
+def index_on(client: Client) -> RedisPrefixIndex:
+    return RedisPrefixIndex(client, CircuitBreaker(time.monotonic))
+
+
+async def test_a_lookup_is_one_round_trip_and_few_reads(server: RedisServer, client: Client):
+    chain, index = chain_of(1000), index_on(client)
+    publishers = [IndexPublisher(client, worker) for worker in range(1, 65)]
+    for worker, publisher in enumerate(publishers, 1):
+        publisher.change(chain[0], chain[: 15 * worker], [])
+        await publisher.flush()
+    await index.depths(chain)  # loads the script
+    calls, reads = server.num_calls("evalsha"), server.num_calls("hget")
+    assert await index.depths(chain) == {worker: 15 * worker for worker in range(1, 65)}
+    assert server.num_calls("evalsha") == calls + 1
+    assert server.num_calls("hget") - reads < 64 * 10
+
+
+def hash_of(prefix: tuple[int, ...]) -> BlockHash:
+    return block_hashes(root_hash("random"), np.array(prefix, np.int32), 1)[-1]
+
+
+# Prompts over a tiny alphabet share prefixes of all lengths.
+prefixes = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
+# Who caches a prompt, or loses all that begins with it; and whether that is published at once.
+histories = st.lists(st.tuples(st.integers(1, 3), st.booleans(), prefixes, st.booleans()), max_size=20)
+
+
+@settings(max_examples=50, deadline=None)
+@given(history=histories, prompts=st.lists(prefixes, min_size=1, max_size=5))
+def test_random_trees_are_found_as_the_memory_index_finds_them(
+    running: RedisServer,
+    history: list[tuple[int, bool, tuple[int, ...], bool]],
+    prompts: list[tuple[int, ...]],
+):
+    async def run() -> None:
+        running.admin.flushall()
+        client = connect(running.url, timeout_s=30)
+        index, memory = index_on(client), MemoryPrefixIndex()
+        publishers = {worker: IndexPublisher(client, worker) for worker in (1, 2, 3)}
+        held: dict[int, set[tuple[int, ...]]] = {worker: set() for worker in publishers}
+        for worker, caches, prefix, flush in history:
+            if caches:
+                changed = {prefix[:length] for length in range(1, len(prefix) + 1)} - held[worker]
+                held[worker] |= changed
+            else:
+                changed = {each for each in held[worker] if each[: len(prefix)] == prefix}
+                held[worker] -= changed
+            hashes = [hash_of(each) for each in changed]
+            added, evicted = (hashes, []) if caches else ([], hashes)
+            publishers[worker].change(hash_of(prefix[:1]), added, evicted)
+            memory.apply(worker, BlockEvents(1, False, added, evicted))
+            if flush:
+                await publishers[worker].flush()
+        for publisher in publishers.values():
+            await publisher.flush()
+        for prompt in prompts:
+            chain = [hash_of(prompt[:length]) for length in range(1, len(prompt) + 1)]
+            assert await index.depths(chain) == await memory.depths(chain)
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+async def test_a_server_that_was_emptied_is_filled_again_tree_by_tree(server: RedisServer, client: Client):
+    first, second = chain_of(20), chain_of(20, seed=100)
+    publisher, index = IndexPublisher(client, ALICE), index_on(client)
+    publisher.change(first[0], first[:10], [])
+    publisher.change(second[0], second[:10], [])
+    await publisher.flush()
+    server.admin.flushall()
+    publisher.change(first[0], first[10:], [])
+    await publisher.flush()
+    assert await index.depths(first) == {ALICE: 20}
+    assert await index.depths(second) == {}  # until its next change, or the next heartbeat
+
+
+async def test_a_server_that_lost_a_part_gets_everything_anew_and_the_rest_is_swept(
+    server: RedisServer, client: Client
+):
+    chain = chain_of(20)
+    publisher, index = IndexPublisher(client, ALICE), index_on(client)
+    publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    old = publisher.id
+    dump = server.admin.dump(tree_key(chain[0]))
+    assert dump is not None
+    publisher.change(chain[0], [], chain[15:])
+    await publisher.flush()
+    publisher.change(chain[0], [], chain[10:15])
+    await publisher.flush()
+    server.admin.restore(tree_key(chain[0]), 0, dump, replace=True)  # as a replica that lagged
+    publisher.change(chain[0], [], chain[5:10])
+    await publisher.flush()
+    assert publisher.id != old
+    assert await index.depths(chain) == {ALICE: 5}
+    await client.sadd(DEAD, old.hex())  # the registry does that at the next renewal
+    assert await Registry(client).sweep() == 1
+    assert server.admin.hlen(tree_key(chain[0])) == 5 + 1
+
+
+async def test_nothing_is_left_of_a_tree_that_was_evicted(server: RedisServer, client: Client):
+    chain = chain_of(600)
+    publisher = IndexPublisher(client, ALICE)
+    publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    publisher.change(chain[0], [], reversed(chain))
+    await publisher.flush()
+    assert server.admin.dbsize() == 0
+    publisher.change(chain[0], chain[:3], [])
+    await publisher.flush()
+    assert await index_on(client).depths(chain) == {ALICE: 3}
+
+
+async def test_changes_while_the_server_is_gone_reach_it_when_it_is_back(server: RedisServer, client: Client):
+    chain = chain_of(300)
+    publisher, index = IndexPublisher(client, ALICE), index_on(client)
+    running = asyncio.create_task(publisher.run())
+    publisher.change(chain[0], chain[:100], [])
+    while not publisher.idle:
+        await asyncio.sleep(0.01)
+    server.kill()
+    publisher.change(chain[0], chain[100:], [])
+    await asyncio.sleep(0.3)
+    assert not publisher.idle
+    publisher.change(chain[0], [], chain[200:])
+    server.start()
+    async with asyncio.timeout(60):
+        while await index.depths(chain) != {ALICE: 200}:
+            await asyncio.sleep(0.05)
+    running.cancel()
+
+
+async def test_a_batch_may_come_twice(server: RedisServer, client: Client):
+    """Its answer may get lost, and then nobody knows."""
+    chain = chain_of(9)
+    publisher, index = IndexPublisher(client, ALICE), index_on(client)
+    publisher.change(chain[0], chain[:5], [])
+    await publisher.flush()
+    again = IndexPublisher(client, ALICE)
+    again.change(chain[0], chain[:7], [])
+    await again.flush()
+    assert again.id == publisher.id
+    assert await index.depths(chain) == {ALICE: 7}
+    assert server.admin.hlen(tree_key(chain[0])) == 7 + 1
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_lookups_without_a_server_find_nobody_and_soon_cost_nothing(server: RedisServer, fault: str):
+    chain, client = chain_of(9), connect(server.url, timeout_s=0.2)
+    publisher = IndexPublisher(client, ALICE)
+    publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    now = [0.0]
+    breaker = CircuitBreaker(lambda: now[0])
+    index = RedisPrefixIndex(client, breaker)
+    assert await index.depths(chain) == {ALICE: 9}
+    if fault == "killed":
+        server.kill()
+    else:
+        server.freeze()
+    assert await index.depths(chain) == {}
+    assert breaker.broken
+    start = time.perf_counter()
+    for _ in range(1000):
+        assert await index.depths(chain) == {}
+    print(f"{(time.perf_counter() - start) * 1e3:.0f} us for a lookup while the breaker is open")
+    now[0] = 100.0
+    if fault == "killed":
+        server.start()
+        assert await index.depths(chain) == {}
+    else:
+        server.thaw()
+        async with asyncio.timeout(30):
+            while await index.depths(chain) != {ALICE: 9}:
+                now[0] += 100
+    assert not breaker.broken
+    await client.aclose()
+
+
+async def test_a_full_server_is_an_error_that_publishing_outlives(server: RedisServer, client: Client):
+    chain = chain_of(400)
+    publisher, index = IndexPublisher(client, ALICE), index_on(client)
+    publisher.change(chain[0], chain[:200], [])
+    await publisher.flush()
+    server.admin.config_set("maxmemory", 1)
+    publisher.change(chain[0], chain[200:], [])
+    with pytest.raises(UNREACHABLE):
+        await publisher.flush()
+    assert await index.depths(chain) == {ALICE: 200}
+    server.admin.config_set("maxmemory", 0)
+    await publisher.flush()
+    assert await index.depths(chain) == {ALICE: 400}
+
+
+async def test_a_block_of_a_worker_costs_at_most_200_bytes(server: RedisServer, client: Client):
+    before = server.admin.info("memory")["used_memory"]
+    publisher = IndexPublisher(client, ALICE)
+    for tree in range(40):
+        chain = chain_of(500, seed=1000 * tree)
+        publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    bytes_each = (server.admin.info("memory")["used_memory"] - before) / (40 * 500)
+    print(f"{bytes_each:.0f} bytes for a block of a worker")
+    assert bytes_each < 200
+
+
+def test_the_breaker_lets_one_try_after_each_pause_and_pauses_longer():
+    now = 0.0
+    breaker = CircuitBreaker(lambda: now)
+    assert breaker.let_through()
+    pauses = []
+    for _ in range(6):
+        breaker.failed()
+        began = now
+        while not breaker.let_through():
+            now += 0.25
+        pauses.append(now - began)
+        assert not breaker.let_through()  # another caller, while the first waits
+    assert pauses == [0.5, 1, 2, 4, 8, 8]
+    breaker.succeeded()
+    assert breaker.let_through()
+    assert breaker.let_through()

@@ -1,0 +1,83 @@
+"""A real Redis server of one's own, which can be killed, frozen and emptied."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+
+from services.prefix_index.embedded import server_command
+
+_SLOTS = 16384
+
+
+class RedisServer:
+    """A `redis-server` on loopback without persistence."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._directory = directory
+        self._options = options
+        self.admin = redis.Redis(port=self.port)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it, or starts it again, empty."""
+        command = [*server_command(self.port, self._directory), *self._options]
+        self.process = subprocess.Popen(command)
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(redis.ConnectionError):
+                self.admin.ping()
+                return
+            assert time.monotonic() < deadline, "redis-server does not answer"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.thaw()
+        self.process.kill()
+        self.process.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def num_calls(self, command: str) -> int:
+        """How often clients and scripts called it so far."""
+        return int(self.admin.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+
+@contextlib.contextmanager
+def running_redis(directory: Path, *options: str) -> Iterator[RedisServer]:
+    """A server for the life of the context."""
+    server = RedisServer(directory, *options)
+    try:
+        yield server
+    finally:
+        server.admin.close()
+        server.kill()
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path) -> Iterator[RedisServer]:
+    """A Redis Cluster of one node that holds every slot."""
+    with running_redis(directory, "--cluster-enabled", "yes") as server:
+        server.admin.execute_command("CLUSTER ADDSLOTS", *range(_SLOTS))
+        while server.admin.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+            time.sleep(0.02)
+        yield server
