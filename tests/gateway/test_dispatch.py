@@ -169,7 +169,7 @@ async def test_a_pair_gets_the_request_at_once_and_under_one_handle():
         assert at_decode.handoff == TakeFrom(prefill.address, PREFILL)
         assert tokens_of(at_decode.capsule) == PROMPT
         assert at_decode.request_id == "request-1"
-        assert 0 < at_decode.timeout_s <= 60
+        assert 0 < at_decode.timeout_s <= 300
 
 
 async def test_tokens_of_a_pair_come_once_and_in_order():
