@@ -23,6 +23,10 @@ from services.prefix_index.base import PrefixIndex
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.messages import MAX_HANDLE, BlockEvents, GatewayHello, WorkerHello
 
+# When a machine stalls, all streams break at once. Requests that wait give the second of a pair the time to follow the
+# first, or all of them would be served without a handoff.
+_REUNION_S = 0.2
+
 log = structlog.get_logger()
 
 
@@ -117,6 +121,10 @@ class Dispatcher:
         self._fleet.add(LiveWorker(worker, link, hello, load))
         self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
+        others_missing = any(not other.connected for other in self._links if other is not link)
+        self._loop.call_later(_REUNION_S if others_missing else 0, self._wake_waiting)
+
+    def _wake_waiting(self) -> None:
         for row in self._ledger:
             if row.attempt is None:
                 row.wake()

@@ -67,6 +67,11 @@ class WorkerLink:
         self._listener = listener
         self._session: _Session | None = None
 
+    @property
+    def connected(self) -> bool:
+        """True while a session is there."""
+        return self._session is not None
+
     def send(self, command: Submit | Abort) -> None:
         """Queues a command; dropped when no session is there, or when it ends first."""
         if self._session is not None:
