@@ -20,7 +20,7 @@ from tests.forkserver import FORKSERVER
 NUM_BLOCKS = 24
 BLOCK_BYTES = 4096 + 512  # no multiple of a page
 CANARY = 0xA5
-_DEADLINE_S = 120.0
+_DEADLINE_S = 300.0
 
 
 def new_incarnation() -> Incarnation:
@@ -156,7 +156,7 @@ class ProcessSource:
         return self._process.pid
 
     def _receive(self) -> Any:
-        assert self._pipe.poll(30), "the source process does not answer"
+        assert self._pipe.poll(_DEADLINE_S), "the source process does not answer"
         return self._pipe.recv()
 
 
