@@ -28,16 +28,18 @@ class GatewayMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "gateway", "highest_handle")
+    __slots__ = ("protocol_major", "protocol_minor", "gateway", "highest_handle", "without_block_events")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
     gateway: int
     highest_handle: int
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., gateway: _Optional[int] = ..., highest_handle: _Optional[int] = ...) -> None: ...
+    without_block_events: bool
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., gateway: _Optional[int] = ..., highest_handle: _Optional[int] = ..., without_block_events: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "capsule", "timeout_s", "request_id", "hand_to", "take_from")

@@ -14,7 +14,16 @@ from typing import Annotated
 import typer
 
 from services import lifeline
-from services.config import EngineConfig, GatewayConfig, HandoffMode, LogFormat, UpConfig, WorkerConfig, WorkerRole
+from services.config import (
+    REDIS_URL_VARIABLE,
+    EngineConfig,
+    GatewayConfig,
+    HandoffMode,
+    LogFormat,
+    UpConfig,
+    WorkerConfig,
+    WorkerRole,
+)
 
 _MEMORY_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _ENGINE = EngineConfig(model=Path())  # for its defaults
@@ -67,6 +76,14 @@ def parse_workers(text: str) -> tuple[str, ...]:
     return addresses
 
 
+def parse_redis_url(text: str) -> str:
+    """The URL of a Redis or Valkey server, or of a node of a cluster."""
+    if re.match(r"((redis|rediss)(\+cluster)?://[^/]|unix://)", text) is None:
+        schemes = "redis://, rediss:// (TLS), unix://, redis+cluster:// and rediss+cluster://"
+        raise typer.BadParameter(f"this is no URL of a Redis server; known are {schemes}")
+    return text
+
+
 ModelOption = Annotated[
     Path, typer.Option(help="Directory with a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json.")
 ]
@@ -110,9 +127,24 @@ ThresholdOption = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option("--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
 ]
+RedisUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        parser=parse_redis_url,
+        metavar="URL",
+        envvar=REDIS_URL_VARIABLE,
+        help="Redis or Valkey with the prefix index and the registry of workers: redis://user:password@host:6379. "
+        "In the environment a password is safer from other users of the machine.",
+    ),
+]
 LogFormatOption = Annotated[LogFormat, typer.Option(help="Log lines for people, or one JSON object a line.")]
 WorkerHostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 WorkerPortOption = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
+AdvertiseHostOption = Annotated[
+    str | None,
+    typer.Option(help="Where gateways and other workers reach this one, as Redis tells them. Default: --host."),
+]
 HttpHostOption = Annotated[
     str, typer.Option(help="Address to listen on for clients. There is no authentication and no TLS yet.")
 ]
@@ -137,6 +169,7 @@ def up(
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
     handoff: HandoffOption = HandoffMode.ALWAYS,
     handoff_threshold: ThresholdOption = 256,
+    redis_url: RedisUrlOption = None,
     transport: TransportOption = TransportName.AUTO,
     device: DeviceOption = "cpu",
     dtype: DtypeOption = Dtype.AUTO,
@@ -173,6 +206,7 @@ def up(
         port=port,
         num_prefill=prefill,
         num_decode=decode,
+        redis_url=redis_url,
         transport=transport.value,
         handoff=handoff,
         handoff_threshold=handoff_threshold,
@@ -186,9 +220,10 @@ def up(
 def gateway(
     model: ModelOption,
     workers: Annotated[
-        str,
-        typer.Option(metavar="HOST:PORT,...", help="Prefill and decode workers, all of them."),
-    ],
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Prefill and decode workers, all of them; without Redis."),
+    ] = None,
+    redis_url: RedisUrlOption = None,
     served_model_name: ServedNameOption = None,
     host: HttpHostOption = "127.0.0.1",
     port: HttpPortOption = 8000,
@@ -198,12 +233,15 @@ def gateway(
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests in flight before new ones get 503.")] = 4096,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
-    """Starts a gateway: the OpenAI API over HTTP, in front of workers that run already."""
+    """Starts a gateway: the OpenAI API over HTTP, in front of workers that it finds in Redis or is told of."""
+    if (workers is None) == (redis_url is None):
+        raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
     directory = _checkpoint(model)
     config = GatewayConfig(
         model=directory,
         served_model_name=served_model_name or directory.name,
-        workers=parse_workers(workers),
+        workers=() if workers is None else parse_workers(workers),
+        redis_url=redis_url,
         host=host,
         port=port,
         handoff=handoff,
@@ -226,6 +264,8 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
         host: WorkerHostOption = "127.0.0.1",
         port: WorkerPortOption = default_port,
         allow_plaintext: AllowPlaintextOption = False,
+        redis_url: RedisUrlOption = None,
+        advertise_host: AdvertiseHostOption = None,
         transport: TransportOption = TransportName.AUTO,
         device: DeviceOption = "cpu",
         dtype: DtypeOption = Dtype.AUTO,
@@ -255,6 +295,8 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
             port=port,
             transport=transport.value,
             allow_plaintext=allow_plaintext,
+            redis_url=redis_url,
+            advertised_host=_advertised_host(host, advertise_host) if redis_url else None,
             log_format=log_format,
         )
         raise typer.Exit(_run_worker(config))
@@ -298,6 +340,12 @@ def _worker_host(host: str, allow_plaintext: bool) -> str:
         f"--host {host} needs --allow-plaintext: workers speak without TLS and authentication, so anyone on that "
         "network could read and write prompts and KV, and control the worker"
     )
+
+
+def _advertised_host(host: str, advertise_host: str | None) -> str:
+    if advertise_host is None and host in ("0.0.0.0", "::"):
+        raise Refusal(f"--host {host} is no address to go to: name one with --advertise-host")
+    return advertise_host or host
 
 
 def _is_loopback(host: str) -> bool:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+REDIS_URL_VARIABLE = "BATON_REDIS_URL"  # in the environment: where --redis-url is not given
+
 
 class WorkerRole(StrEnum):
     """What a worker's scheduler is for."""
@@ -52,6 +54,8 @@ class WorkerConfig:
     port: int = 9100
     transport: str = "auto"  # "auto", "nixl"
     allow_plaintext: bool = False
+    redis_url: str | None = None  # registry and prefix index
+    advertised_host: str | None = None  # in the registry; None: `host`
     log_format: LogFormat = LogFormat.TEXT
 
 
@@ -61,7 +65,8 @@ class GatewayConfig:
 
     model: Path  # its tokenizer, chat template and generation defaults; weights are not read
     served_model_name: str
-    workers: tuple[str, ...]  # host:port
+    workers: tuple[str, ...] = ()  # host:port, all of them; used where there is no Redis
+    redis_url: str | None = None  # registry and prefix index
     host: str = "127.0.0.1"
     port: int = 8000
     handoff: HandoffMode = HandoffMode.ALWAYS
@@ -82,6 +87,7 @@ class UpConfig:
     port: int = 8000
     num_prefill: int = 1
     num_decode: int = 1
+    redis_url: str | None = None  # None: a server of its own, where the wheel with one is installed
     transport: str = "auto"
     handoff: HandoffMode = HandoffMode.ALWAYS
     handoff_threshold: int = 256

@@ -81,7 +81,7 @@ class SkipGuard:
             self._num_out_of_time += 1
         elif report.skipped and not hasattr(report, "wasxfail"):
             self._note(report.nodeid)
-        elif self._terminal is not None and (report.failed or report.outcome == "rerun"):
+        elif self._terminal is not None and not report.passed:  # failed, or to be run again
             self._terminal.write_line(f"\n{report.outcome.upper()} {report.nodeid} ({report.when})", red=True)
             self._terminal.write_line(report.longreprtext)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import redis
 
+from services.launcher.ports import free_ports
 from services.prefix_index.embedded import server_command
 
 _SLOTS = 16384
@@ -19,9 +19,7 @@ class RedisServer:
     """A `redis-server` on loopback without persistence."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        (self.port,) = free_ports("127.0.0.1", 1)  # low ones: a cluster's node takes that 10,000 above as well
         self._directory = directory
         self._options = options
         self.admin = redis.Redis(port=self.port)
@@ -33,13 +31,14 @@ class RedisServer:
 
     def start(self) -> None:
         """Starts it, or starts it again, empty."""
-        command = [*server_command(self.port, self._directory), *self._options]
+        command = [*server_command(self.port), "--dir", str(self._directory), *self._options]
         self.process = subprocess.Popen(command)
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(redis.ConnectionError):
                 self.admin.ping()
                 return
+            assert self.process.poll() is None, "redis-server ended"
             assert time.monotonic() < deadline, "redis-server does not answer"
             time.sleep(0.02)
 

@@ -3,11 +3,9 @@
 import asyncio
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +24,7 @@ Figures = list[tuple[str, str]]
 
 async def measure(num_blocks: int) -> Figures:
     """Starts a server of its own, and ends it."""
-    with tempfile.TemporaryDirectory() as directory, _server(Path(directory)) as port:
+    with _server() as port:
         client = connect(f"redis://127.0.0.1:{port}", timeout_s=30)
         try:
             while not await _answers(client):
@@ -42,11 +40,11 @@ async def measure(num_blocks: int) -> Figures:
 
 
 @contextmanager
-def _server(directory: Path) -> Iterator[int]:
+def _server() -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    process = subprocess.Popen(server_command(port, directory))
+    process = subprocess.Popen(server_command(port))
     try:
         yield port
     finally:

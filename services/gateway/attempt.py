@@ -39,7 +39,7 @@ class Attempt:
 
     def workers(self) -> list[Candidate]:
         """All that were sent this attempt."""
-        return [worker for worker in (self.plan.prefill, self.plan.decode) if worker is not None]
+        return self.plan.workers()
 
     def heeds(self, worker: WorkerId) -> bool:
         """True while this worker's word on the attempt counts: prefill's ends with decode's first row."""

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import structlog
 
@@ -44,7 +44,7 @@ class DispatchObserver(LedgerObserver, Protocol):
 
 
 class Dispatcher:
-    """A `Generator` over a fixed list of worker addresses. Works while `run` runs."""
+    """A `Generator` over the workers at given addresses. Works while `run` runs."""
 
     def __init__(
         self, addresses: Iterable[str], policy: Policy, max_waiting: int, index: PrefixIndex, observer: DispatchObserver
@@ -53,7 +53,8 @@ class Dispatcher:
         self._max_waiting = max_waiting
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._links = [WorkerLink(address, self) for address in addresses]
+        self._links = {address: WorkerLink(address, self) for address in addresses}
+        self._tasks: dict[str, asyncio.Task[NoReturn]] = {}  # of the links, while `run` runs
         self._fleet = Fleet(index)
         self._incarnation = secrets.randbits(64)
         self._ledger = Ledger(self._send, self._loop.time, observer)
@@ -63,15 +64,33 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Keeps the streams to all workers up, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for link in self._links:
-                group.create_task(link.run())
+        async with asyncio.TaskGroup() as self._group:
+            for link in self._links.values():
+                self._start_link(link)
+            await asyncio.Event().wait()  # links come and go
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Connects to those that are new, and gives up those that are gone, while `run` runs.
+
+        Where a worker is connected its stream has the word on whether it lives, not the list.
+        """
+        wanted = set(addresses)
+        for address in wanted - self._links.keys():
+            self._links[address] = link = WorkerLink(address, self)
+            self._start_link(link)
+        for address in self._links.keys() - wanted:
+            if not self._links[address].connected:
+                del self._links[address]
+                self._tasks.pop(address).cancel()
+
+    def _start_link(self, link: WorkerLink) -> None:
+        self._tasks[link.address] = self._group.create_task(link.run())
 
     # For the API side
 
     def ready(self) -> bool:
         """See Generator. At the start, not before every address was tried, or the first requests would find no pair."""
-        return self._fleet.has(WorkerRole.DECODE) and all(link.tried for link in self._links)
+        return self._fleet.has(WorkerRole.DECODE) and all(link.tried for link in self._links.values())
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator["Running"]:
@@ -110,7 +129,7 @@ class Dispatcher:
 
     def gateway_hello(self) -> GatewayHello:
         """See LinkListener."""
-        return GatewayHello(self._incarnation, self._ledger.highest_handle)
+        return GatewayHello(self._incarnation, self._ledger.highest_handle, self._fleet.index.wants_block_events)
 
     def worker_up(self, link: WorkerLink, hello: WorkerHello) -> None:
         """See LinkListener."""
@@ -121,7 +140,7 @@ class Dispatcher:
         self._fleet.add(LiveWorker(worker, link, hello, load))
         self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
-        others_missing = any(not other.connected for other in self._links if other is not link)
+        others_missing = any(not other.connected for other in self._links.values() if other is not link)
         self._loop.call_later(_REUNION_S if others_missing else 0, self._wake_waiting)
 
     def _wake_waiting(self) -> None:
@@ -165,7 +184,7 @@ class Dispatcher:
     async def _place(self, row: LedgerRow) -> NoPlan | None:
         """Starts the row's next attempt. Closes the row when no worker is large enough."""
         capsule = row.capsule()
-        depths = await self._fleet.depths(capsule)
+        prefix = await self._fleet.look_up(capsule)
         if row.closed:
             return None
         if self._ledger.highest_handle == MAX_HANDLE:
@@ -176,7 +195,7 @@ class Dispatcher:
             larger_than=row.larger_than,
             avoid=row.still_avoided(self._loop.time()),
         )
-        candidates = self._fleet.candidates(depths, self._ledger.queued_tokens, self._ledger.assigned)
+        candidates = self._fleet.candidates(prefix.depths, self._ledger.queued_tokens, self._ledger.assigned)
         plan = make_plan(candidates, demand, self._policy, self._turn)
         self._turn += 1
         if isinstance(plan, NoPlan):
@@ -184,6 +203,7 @@ class Dispatcher:
                 self._ledger.close(row, TooLarge("the request needs more KV memory than any worker has"))
             return plan
         self._start(row, plan)
+        self._fleet.placed(prefix, plan)
         return None
 
     def _start(self, row: LedgerRow, plan: Plan) -> None:

@@ -1,25 +1,18 @@
 """The workers with a live stream: who they are, how loaded, and how deep each caches a prompt."""
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-
-import structlog
 
 from services.config import WorkerRole
 from services.gateway.links import WorkerLink
-from services.gateway.router import Candidate, WorkerId
+from services.gateway.router import Candidate, Plan, WorkerId
 from services.prefix_index.base import PrefixIndex
-from services.protocol.block_hash import block_hashes, root_hash
+from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 
-# An index that does not answer in time costs a hit, not the request's time.
-LOOKUP_TIMEOUT_S = 0.25
-
-log = structlog.get_logger()
+Namespace = tuple[str, int]  # fingerprint and block size
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +25,17 @@ class LiveWorker:
     load: Load
 
     @property
-    def namespace(self) -> tuple[str, int]:
+    def namespace(self) -> Namespace:
         """Workers where it is equal give the same blocks the same hashes."""
         return self.hello.fingerprint, self.hello.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A prompt as the index knows it."""
+
+    chains: dict[Namespace, list[BlockHash]]  # its full blocks
+    depths: dict[int, int]  # how many leading ones each worker caches, by incarnation
 
 
 class Fleet:
@@ -68,20 +69,22 @@ class Fleet:
         """What every live worker can hold; None: there is none."""
         return min((worker.hello.max_model_len for worker in self), default=None)
 
-    async def depths(self, capsule: Capsule) -> dict[int, int]:
-        """Leading blocks of the capsule's tokens that each worker caches, by incarnation.
-
-        Hashes are of one model's namespace, so a fleet of several is asked once for each.
-        """
-        found: dict[int, int] = {}
-        for (fingerprint, block_size), _ in groupby(sorted(worker.namespace for worker in self)):
+    async def look_up(self, capsule: Capsule) -> Prefix:
+        """Asks the index who caches the capsule's tokens: once for each model that the fleet serves."""
+        prefix = Prefix({}, {})
+        for namespace in {worker.namespace for worker in self}:
+            fingerprint, block_size = namespace
             chain = block_hashes(root_hash(fingerprint), capsule.token_ids, block_size)
-            try:
-                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                    found |= await self.index.depths(chain)
-            except TimeoutError:
-                log.warning("prefix index too slow", timeout_s=LOOKUP_TIMEOUT_S)
-        return found
+            prefix.chains[namespace] = chain
+            prefix.depths.update(await self.index.depths(chain))
+        return prefix
+
+    def placed(self, prefix: Prefix, plan: Plan) -> None:
+        """Tells the index where a prompt goes."""
+        for candidate in plan.workers():
+            worker = self.get(candidate.id)
+            if worker is not None and worker.namespace in prefix.chains:
+                self.index.placed(worker.id, prefix.chains[worker.namespace])
 
     def candidates(
         self, depths: Mapping[int, int], queued_tokens: Mapping[WorkerId, int], assigned: Mapping[WorkerId, int]

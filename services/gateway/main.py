@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 
 import structlog
 import uvloop
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from services.config import GatewayConfig
+from services.gateway.discovery import follow_registry
 from services.gateway.dispatch import Dispatcher
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
@@ -17,8 +19,15 @@ from services.gateway.serving import ListenError, listen, serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
 from services.logs import configure_logging
+from services.prefix_index.base import PrefixIndex
+from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.memory import MemoryPrefixIndex
+from services.prefix_index.redis_client import connect
+from services.prefix_index.redis_index import RedisPrefixIndex
+from services.prefix_index.registry import Registry
 from services.protocol.model_dir import ModelError, read_model_info
+
+_REDIS_TIMEOUT_S = 1.0  # of the registry; a lookup has less
 
 log = structlog.get_logger()
 
@@ -38,15 +47,24 @@ def run(config: GatewayConfig) -> int:
 async def _serve(config: GatewayConfig) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     policy = Policy(config.handoff, config.handoff_threshold)
-    dispatcher = Dispatcher(config.workers, policy, config.max_waiting, MemoryPrefixIndex(), metrics)
+    redis = None if config.redis_url is None else connect(config.redis_url, _REDIS_TIMEOUT_S)
+    index: PrefixIndex = MemoryPrefixIndex()
+    if redis is not None:
+        index = RedisPrefixIndex(redis, CircuitBreaker(time.monotonic))
+    dispatcher = Dispatcher(config.workers, policy, config.max_waiting, index, metrics)
     app = _app(config, dispatcher, metrics)
     with listen(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
-        log.info("gateway listening", host=host, port=port, workers=list(config.workers))
+        log.info("gateway listening", host=host, port=port, workers=list(config.workers) or "as the registry says")
         async with asyncio.TaskGroup() as group:
-            links = group.create_task(dispatcher.run())
+            background = [group.create_task(dispatcher.run())]
+            if redis is not None:
+                background.append(group.create_task(follow_registry(Registry(redis), dispatcher.set_addresses)))
             await serve(app, listener)
-            links.cancel()
+            for task in background:
+                task.cancel()
+    if redis is not None:
+        await redis.aclose()
 
 
 def _app(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> ASGIApp:

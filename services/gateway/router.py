@@ -67,6 +67,10 @@ class Plan:
         """True when KV is to be handed over."""
         return self.prefill is not None and self.decode is not None
 
+    def workers(self) -> list[Candidate]:
+        """All that are sent the request."""
+        return [worker for worker in (self.prefill, self.decode) if worker is not None]
+
     @property
     def computes(self) -> Candidate:
         """The worker that computes the prompt."""

@@ -14,6 +14,9 @@ from starlette.types import ASGIApp
 
 # After the first signal, how long answers in progress may take to end.
 DRAIN_S = 30
+# Idle connections are for clients to close: one that we close may just be getting the client's next request, which is
+# then lost. Clients and proxies let go after 5 to 60 s.
+KEEP_ALIVE_S = 75
 BACKLOG = 2048
 
 log = structlog.get_logger()
@@ -33,22 +36,26 @@ def listen(host: str, port: int) -> socket.socket:
         raise ListenError(f"{host}:{port} {why}") from error
 
 
+def http_config(app: ASGIApp) -> uvicorn.Config:
+    """How the gateway speaks HTTP."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        loop="none",  # there is one already
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,  # the process has configured logging
+        log_level="warning",
+        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False,
+    )
+
+
 async def serve(app: ASGIApp, listener: socket.socket) -> None:
     """Answers HTTP until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S."""
-    server = _Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            loop="none",  # there is one already
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,  # the process has configured logging
-            log_level="warning",
-            timeout_graceful_shutdown=DRAIN_S,
-            server_header=False,
-        )
-    )
+    server = _Server(http_config(app))
     await server.serve(sockets=[listener])
 
 

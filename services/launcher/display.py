@@ -8,6 +8,7 @@ import json
 import sys
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -93,11 +94,18 @@ def ready_lines(config: UpConfig) -> str:
         "model": f"{config.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),
+        "prefix index": _prefix_index(config),
         "transport": "nixl (by auto: the only one there is yet)" if config.transport == "auto" else config.transport,
         "try": f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
         "end it": "Ctrl-C",
     }
     return "\n".join(f"{name:<15} {text}" for name, text in rows.items())
+
+
+def _prefix_index(config: UpConfig) -> str:
+    if config.redis_url is None:
+        return "in the gateway's memory"
+    return f"redis at {urlsplit(config.redis_url).netloc.rpartition('@')[2] or 'a socket'}"
 
 
 def _handoff(config: UpConfig) -> str:

@@ -1,13 +1,14 @@
 """Runs one stack of children until a signal ends it.
 
-Workers first, the gateway when they serve: a checkpoint that cannot be loaded so opens no port to clients. A child
-that fails before it was ever ready ends everything; later deaths are mended. SIGINT, SIGTERM and SIGHUP end the
-children in order; a second one ends their grace.
+Redis first, then the workers, the gateway when they serve: a checkpoint that cannot be loaded so opens no port to
+clients. A child that fails before it was ever ready ends everything; later deaths are mended. SIGINT, SIGTERM and
+SIGHUP end the children in reverse; a second one ends their grace.
 """
 
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 
 from services.launcher.child import ChildFailed, ChildSpec, Listener, Supervisor
 from services.launcher.commands import Stack
@@ -59,11 +60,11 @@ class Launcher:
     async def _serve(self, on_ready: Callable[[], None]) -> None:
         failures: list[BaseException] = []
         try:
-            async with asyncio.TaskGroup() as workers:
-                await self._start(workers, self._stack.workers)
-                async with asyncio.TaskGroup() as front:  # the inner group ends first: no gateway without workers
-                    await self._start(front, (self._stack.gateway,))
-                    on_ready()
+            async with AsyncExitStack() as groups:  # the last group ends first: no gateway without workers
+                for children in self._stack.in_order():
+                    group = await groups.enter_async_context(asyncio.TaskGroup())
+                    await self._start(group, children)
+                on_ready()
         except* ChildFailed as group:
             failures += _leaves(group)
         if failures:

@@ -16,7 +16,7 @@ def run(config: UpConfig) -> int:
     """Serves until it is told to end. Returns the exit code: 0 after a signal, 1 with one line on stderr otherwise."""
     try:
         config = _with_port(config)
-        worker_ports = ports.free_ports("127.0.0.1", commands.num_workers(config))
+        *worker_ports, redis_port = ports.free_ports("127.0.0.1", commands.num_workers(config) + 1)
     except ports.PortUnavailable as error:
         return _refuse(f"{error}; choose another with --port")
     with display.Display(config.log_format) as screen:
@@ -27,8 +27,12 @@ def run(config: UpConfig) -> int:
             except OSError as error:
                 return _refuse(f"the demo model cannot be made in {config.engine.model}: {error.strerror}")
             screen.finished("demo model")
-        stack = commands.stack(config, worker_ports)
-        launcher = Launcher(stack, commands.environment(os.environ, len(stack.workers)), screen, RestartPolicy())
+        own_redis = config.redis_url is None and commands.has_redis()
+        if own_redis:
+            config = replace(config, redis_url=commands.redis_url(redis_port))
+        stack = commands.stack(config, worker_ports, redis_port if own_redis else None)
+        environment = commands.environment(os.environ, len(stack.workers), config.redis_url)
+        launcher = Launcher(stack, environment, screen, RestartPolicy())
         try:
             asyncio.run(launcher.run(lambda: display.print_ready(config)))
         except ChildFailed as failure:

@@ -1,10 +1,12 @@
-"""How to ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway."""
+"""How to ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis."""
 
 from collections.abc import Awaitable, Callable
 
 import grpc
 import httpx
 from grpc_health.v1 import health_pb2
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -42,5 +44,18 @@ def http_ready(url: str) -> Probe:
             except httpx.TransportError:
                 return False
         return answer.status_code == httpx.codes.OK
+
+    return probe
+
+
+def redis_answers(url: str) -> Probe:
+    """True once PING is answered."""
+
+    async def probe() -> bool:
+        async with Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S) as client:
+            try:
+                return bool(await client.ping())
+            except (RedisError, OSError):
+                return False
 
     return probe

@@ -12,13 +12,21 @@ from services.protocol.messages import BlockEvents
 
 
 class PrefixIndex(Protocol):
-    """Chains of block hashes and their holders. A holder of block n holds its ancestors (eviction is leaf-first)."""
+    """Chains of block hashes and their holders. A holder of block n holds its ancestors (eviction is leaf-first).
+
+    `wants_block_events`: it lives on `apply`. Otherwise it hears from the workers itself, and `apply` does nothing.
+    """
+
+    wants_block_events: bool
 
     def apply(self, worker: int, events: BlockEvents) -> None:
         """Takes note of a change of one worker's cache; a snapshot replaces all that was known of it.
 
-        Never waits: an implementation behind a network queues. The caller sees to it that no sequence number is missed.
+        The caller sees to it that no sequence number is missed.
         """
+
+    def placed(self, worker: int, chain: Sequence[BlockHash]) -> None:
+        """Takes note that a prompt with these blocks goes to a worker, which so will cache them."""
 
     def drop(self, worker: int) -> None:
         """Forgets a worker. One that is unknown is no error."""

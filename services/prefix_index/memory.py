@@ -4,8 +4,7 @@ A (block, worker) pair costs the 56 bytes of its hash and its share of a set's t
 a worker is dropping its set. A lookup asks each worker's set about 2 log2(depth) times.
 """
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Container, Sequence
 
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import BlockEvents
@@ -13,6 +12,8 @@ from services.protocol.messages import BlockEvents
 
 class MemoryPrefixIndex:
     """A `PrefixIndex` fed by the block events of this gateway's own streams."""
+
+    wants_block_events = True
 
     def __init__(self) -> None:
         self._held: dict[int, set[BlockHash]] = {}
@@ -26,17 +27,20 @@ class MemoryPrefixIndex:
         held.difference_update(events.evicted)
         held.update(events.added)
 
+    def placed(self, worker: int, chain: Sequence[BlockHash]) -> None:
+        """See PrefixIndex. Here the worker's own word comes soon enough."""
+
     def drop(self, worker: int) -> None:
         """See PrefixIndex."""
         self._held.pop(worker, None)
 
     async def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
         """See PrefixIndex."""
-        depths = {worker: _depth(chain, held) for worker, held in self._held.items()}
+        depths = {worker: depth_of(chain, held) for worker, held in self._held.items()}
         return {worker: depth for worker, depth in depths.items() if depth}
 
 
-def _depth(chain: Sequence[BlockHash], held: AbstractSet[BlockHash]) -> int:
+def depth_of(chain: Sequence[BlockHash], held: Container[BlockHash]) -> int:
     """Length of the held prefix: gallops past its end, then bisects."""
     step = 1
     while step <= len(chain) and chain[step - 1] in held:

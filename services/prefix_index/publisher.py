@@ -55,6 +55,7 @@ class IndexPublisher:
         self._dirty: dict[BlockHash, None] = {}  # trees with changes, in turn
         self._waiting_evictions = 0
         self._work = asyncio.Event()
+        self.retired: list[bytes] = []  # ids given up, for the registry to hear of
 
     @property
     def id(self) -> bytes:
@@ -82,6 +83,7 @@ class IndexPublisher:
 
     def begin_anew(self) -> None:
         """Publishes everything again under a new id."""
+        self.retired.append(self.id)
         self._epoch += 1
         self._waiting_evictions = 0
         self._dirty.clear()

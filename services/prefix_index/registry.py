@@ -5,6 +5,7 @@ ran out is dead, and its entries in the index are swept. Everything in here is a
 (publication.py), in hex, so that redis-cli shows them.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import cast
 
@@ -38,14 +39,19 @@ class Registry:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._register = script(client, "register")
+        self._leave = script(client, "leave")
         self._workers = script(client, "workers")
         self._sweep = script(client, "sweep")
 
-    async def renew(self, id: bytes, record: WorkerRecord, before: bytes | None = None) -> bool:
-        """Renews the lease of `id`; `before` is dead from now on. False: nothing was known of `id`."""
-        previous = "" if before is None else before.hex()
-        arguments: list[str | bytes | int] = [id.hex(), orjson.dumps(asdict(record)), int(LEASE_S * 1000), previous]
+    async def renew(self, id: bytes, record: WorkerRecord, retired: Iterable[bytes] = ()) -> bool:
+        """Renews the lease of `id`; the `retired` are dead from now on. False: nothing was known of `id`."""
+        arguments: list[str | bytes | int] = [id.hex(), orjson.dumps(asdict(record)), int(LEASE_S * 1000)]
+        arguments += [other.hex() for other in retired]
         return bool(await self._register([RECORDS, LEASES, DEAD], arguments))
+
+    async def leave(self, ids: Iterable[bytes]) -> None:
+        """A worker is about to end: all that it published is dead."""
+        await self._leave([RECORDS, LEASES, DEAD], [id.hex() for id in ids])
 
     async def workers(self) -> list[WorkerRecord]:
         """All whose lease lasts; records of another version that this one cannot read are left out."""

@@ -4,7 +4,7 @@
     GatewayHello          ──▶
                           ◀──          WorkerHello
     Submit, Abort ...     ──▶                              in the order of their handles
-                          ◀──          Frame, BlockEvents ...
+                          ◀──          Frame, BlockEvents ...   no events for a gateway that reads the index in Redis
 
 Neighbours whose major versions differ refuse each other in words; minor versions may differ.
 """
@@ -28,6 +28,7 @@ class GatewayHello:
 
     gateway: int  # incarnation, unsigned 64 bits
     highest_handle: int  # allocated so far; 0: none
+    wants_block_events: bool = True
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
 

@@ -52,6 +52,7 @@ def pack_gateway_message(message: GatewayMessage) -> worker_pb2.GatewayMessage:
                 protocol_minor=message.protocol_minor,
                 gateway=message.gateway,
                 highest_handle=message.highest_handle,
+                without_block_events=not message.wants_block_events,
             )
             return worker_pb2.GatewayMessage(hello=hello)
 
@@ -65,7 +66,13 @@ def parse_gateway_message(message: worker_pb2.GatewayMessage) -> GatewayMessage:
             return _parse_submit(message.submit)
         case "hello":
             hello = message.hello
-            return GatewayHello(hello.gateway, hello.highest_handle, hello.protocol_major, hello.protocol_minor)
+            return GatewayHello(
+                gateway=hello.gateway,
+                highest_handle=hello.highest_handle,
+                wants_block_events=not hello.without_block_events,
+                protocol_major=hello.protocol_major,
+                protocol_minor=hello.protocol_minor,
+            )
         case _:
             raise WireError("a gateway message without content")
 

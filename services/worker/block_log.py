@@ -1,4 +1,4 @@
-"""Names the changes of the local prefix cache for the shared index: chain hashes, in numbered messages.
+"""Names the changes of the local prefix cache for the world outside: chain hashes.
 
 The engine knows nodes; here they get their hashes, away from the engine thread and in slices short enough not to hold
 the interpreter lock against it.
@@ -6,33 +6,40 @@ the interpreter lock against it.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from services.engine.prefix_cache import ROOT_NODE, CacheEvent, NodeAdded
 from services.protocol.block_hash import BlockHash, child_hash, root_hash
-from services.protocol.messages import BlockEvents
 
 _SLICE = 32  # events hashed at a stretch: about 50 µs
+
+# Blocks that came and blocks that went, each with the first block of its chain. They went before others came.
+Subscriber = Callable[[Mapping[BlockHash, BlockHash], Mapping[BlockHash, BlockHash]], None]
 
 
 class BlockLog:
     """What this worker's cache holds, by hash. Lives on the event loop."""
 
-    def __init__(self, fingerprint: str, publish: Callable[[list[BlockHash], list[BlockHash]], None]) -> None:
-        self._hashes: dict[int, BlockHash] = {ROOT_NODE: root_hash(fingerprint)}
-        self._publish = publish
+    def __init__(self, fingerprint: str) -> None:
+        self._root = root_hash(fingerprint)
+        self._hashes: dict[int, BlockHash] = {}
+        self._firsts: dict[int, BlockHash] = {}
+        self._subscribers: list[Subscriber] = []
         self._backlog: deque[CacheEvent] = deque()
         self._scheduled = False
 
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Has it called with every change from now on."""
+        self._subscribers.append(subscriber)
+
     def append(self, events: list[CacheEvent]) -> None:
-        """Takes note of changes, in order; publishes them from the loop's next turns."""
+        """Takes note of changes, in order; subscribers hear of them in the loop's next turns."""
         self._backlog += events
         self._schedule()
 
-    def snapshot(self) -> BlockEvents:
-        """Everything published so far, as the first message of a stream."""
-        held = [hash for node, hash in self._hashes.items() if node != ROOT_NODE]
-        return BlockEvents(sequence=1, snapshot=True, added=held, evicted=[])
+    def held(self) -> list[BlockHash]:
+        """All blocks that subscribers know of."""
+        return list(self._hashes.values())
 
     def _schedule(self) -> None:
         if self._backlog and not self._scheduled:
@@ -41,16 +48,25 @@ class BlockLog:
 
     def _run_slice(self) -> None:
         self._scheduled = False
-        added: dict[BlockHash, None] = {}  # a set in order
-        evicted: list[BlockHash] = []
+        added: dict[BlockHash, BlockHash] = {}
+        evicted: dict[BlockHash, BlockHash] = {}
         for _ in range(min(_SLICE, len(self._backlog))):
             event = self._backlog.popleft()
             if isinstance(event, NodeAdded):
-                self._hashes[event.node] = child_hash(self._hashes[event.parent], event.tokens)
-                added[self._hashes[event.node]] = None
+                hash = self._name(event)
+                added[hash] = self._firsts[event.node]
             else:
-                gone = self._hashes.pop(event.node)
-                added.pop(gone, None)  # readers take out first, and put in then
-                evicted.append(gone)
-        self._publish(list(added), evicted)
+                gone, first = self._hashes.pop(event.node), self._firsts.pop(event.node)
+                added.pop(gone, None)
+                evicted[gone] = first
+        for subscriber in self._subscribers:
+            subscriber(added, evicted)
         self._schedule()
+
+    def _name(self, event: NodeAdded) -> BlockHash:
+        if event.parent == ROOT_NODE:
+            hash = first = child_hash(self._root, event.tokens)
+        else:
+            hash, first = child_hash(self._hashes[event.parent], event.tokens), self._firsts[event.parent]
+        self._hashes[event.node], self._firsts[event.node] = hash, first
+        return hash

@@ -6,7 +6,7 @@ A gateway has one stream; a newer one ends the older. When it ends, for whatever
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 
 import grpc
@@ -44,8 +44,9 @@ _log = structlog.get_logger()
 class _Session:
     """One life of a gateway's stream."""
 
-    def __init__(self, gateway: int, end: Callable[["_Session"], None]) -> None:
+    def __init__(self, gateway: int, wants_block_events: bool, end: Callable[["_Session"], None]) -> None:
         self.gateway = gateway
+        self.wants_block_events = wants_block_events
         self.outbox: Outbox[WorkerMessage] = Outbox(_MAX_UNREAD_FRAMES, lambda: end(self))
         self.block_sequence = 1  # of the snapshot
 
@@ -58,7 +59,8 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         self._hello = hello
         self._on_producer = on_producer
         self._sessions: dict[int, _Session] = {}
-        self.block_log = BlockLog(hello.fingerprint, self._publish)
+        self.block_log = BlockLog(hello.fingerprint)
+        self.block_log.subscribe(self._publish)
 
     def deliver(self, frames: dict[int, Frame]) -> None:
         """Frames of one step, by gateway."""
@@ -81,7 +83,8 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
             yield pack_worker_message(self._hello)
-            yield pack_worker_message(self.block_log.snapshot())
+            if session.wants_block_events:
+                yield pack_worker_message(BlockEvents(1, snapshot=True, added=self.block_log.held(), evicted=[]))
             async for message in session.outbox.drain():
                 yield pack_worker_message(message)
         finally:
@@ -105,7 +108,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         gateway, highest = hello.gateway, hello.highest_handle
         if (older := self._sessions.get(gateway)) is not None:
             self._end(older)
-        session = self._sessions[gateway] = _Session(gateway, self._end)
+        session = self._sessions[gateway] = _Session(gateway, hello.wants_block_events, self._end)
         self._engine.call(lambda core, now: core.gateway_hello(gateway, highest))
         _log.info("gateway connected", gateway=f"{gateway:016x}")
         return session
@@ -175,10 +178,11 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             return "a stop token outside the vocabulary"
         return None
 
-    def _publish(self, added: list[BlockHash], evicted: list[BlockHash]) -> None:
+    def _publish(self, added: Collection[BlockHash], evicted: Collection[BlockHash]) -> None:
         for session in list(self._sessions.values()):
-            session.block_sequence += 1
-            session.outbox.put(BlockEvents(session.block_sequence, False, added, evicted))
+            if session.wants_block_events:
+                session.block_sequence += 1
+                session.outbox.put(BlockEvents(session.block_sequence, False, list(added), list(evicted)))
 
 
 def _request(gateway: int, submit: Submit, now: float) -> Request:

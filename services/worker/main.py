@@ -49,6 +49,8 @@ def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.engine.max_num_seqs,
+        redis_url=config.redis_url,
+        advertised_host=config.advertised_host or config.host,
     )
 
 

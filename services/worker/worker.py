@@ -30,11 +30,13 @@ from services.config import WorkerRole
 from services.engine.engine import Engine
 from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
+from services.prefix_index.registry import WorkerRecord
 from services.protocol.grpc_options import SERVER_OPTIONS
 from services.protocol.messages import WorkerHello
 from services.worker.core import CoreOutputs, WorkerCore
 from services.worker.engine_thread import EngineThread
 from services.worker.gateway_servicer import GatewayServicer
+from services.worker.index_link import IndexLink
 from services.worker.kv_streams import KvIdentity, KvServicer, KvStreams
 from services.worker.transfer_thread import TransferThread
 
@@ -61,6 +63,8 @@ class WorkerParts:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_num_seqs: int
+    redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
+    advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
 
 
 class Worker:
@@ -83,6 +87,7 @@ class Worker:
         marks = HandleMarks()
         core = WorkerCore(engine, self._incarnation, Producer(self._incarnation, marks), Consumer(), marks)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal)
+        self._index: IndexLink | None = None
         self._transfer = TransferThread(
             lambda: parts.make_transport(self._incarnation, memory), self._on_read_ended, self._on_fatal
         )
@@ -97,11 +102,18 @@ class Worker:
         self._gateways = GatewayServicer(self.engine, self._hello(transport), self._kv.ensure)
         self.engine.start()
         port = await self._open(address)
+        if self._parts.redis_url is not None:
+            await self._join(self._parts.redis_url, port)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         _log.info("ready", role=self._parts.role.value, port=port, worker=f"{self._incarnation:016x}")
         return port
 
     async def stop(self) -> None:
-        """Closes the streams and ends the threads."""
+        """Leaves the registry, closes the streams and ends the threads."""
+        if self._index is not None:
+            self._index_task.cancel()
+            await asyncio.wait([self._index_task])
+            await self._index.leave()
         self._gateways.close()
         await self._kv.close()
         await self._server.stop(_STOP_GRACE_S)
@@ -112,15 +124,35 @@ class Worker:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._gateways, self._server)
         kv_pb2_grpc.add_KvControlServicer_to_server(KvServicer(self._kv), self._server)
-        health_servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, self._server)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         try:
             port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise WorkerError(f"cannot listen on {address}: is the port in use?") from error
         await self._server.start()
-        await health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    async def _join(self, redis_url: str, port: int) -> None:
+        """Tells Redis of this worker, from now on."""
+        record = WorkerRecord(
+            address=_address(self._parts.advertised_host, port),
+            role=self._parts.role.value,
+            incarnation=f"{self._incarnation:016x}",
+            fingerprint=self._parts.fingerprint,
+            block_size=self._parts.runner.layout.block_size,
+            num_blocks=self._parts.runner.num_blocks,
+        )
+        self._index = IndexLink(redis_url, self._incarnation, record)
+        self._gateways.block_log.subscribe(self._index.blocks_changed)
+        await self._index.register()
+        self._index_task = asyncio.create_task(self._index.run())
+        self._index_task.add_done_callback(self._on_index_ended)
+
+    def _on_index_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("publishing failed", exc_info=error)
+            self.end("it cannot publish what it caches")
 
     def _hello(self, transport: str) -> WorkerHello:
         parts = self._parts
@@ -163,3 +195,7 @@ class Worker:
         """Says that it is time to stop."""
         if not self.ended.done():
             self.ended.set_result(reason)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
+from services.gateway.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_dir import GenerationDefaults, ModelInfo
@@ -69,7 +70,7 @@ async def running_api(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    config = uvicorn.Config(app, http="httptools", lifespan="off", log_config=None, access_log=False)
+    config = http_config(app)
     config.timeout_graceful_shutdown = 5  # a test that failed may have left a client behind
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -7,7 +7,16 @@ import typer
 from typer.core import TyperGroup
 
 from services import cli
-from services.config import EngineConfig, GatewayConfig, HandoffMode, LogFormat, UpConfig, WorkerConfig, WorkerRole
+from services.config import (
+    REDIS_URL_VARIABLE,
+    EngineConfig,
+    GatewayConfig,
+    HandoffMode,
+    LogFormat,
+    UpConfig,
+    WorkerConfig,
+    WorkerRole,
+)
 from services.launcher import commands
 
 
@@ -32,7 +41,7 @@ ENGINE = EngineConfig(
 
 
 @pytest.mark.parametrize("role", list(WorkerRole))
-def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole) -> None:
+def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole, monkeypatch: pytest.MonkeyPatch) -> None:
     config = WorkerConfig(
         role=role,
         engine=ENGINE,
@@ -40,16 +49,23 @@ def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole) -> N
         port=9,
         transport="nixl",
         allow_plaintext=True,
+        redis_url="redis://:secret@r:6379",
+        advertised_host="10.0.0.1",
         log_format=LogFormat.JSON,
     )
     arguments = commands.worker_arguments(config)
     assert arguments[0] == role.value
+    assert "secret" not in " ".join(arguments)
+    for name, value in commands.environment({}, 1, config.redis_url).items():
+        monkeypatch.setenv(name, value)
     assert parsed(arguments) == {
         "model": ENGINE.model,
         "host": "::1",
         "port": 9,
         "transport": "nixl",
         "allow_plaintext": True,
+        "redis_url": "redis://:secret@r:6379",
+        "advertise_host": "10.0.0.1",
         "log_format": "json",
         "device": "cpu",
         "dtype": "bfloat16",
@@ -79,6 +95,7 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
         "model": Path("/models/m"),
         "served_model_name": "name",
         "workers": "a:1,b:2",
+        "redis_url": None,
         "host": "0.0.0.0",
         "port": 81,
         "handoff": "auto",
@@ -89,18 +106,36 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
     }
 
 
-def test_a_stack_has_the_workers_that_were_asked_for_and_a_gateway_that_knows_them() -> None:
+def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
     config = UpConfig(engine=ENGINE, demo=False, served_model_name="m", num_prefill=1, num_decode=2)
-    stack = commands.stack(config, [21001, 21002, 21003])
-    assert [worker.name for worker in stack.workers] == ["prefill-0", "decode-0", "decode-1"]
+    stack = commands.stack(config, [21001, 21002, 21003], None)
+    assert [[child.name for child in step] for step in stack.in_order()] == [
+        [],
+        ["prefill-0", "decode-0", "decode-1"],
+        ["gateway"],
+    ]
     known = stack.gateway.command[stack.gateway.command.index("--workers") + 1]
     assert known == "127.0.0.1:21001,127.0.0.1:21002,127.0.0.1:21003"
 
 
+def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:
+    url = commands.redis_url(21003)
+    config = UpConfig(engine=ENGINE, demo=False, served_model_name="m", redis_url=url)
+    stack = commands.stack(config, [21001, 21002], 21003)
+    assert [child.name for child in stack.in_order()[0]] == ["redis"]
+    assert "--workers" not in stack.gateway.command
+
+
+def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
+    elsewhere = {REDIS_URL_VARIABLE: "redis://elsewhere"}
+    assert REDIS_URL_VARIABLE not in commands.environment(elsewhere, 1, None)
+    assert commands.environment(elsewhere, 1, "redis://here")[REDIS_URL_VARIABLE] == "redis://here"
+
+
 def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:
-    assert commands.environment({}, workers=2)["OMP_WAIT_POLICY"] == "passive"
-    assert "OMP_WAIT_POLICY" not in commands.environment({}, workers=1)
-    assert commands.environment({"OMP_WAIT_POLICY": "active"}, workers=2)["OMP_WAIT_POLICY"] == "active"
+    assert commands.environment({}, workers=2, redis_url=None)["OMP_WAIT_POLICY"] == "passive"
+    assert "OMP_WAIT_POLICY" not in commands.environment({}, workers=1, redis_url=None)
+    assert commands.environment({"OMP_WAIT_POLICY": "active"}, workers=2, redis_url=None)["OMP_WAIT_POLICY"] == "active"
 
 
 @pytest.mark.parametrize(

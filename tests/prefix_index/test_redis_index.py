@@ -209,6 +209,7 @@ async def test_a_full_server_is_an_error_that_publishing_outlives(server: RedisS
     publisher, index = IndexPublisher(client, ALICE), index_on(client)
     publisher.change(chain[0], chain[:200], [])
     await publisher.flush()
+    server.admin.config_set("maxmemory-policy", "noeviction")
     server.admin.config_set("maxmemory", 1)
     publisher.change(chain[0], chain[200:], [])
     with pytest.raises(UNREACHABLE):

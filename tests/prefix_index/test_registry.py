@@ -56,7 +56,7 @@ async def test_a_lease_that_runs_out_ends_with_a_sweep(
 async def test_a_new_id_makes_the_one_before_dead(server: RedisServer, client: Client):
     registry = Registry(client)
     await registry.renew(pack_id(ALICE, 0), record_of(ALICE))
-    await registry.renew(pack_id(ALICE, 1), record_of(ALICE), before=pack_id(ALICE, 0))
+    await registry.renew(pack_id(ALICE, 1), record_of(ALICE), retired=[pack_id(ALICE, 0)])
     assert len(await registry.workers()) == 1
     assert server.admin.smembers(DEAD) == {pack_id(ALICE, 0).hex().encode()}
     assert server.admin.zcard(LEASES) == 1

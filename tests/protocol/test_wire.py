@@ -126,7 +126,8 @@ def test_no_logprobs_and_zero_alternatives_are_not_the_same():
 
 
 def test_hellos_and_aborts_survive():
-    assert through_gateway_wire(GatewayHello(TOP64, 77, 3, 9)) == GatewayHello(TOP64, 77, 3, 9)
+    for hello in (GatewayHello(TOP64, 77, True, 3, 9), GatewayHello(TOP64, 77, False, 3, 9)):
+        assert through_gateway_wire(hello) == hello
     assert through_gateway_wire(Abort(5)) == Abort(5)
     assert through_worker_wire(HELLO) == HELLO
     assert through_worker_wire(replace(HELLO, role=WorkerRole.PREFILL)).role is WorkerRole.PREFILL

@@ -2,21 +2,37 @@
 
 import asyncio
 
+import numpy as np
+
 from services.engine.prefix_cache import ROOT_NODE, NodeAdded, NodeEvicted
 from services.prefix_index.memory import MemoryPrefixIndex
-from services.protocol.block_hash import BlockHash
+from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.messages import BlockEvents
 from services.worker.block_log import BlockLog
 
 
 async def test_a_block_that_comes_and_goes_in_one_message_is_gone_for_readers():
     published: list[tuple[list[BlockHash], list[BlockHash]]] = []
-    log = BlockLog("fingerprint", lambda added, evicted: published.append((added, evicted)))
+    log = BlockLog("fingerprint")
+    log.subscribe(lambda added, evicted: published.append((list(added), list(evicted))))
     log.append([NodeAdded(1, ROOT_NODE, b"a"), NodeAdded(2, ROOT_NODE, b"b"), NodeEvicted(2)])
     await asyncio.sleep(0)
     ((added, evicted),) = published
     index = MemoryPrefixIndex()
     index.apply(7, BlockEvents(sequence=2, snapshot=False, added=added, evicted=evicted))
-    (kept,) = log.snapshot().added
+    (kept,) = log.held()
     assert await index.depths([kept]) == {7: 1}
     assert await index.depths(evicted) == {}
+
+
+async def test_each_block_is_told_with_the_first_of_its_chain():
+    firsts: dict[BlockHash, BlockHash] = {}
+    log = BlockLog("fingerprint")
+    log.subscribe(lambda added, evicted: firsts.update({**added, **evicted}))
+    tokens = np.arange(4, dtype=np.int32)
+    chain = block_hashes(root_hash("fingerprint"), tokens, block_size=1)
+    other = block_hashes(root_hash("fingerprint"), tokens[2:], block_size=1)
+    nodes = [NodeAdded(at + 1, at, tokens[at].tobytes()) for at in range(4)]
+    log.append([*nodes, NodeAdded(9, ROOT_NODE, tokens[2].tobytes()), NodeEvicted(4)])
+    await asyncio.sleep(0)
+    assert firsts == dict.fromkeys(chain, chain[0]) | {other[0]: other[0]}

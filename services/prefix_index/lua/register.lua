@@ -6,14 +6,14 @@
 -- ARGV[1]  id, in hex
 -- ARGV[2]  its record
 -- ARGV[3]  how long the lease lasts, in ms
--- ARGV[4]  the id that this worker published under before, or ''
+-- ARGV[4]... ids that this worker published under before
 -- Returns  1 when the id had a lease, 0 when it is new here
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local known = redis.call('ZSCORE', KEYS[2], ARGV[1])
 local past = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
-if ARGV[4] ~= '' then
-  past[#past + 1] = ARGV[4]
+for index = 4, #ARGV do
+  past[#past + 1] = ARGV[index]
 end
 for _, id in ipairs(past) do
   if id ~= ARGV[1] then

@@ -1,0 +1,32 @@
+"""Where the workers are: asks the registry, again and again."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+from services.prefix_index.redis_client import UNREACHABLE
+from services.prefix_index.registry import Registry
+
+POLL_EVERY_S = 1.0
+
+log = structlog.get_logger()
+
+
+async def follow_registry(registry: Registry, on_addresses: Callable[[set[str]], None]) -> NoReturn:
+    """Says which workers there are, whenever the registry answers, until cancelled."""
+    reachable = True
+    while True:
+        try:
+            workers = await registry.workers()
+        except UNREACHABLE as error:
+            if reachable:
+                log.warning("registry not reachable; no news of workers", reason=str(error))
+            reachable = False
+        else:
+            if not reachable:
+                log.info("registry reachable again")
+            reachable = True
+            on_addresses({worker.address for worker in workers})
+        await asyncio.sleep(POLL_EVERY_S)

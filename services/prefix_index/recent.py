@@ -1,0 +1,35 @@
+"""A gateway's own memory of which prompts it sent where: what it routes by while the index does not answer."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.prefix_index.memory import depth_of
+from services.protocol.block_hash import BlockHash
+
+_MAX_BLOCKS = 50_000  # of each worker: some 8 MB
+
+
+class RecentPrefixes:
+    """The blocks last sent to each worker. It hears of no eviction, so it may promise too much."""
+
+    def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
+        self._sent: dict[int, OrderedDict[BlockHash, None]] = {}  # by worker; oldest first
+
+    def note(self, worker: int, chain: Sequence[BlockHash]) -> None:
+        """A prompt with these blocks goes to `worker`."""
+        sent = self._sent.setdefault(worker, OrderedDict())
+        for hash in reversed(chain):  # a parent is younger than its children and so is forgotten after them
+            sent[hash] = None
+            sent.move_to_end(hash)
+        while len(sent) > self._max_blocks:
+            sent.popitem(last=False)
+
+    def drop(self, worker: int) -> None:
+        """Forgets a worker. One that is unknown is no error."""
+        self._sent.pop(worker, None)
+
+    def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
+        """How many leading blocks of `chain` were sent to each worker; workers with none are left out."""
+        depths = {worker: depth_of(chain, sent) for worker, sent in self._sent.items()}
+        return {worker: depth for worker, depth in depths.items() if depth}

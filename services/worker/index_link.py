@@ -1,0 +1,94 @@
+"""A worker's part in Redis: its record in the registry, and what it caches in the prefix index.
+
+Redis may come and go. Nothing fails with it, and nobody waits for it.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+
+from services.prefix_index.publisher import IndexPublisher
+from services.prefix_index.redis_client import UNREACHABLE, connect
+from services.prefix_index.registry import RENEW_EVERY_S, Registry, WorkerRecord
+from services.protocol.block_hash import BlockHash
+
+_TIMEOUT_S = 1.0
+_SWEEP_EVERY_S = 30.0
+
+log = structlog.get_logger()
+
+
+class IndexLink:
+    """Lives on the event loop. `register` once, then `run` until cancelled, then `leave`."""
+
+    def __init__(self, url: str, incarnation: int, record: WorkerRecord) -> None:
+        self._client = connect(url, _TIMEOUT_S)
+        self._registry = Registry(self._client)
+        self._publisher = IndexPublisher(self._client, incarnation)
+        self._record = record
+        self._known_as: bytes | None = None  # the id that the registry has confirmed last
+        self._reachable = True
+
+    def blocks_changed(self, added: Mapping[BlockHash, BlockHash], evicted: Mapping[BlockHash, BlockHash]) -> None:
+        """Takes note of a change, as BlockLog tells it, to publish it soon."""
+        for first, gone in _by_tree(evicted).items():
+            self._publisher.change(first, [], gone)
+        for first, come in _by_tree(added).items():
+            self._publisher.change(first, come, [])
+
+    async def register(self) -> None:
+        """Renews the lease, or begins it. A server that does not answer is logged, once."""
+        try:
+            await self._renew()
+        except UNREACHABLE as error:
+            if self._reachable:
+                log.warning("the registry does not take this worker's word; it will be told again", reason=str(error))
+            self._reachable = False
+        else:
+            if not self._reachable:
+                log.info("the registry knows this worker again")
+            self._reachable = True
+
+    async def run(self) -> None:
+        """Keeps the lease, publishes, and sweeps behind workers that died."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_lease())
+            group.create_task(self._publisher.run())
+            group.create_task(self._sweep())
+
+    async def leave(self) -> None:
+        """Takes the worker out of registry and index, if the server answers, and lets go of it."""
+        with suppress(*UNREACHABLE):
+            await self._registry.leave([self._publisher.id, *self._publisher.retired])
+        await self._client.aclose()
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            await self.register()
+
+    async def _renew(self) -> None:
+        id, retired = self._publisher.id, tuple(self._publisher.retired)
+        known = await self._registry.renew(id, self._record, retired)
+        del self._publisher.retired[: len(retired)]
+        if not known and id == self._known_as:  # a server that lost its data, or a lease that ran out and was swept
+            log.warning("the registry had forgotten this worker; publishing everything again")
+            self._publisher.begin_anew()
+            await self._renew()
+        else:
+            self._known_as = id
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_EVERY_S)
+            with suppress(*UNREACHABLE):  # the lease's task says so
+                await self._registry.sweep()
+
+
+def _by_tree(blocks: Mapping[BlockHash, BlockHash]) -> dict[BlockHash, list[BlockHash]]:
+    trees: dict[BlockHash, list[BlockHash]] = {}
+    for hash, first in blocks.items():
+        trees.setdefault(first, []).append(hash)
+    return trees
