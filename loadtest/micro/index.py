@@ -54,7 +54,7 @@ def _server() -> Iterator[int]:
 
 async def _answers(client: Client) -> bool:
     try:
-        return bool(await client.ping())
+        return bool(await client.redis.ping())
     except UNREACHABLE:
         return False
 
@@ -64,7 +64,7 @@ def _chain(length: int, seed: int) -> list[BlockHash]:
 
 
 async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> Figures:
-    await client.flushall()
+    await client.redis.flushall()
     chain = _chain(_CHAIN, 0)
     for worker in range(1, _WORKERS + 1):
         publisher = IndexPublisher(client, worker)
@@ -83,8 +83,8 @@ async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> Fi
 
 async def _publishing(client: Client, num_blocks: int) -> Figures:
     """Conversations of 100 blocks, on one worker: the case that shares least memory."""
-    await client.flushall()
-    before = (await client.info("memory"))["used_memory"]
+    await client.redis.flushall()
+    before = (await client.redis.info("memory"))["used_memory"]
     publisher = IndexPublisher(client, 1)
     spent = 0.0
     for number in range(num_blocks // 100):
@@ -93,7 +93,7 @@ async def _publishing(client: Client, num_blocks: int) -> Figures:
         start = time.perf_counter()
         await publisher.flush()
         spent += time.perf_counter() - start
-    used = (await client.info("memory"))["used_memory"] - before
+    used = (await client.redis.info("memory"))["used_memory"] - before
     return [
         (f"memory of {num_blocks} blocks in trees of 100", f"{used / num_blocks:.0f} bytes each"),
         ("publishing, 100 blocks a call", f"{num_blocks / spent:,.0f} blocks/s"),

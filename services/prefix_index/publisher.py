@@ -14,7 +14,7 @@ from itertools import islice
 import structlog
 
 from services.prefix_index.publication import pack_id
-from services.prefix_index.redis_client import UNREACHABLE, Client, script, tree_key
+from services.prefix_index.redis_client import UNREACHABLE, Client, tree_key
 from services.protocol.block_hash import BlockHash
 
 _MAX_BATCH = 256  # blocks in one call: well under a millisecond of the server's time
@@ -48,7 +48,7 @@ class IndexPublisher:
     """Publishes under one id after the other. Lives on the event loop."""
 
     def __init__(self, client: Client, incarnation: int) -> None:
-        self._publish = script(client, "publish")
+        self._publish = client.script("publish")
         self._incarnation = incarnation
         self._epoch = 0
         self._trees: dict[BlockHash, _Tree] = {}

@@ -7,7 +7,10 @@ A tree is all the blocks below one first block, named by that block's hash. It i
 of a Redis Cluster, and a server that evicts under `maxmemory` takes a tree whole: no chain keeps a hole.
 """
 
+import asyncio
+from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
@@ -26,7 +29,35 @@ UNREACHABLE = (RedisError, OSError, TimeoutError)
 _CLUSTER = "+cluster://"
 _TREE_HEX = 16  # of the first block's hash; two trees that share a key take no harm
 
-Client = Redis | RedisCluster
+
+class Client:
+    """One Redis server or cluster, and how long to wait for it."""
+
+    def __init__(self, redis: Redis | RedisCluster, timeout_s: float) -> None:
+        self.redis = redis
+        self._timeout_s = timeout_s
+
+    def script(self, name: str) -> "Script":
+        """A script of the folder `lua`; it is loaded where the server does not have it."""
+        source = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text()
+        return Script(self.redis.register_script(source), self._timeout_s)
+
+    async def aclose(self) -> None:
+        """Closes its connections."""
+        await self.redis.aclose()
+
+
+class Script:
+    """A script on the server."""
+
+    def __init__(self, call: AsyncScript, timeout_s: float) -> None:
+        self._call = call
+        self._timeout_s = timeout_s
+
+    async def __call__(self, keys: list[str], arguments: Sequence[bytes | str | int] = ()) -> Any:
+        """Runs it. Raises one of UNREACHABLE, after at most the client's timeout, connecting included."""
+        async with asyncio.timeout(self._timeout_s):
+            return await self._call(keys, arguments)
 
 
 def tree_key(first: BlockHash) -> str:
@@ -37,16 +68,14 @@ def tree_key(first: BlockHash) -> str:
 def connect(url: str, timeout_s: float) -> Client:
     """A client for redis://, rediss://, unix://, redis+cluster:// or rediss+cluster://; connects when it is used.
 
-    Waits at most `timeout_s` for a connection and for an answer. A single server is asked once; a cluster's client
-    goes where it is sent, and looks for the new master. Raises ValueError for a URL that is none.
+    A single server is asked once; a cluster's client goes where it is sent, and looks for the new master. Raises
+    ValueError for a URL that is none.
     """
+    # On Python 3.11 the library's own limit for a send, asyncio.wait_for, loses cancellations; it also makes tasks.
+    limits: Any = {"socket_timeout": None, "socket_connect_timeout": timeout_s}
+    redis: Redis | RedisCluster
     if _CLUSTER in url:
-        url = url.replace(_CLUSTER, "://", 1)
-        return RedisCluster.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, protocol=2)
-    once = Retry(NoBackoff(), 0)
-    return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, protocol=2, retry=once)
-
-
-def script(client: Client, name: str) -> AsyncScript:
-    """A script of the folder `lua`; it is loaded where the server does not have it."""
-    return client.register_script(resources.files(__package__).joinpath(f"lua/{name}.lua").read_text())
+        redis = RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), protocol=2, **limits)
+    else:
+        redis = Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **limits)
+    return Client(redis, timeout_s)

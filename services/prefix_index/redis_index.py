@@ -1,6 +1,5 @@
 """The index in Redis, as a gateway reads it. Workers fill it (publisher.py)."""
 
-import asyncio
 from collections.abc import Sequence
 
 import structlog
@@ -8,12 +7,9 @@ import structlog
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publication import unpack_id
 from services.prefix_index.recent import RecentPrefixes
-from services.prefix_index.redis_client import UNREACHABLE, Client, script, tree_key
+from services.prefix_index.redis_client import UNREACHABLE, Client, tree_key
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import BlockEvents
-
-# A lookup that takes longer, connecting included, costs a hit, not the request's time.
-LOOKUP_TIMEOUT_S = 0.25
 
 log = structlog.get_logger()
 
@@ -27,7 +23,7 @@ class RedisPrefixIndex:
     wants_block_events = False
 
     def __init__(self, client: Client, breaker: CircuitBreaker) -> None:
-        self._lookup = script(client, "lookup")
+        self._lookup = client.script("lookup")
         self._breaker = breaker
         self._recent = RecentPrefixes()
 
@@ -49,8 +45,7 @@ class RedisPrefixIndex:
         if not self._breaker.let_through():
             return self._recent.depths(chain)
         try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                answer = await self._lookup([tree_key(chain[0])], [b"".join(chain)])
+            answer = await self._lookup([tree_key(chain[0])], [b"".join(chain)])
         except UNREACHABLE as error:
             if not self._breaker.broken:
                 log.warning("prefix index not reachable; routing by load and recent prompts", reason=str(error))

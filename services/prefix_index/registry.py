@@ -5,6 +5,7 @@ ran out is dead, and its entries in the index are swept. Everything in here is a
 (publication.py), in hex, so that redis-cli shows them.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import cast
@@ -12,11 +13,11 @@ from typing import cast
 import orjson
 import structlog
 
-from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, TREES, Client, script
+from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, TREES, Client
 
 LEASE_S = 10.0
 RENEW_EVERY_S = 2.0
-_SWEEP_LOCK_MS = 60_000
+_SWEEP_S = 60  # then another may begin
 
 log = structlog.get_logger()
 
@@ -37,11 +38,11 @@ class Registry:
     """The registry's calls. Each raises one of redis_client.UNREACHABLE when there is no Redis to answer."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
-        self._register = script(client, "register")
-        self._leave = script(client, "leave")
-        self._workers = script(client, "workers")
-        self._sweep = script(client, "sweep")
+        self._redis = client.redis
+        self._register = client.script("register")
+        self._leave = client.script("leave")
+        self._workers = client.script("workers")
+        self._sweep = client.script("sweep")
 
     async def renew(self, id: bytes, record: WorkerRecord, retired: Iterable[bytes] = ()) -> bool:
         """Renews the lease of `id`; the `retired` are dead from now on. False: nothing was known of `id`."""
@@ -59,16 +60,17 @@ class Registry:
 
     async def sweep(self) -> int:
         """Takes the entries of dead publications out, unless another worker is at it; returns how many were dead."""
-        dead = cast("set[bytes]", await self._client.smembers(DEAD))  # this client decodes nothing
-        if not dead or not await self._client.set(SWEEPER, "", nx=True, px=_SWEEP_LOCK_MS):
-            return 0
-        packed = b"".join(bytes.fromhex(id.decode()) for id in dead)
-        async for tree in self._client.scan_iter(match=TREES, count=1000):
-            cursor = b"0"
-            while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
-                pass
-        await self._client.srem(DEAD, *dead)
-        await self._client.delete(SWEEPER)
+        async with asyncio.timeout(_SWEEP_S):
+            dead = cast("set[bytes]", await self._redis.smembers(DEAD))  # this client decodes nothing
+            if not dead or not await self._redis.set(SWEEPER, "", nx=True, ex=_SWEEP_S):
+                return 0
+            packed = b"".join(bytes.fromhex(id.decode()) for id in dead)
+            async for tree in self._redis.scan_iter(match=TREES, count=1000):
+                cursor = b"0"
+                while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
+                    pass
+            await self._redis.srem(DEAD, *dead)
+            await self._redis.delete(SWEEPER)
         log.info("swept the prefix index", dead=len(dead))
         return len(dead)
 

@@ -63,7 +63,7 @@ class RedisHarness:
     async def drop(self, worker: int) -> None:
         publisher = self._publishers.pop(worker, None)
         if publisher is not None:
-            await self._client.sadd(DEAD, publisher.id.hex())
+            await self._client.redis.sadd(DEAD, publisher.id.hex())
             assert await self._registry.sweep() == 1
 
     async def depths(self, chain: list[BlockHash]) -> dict[int, int]:
@@ -95,7 +95,7 @@ async def index(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         yield MemoryHarness()
         return
     made = RedisHarness(request.getfixturevalue(f"{request.param}_url"))
-    await made._client.flushall()
+    await made._client.redis.flushall()
     yield made
     await made.close()
 

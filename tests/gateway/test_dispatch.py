@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from services.config import HandoffMode, WorkerRole
+from services.gateway import dispatch
 from services.gateway.dispatch import Dispatcher
 from services.gateway.generation import (
     Delta,
@@ -27,6 +28,7 @@ from services.gateway.generation import (
     Unavailable,
 )
 from services.gateway.ledger import MAX_ATTEMPTS
+from services.gateway.links import FIRST_BACKOFF_S
 from services.gateway.router import Policy
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import block_hashes, root_hash
@@ -658,6 +660,44 @@ async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere():
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pytest.MonkeyPatch):
+    """A machine that stood still breaks all streams at once, and one worker comes back before the other."""
+    monkeypatch.setattr(dispatch, "_REUNION_S", 3600.0)
+    prefill, decode = prefill_peer(), decode_peer()
+    async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
+        reading = asyncio.create_task(read_all(generation))
+        await decode.submit()
+        decode.refuses = prefill.refuses = "it stands still"
+        decode.break_stream()
+        await stack.connected(1)
+        prefill.break_stream()
+        await stack.connected(0)
+        decode.refuses = ""
+        await stack.connected(1)
+        await asyncio.sleep(0.05)
+        assert stack.rows[0]["phase"] == "waiting"
+        prefill.refuses = ""
+        assert (await decode.submit(2)).handoff == TakeFrom(prefill.address, PREFILL)
+        reading.cancel()
+
+
+async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
+    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
+    async with running() as stack, serving(decode), serving(other):
+        stack.dispatcher.set_addresses([decode.address, other.address])
+        await stack.connected(2)
+        stack.dispatcher.set_addresses([])
+        other.break_stream()
+        await stack.connected(1)
+        stack.dispatcher.set_addresses([])
+        await asyncio.sleep(2 * FIRST_BACKOFF_S)
+        assert [worker["address"] for worker in stack.live] == [decode.address]
+        assert len(other.hellos) == 1
+        assert stack.dispatcher.ready()
+        stack.dispatcher.set_addresses([other.address])
+        await stack.connected(2)
 
 
 async def test_every_request_of_many_completes_while_streams_keep_breaking():

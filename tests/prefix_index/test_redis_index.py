@@ -120,7 +120,7 @@ async def test_a_server_that_lost_a_part_gets_everything_anew_and_the_rest_is_sw
     await publisher.flush()
     assert publisher.id != old
     assert await index.depths(chain) == {ALICE: 5}
-    await client.sadd(DEAD, old.hex())  # the registry does that at the next renewal
+    await client.redis.sadd(DEAD, old.hex())  # the registry does that at the next renewal
     assert await Registry(client).sweep() == 1
     assert server.admin.hlen(tree_key(chain[0])) == 5 + 1
 
@@ -201,6 +201,25 @@ async def test_lookups_without_a_server_find_nobody_and_soon_cost_nothing(server
             while await index.depths(chain) != {ALICE: 9}:
                 now[0] += 100
     assert not breaker.broken
+    await client.aclose()
+
+
+async def test_a_cancelled_lookup_ends(server: RedisServer):
+    """The client library's own time limits lost every tenth cancellation or so."""
+    chain, client = chain_of(9), connect(server.url, timeout_s=30)
+    index = index_on(client)
+
+    async def look_up_for_ever() -> None:
+        while True:
+            await index.depths(chain)
+
+    for _ in range(20):
+        tasks = [asyncio.create_task(look_up_for_ever()) for _ in range(4)]
+        await asyncio.sleep(0.02)
+        for task in tasks:
+            task.cancel()
+        _, running = await asyncio.wait(tasks, timeout=60)
+        assert not running
     await client.aclose()
 
 

@@ -64,10 +64,10 @@ async def test_a_new_id_makes_the_one_before_dead(server: RedisServer, client: C
 
 async def test_one_sweeps_at_a_time(server: RedisServer, client: Client):
     registry = Registry(client)
-    await client.sadd(DEAD, pack_id(ALICE, 0).hex())
-    await client.set(SWEEPER, "")
+    await client.redis.sadd(DEAD, pack_id(ALICE, 0).hex())
+    await client.redis.set(SWEEPER, "")
     assert await registry.sweep() == 0
-    await client.delete(SWEEPER)
+    await client.redis.delete(SWEEPER)
     assert await registry.sweep() == 1
     assert server.admin.dbsize() == 0
 

@@ -73,7 +73,14 @@ class CountingRunner(SimulatedRunner):
         super().launch(step)
 
 
-def make_worker(role: WorkerRole, fabric: MemoryFabric, *, num_blocks: int = 2000, max_num_seqs: int = 64) -> Worker:
+def make_worker(
+    role: WorkerRole,
+    fabric: MemoryFabric,
+    *,
+    num_blocks: int = 2000,
+    max_num_seqs: int = 64,
+    redis_url: str | None = None,
+) -> Worker:
     """A worker over the simulated runner."""
     scheduler = PrefillScheduler(32) if role is WorkerRole.PREFILL else DecodeScheduler(64, prefill_chunk=16)
     return Worker(
@@ -86,6 +93,7 @@ def make_worker(role: WorkerRole, fabric: MemoryFabric, *, num_blocks: int = 200
             eos_token_ids=(),
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
+            redis_url=redis_url,
         )
     )
 
