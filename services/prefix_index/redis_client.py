@@ -56,8 +56,11 @@ class Script:
 
     async def __call__(self, keys: list[str], arguments: Sequence[bytes | str | int] = ()) -> Any:
         """Runs it. Raises one of UNREACHABLE, after at most the client's timeout, connecting included."""
-        async with asyncio.timeout(self._timeout_s):
-            return await self._call(keys, arguments)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._call(keys, arguments)
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
 
 
 def tree_key(first: BlockHash) -> str:
