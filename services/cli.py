@@ -149,6 +149,9 @@ HttpHostOption = Annotated[
     str, typer.Option(help="Address to listen on for clients. There is no authentication and no TLS yet.")
 ]
 HttpPortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on for clients; 0: a free one.")]
+GrpcPortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port to listen on for gRPC clients, at --host too; 0: a free one.")
+]
 AllowPlaintextOption = Annotated[
     bool,
     typer.Option(
@@ -165,6 +168,7 @@ def up(
     served_model_name: ServedNameOption = None,
     host: HttpHostOption = "127.0.0.1",
     port: HttpPortOption = 8000,
+    grpc_port: GrpcPortOption = 9000,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
     handoff: HandoffOption = HandoffMode.ALWAYS,
@@ -204,6 +208,7 @@ def up(
         served_model_name=served_model_name or (given.name if given else demo_model.NAME),
         host=host,
         port=port,
+        grpc_port=grpc_port,
         num_prefill=prefill,
         num_decode=decode,
         redis_url=redis_url,
@@ -227,6 +232,7 @@ def gateway(
     served_model_name: ServedNameOption = None,
     host: HttpHostOption = "127.0.0.1",
     port: HttpPortOption = 8000,
+    grpc_port: GrpcPortOption = 9000,
     handoff: HandoffOption = HandoffMode.ALWAYS,
     handoff_threshold: ThresholdOption = 256,
     request_timeout: TimeoutOption = 600.0,
@@ -244,6 +250,7 @@ def gateway(
         redis_url=redis_url,
         host=host,
         port=port,
+        grpc_port=grpc_port,
         handoff=handoff,
         handoff_threshold=handoff_threshold,
         request_timeout_s=request_timeout,

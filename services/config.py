@@ -69,6 +69,7 @@ class GatewayConfig:
     redis_url: str | None = None  # registry and prefix index
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int = 9000
     handoff: HandoffMode = HandoffMode.ALWAYS
     handoff_threshold: int = 256  # uncached prompt tokens, for HandoffMode.AUTO
     request_timeout_s: float = 600.0
@@ -85,6 +86,7 @@ class UpConfig:
     served_model_name: str
     host: str = "127.0.0.1"  # of the gateway; workers stay on loopback
     port: int = 8000
+    grpc_port: int = 9000
     num_prefill: int = 1
     num_decode: int = 1
     redis_url: str | None = None  # None: a server of its own, where the wheel with one is installed

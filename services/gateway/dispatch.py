@@ -15,7 +15,7 @@ import structlog
 
 from services.config import WorkerRole
 from services.gateway.fleet import Fleet, LiveWorker
-from services.gateway.generation import Delta, GenerationRequest, TooLarge, Unavailable
+from services.gateway.generation import Delta, GenerationRequest, Overloaded, TooLarge, Unavailable
 from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow
 from services.gateway.links import LinkRefused, WorkerLink
 from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
@@ -96,7 +96,7 @@ class Dispatcher:
     async def generate(self, request: GenerationRequest) -> AsyncIterator["Running"]:
         """See Generator."""
         if len(self._ledger) >= self._max_waiting:
-            raise Unavailable(f"{self._max_waiting} requests are in flight already")
+            raise Overloaded(f"{self._max_waiting} requests are in flight already")
         news = asyncio.Event()
         row = self._ledger.open(request, news.set)
         timer = self._loop.call_at(row.deadline, self._ledger.on_deadline, row)

@@ -17,6 +17,7 @@ class GenerationError(Exception):
 
     GenerationError
     ├── Unavailable   no worker can take it now; nothing was done for it, or it waited until its deadline
+    │   └── Overloaded    there are too many others
     ├── TooLarge      it cannot fit any worker
     ├── Expired       its deadline passed
     └── Failed        its attempts failed
@@ -29,6 +30,10 @@ class Unavailable(GenerationError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """More requests are in flight than the gateway takes."""
 
 
 class TooLarge(GenerationError):

@@ -7,13 +7,15 @@ import time
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp
 
 from services.config import GatewayConfig
 from services.gateway.discovery import follow_registry
 from services.gateway.dispatch import Dispatcher
+from services.gateway.grpc_api.server import GrpcServer
+from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.app import create_app
+from services.gateway.openai.app import DEFAULT_MAX_BODY_BYTES, create_app
+from services.gateway.openai.request_runner import Runners, make_runners
 from services.gateway.router import Policy
 from services.gateway.serving import ListenError, listen, serve
 from services.gateway.text.chat_template import load_chat_template
@@ -50,15 +52,26 @@ async def _serve(config: GatewayConfig) -> None:
     policy = Policy(config.handoff, config.handoff_threshold)
     redis = None if config.redis_url is None else connect(config.redis_url, _REGISTRY_TIMEOUT_S)
     dispatcher = Dispatcher(config.workers, policy, config.max_waiting, _index(redis), metrics)
-    app = _app(config, dispatcher, metrics)
+    runners = _runners(config, dispatcher, metrics)
+    app = create_app(
+        runners=runners,
+        generator=dispatcher,
+        metrics=metrics,
+        describe_ledger=dispatcher.describe,
+        request_timeout_s=config.request_timeout_s,
+    )
+    servicer = InferenceServicer(runners, metrics, config.request_timeout_s)
+    grpc_server = GrpcServer(servicer, dispatcher, DEFAULT_MAX_BODY_BYTES)
     with listen(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
+        await grpc_server.start(config.host, config.grpc_port)
         log.info("gateway listening", host=host, port=port, workers=list(config.workers) or "as the registry says")
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(dispatcher.run())]
+            background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]
             if redis is not None:
                 background.append(group.create_task(follow_registry(Registry(redis), dispatcher.set_addresses)))
-            await serve(app, listener)
+            await serve(app, listener, on_stopping=lambda: group.create_task(grpc_server.stop()))
+            await grpc_server.stop()
             for task in background:
                 task.cancel()
     if redis is not None:
@@ -71,18 +84,10 @@ def _index(redis: Client | None) -> PrefixIndex:
     return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic))
 
 
-def _app(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> ASGIApp:
+def _runners(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Runners:
     model = read_model_info(config.model)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(config.model)
-    return create_app(
-        model=model,
-        served_model_name=config.served_model_name,
-        tokenizer=tokenizer,
-        chat_template=load_chat_template(config.model, tokenizer.special_tokens),
-        generator=dispatcher,
-        metrics=metrics,
-        describe_ledger=dispatcher.describe,
-        request_timeout_s=config.request_timeout_s,
-    )
+    chat_template = load_chat_template(config.model, tokenizer.special_tokens)
+    return make_runners(model, config.served_model_name, tokenizer, chat_template, dispatcher, metrics)

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -53,14 +53,21 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-async def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Answers HTTP until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S."""
-    server = _Server(http_config(app))
+async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[], object]) -> None:
+    """Answers HTTP until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S.
+
+    `on_stopping` is called between the two.
+    """
+    server = _Server(http_config(app), on_stopping)
     await server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Stops when told by a signal, and leaves it at that: uvicorn would raise the signal again at the end."""
+
+    def __init__(self, config: uvicorn.Config, on_stopping: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_stopping = on_stopping
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -78,5 +85,8 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See capture_signals."""
         log.info("stopping", signal=signal.Signals(sig).name, at_once=self.should_exit)
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if self.should_exit:
+            self.force_exit = True
+        else:
+            self.should_exit = True
+            self._on_stopping()

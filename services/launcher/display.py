@@ -91,6 +91,7 @@ def ready_lines(config: UpConfig) -> str:
     }
     rows = {
         "Baton is ready": f"{url}/v1",
+        "gRPC": f"{local_url(config.host, config.grpc_port).removeprefix('http://')} (baton.v1.Inference)",
         "model": f"{config.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),

@@ -15,10 +15,10 @@ from services.launcher.restart import RestartPolicy
 def run(config: UpConfig) -> int:
     """Serves until it is told to end. Returns the exit code: 0 after a signal, 1 with one line on stderr otherwise."""
     try:
-        config = _with_port(config)
+        config = _with_ports(config)
         *worker_ports, redis_port = ports.free_ports("127.0.0.1", commands.num_workers(config) + 1)
     except ports.PortUnavailable as error:
-        return _refuse(f"{error}; choose another with --port")
+        return _refuse(str(error))
     with display.Display(config.log_format) as screen:
         if config.demo and not demo_model.exists(config.engine.model):
             screen.starting("demo model", f"making it in {config.engine.model}")
@@ -40,11 +40,22 @@ def run(config: UpConfig) -> int:
     return 0
 
 
-def _with_port(config: UpConfig) -> UpConfig:
-    if config.port == 0:
-        return replace(config, port=ports.free_ports(config.host, 1)[0])
-    ports.check(config.host, config.port)
-    return config
+def _with_ports(config: UpConfig) -> UpConfig:
+    return replace(
+        config,
+        port=_port(config.host, config.port, "--port"),
+        grpc_port=_port(config.host, config.grpc_port, "--grpc-port"),
+    )
+
+
+def _port(host: str, port: int, option: str) -> int:
+    if port == 0:
+        return ports.free_ports(host, 1)[0]
+    try:
+        ports.check(host, port)
+    except ports.PortUnavailable as error:
+        raise ports.PortUnavailable(f"{error}; choose another with {option}") from error
+    return port
 
 
 def _report(failure: ChildFailed, screen: display.Display) -> int:

@@ -44,6 +44,7 @@ class Gateway:
     def __init__(self, model: Path, workers: list[int], options: list[str]) -> None:
         (self.port,) = free_ports(1)
         self._arguments = ["gateway", "--model", str(model), "--port", str(self.port), "--served-model-name", "tiny"]
+        self._arguments += ["--grpc-port", "0"]
         self._arguments += ["--workers", ",".join(f"127.0.0.1:{port}" for port in workers), *options]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
         self.start()

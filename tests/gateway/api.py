@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
+from services.gateway.openai.request_runner import make_runners
 from services.gateway.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
@@ -56,13 +57,13 @@ async def running_api(
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
+    metrics = GatewayMetrics(CollectorRegistry())
+    model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
+    chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
     app = create_app(
-        model=ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults()),
-        served_model_name=MODEL,
-        tokenizer=tokenizer,
-        chat_template=None if template is None else ChatTemplate(template, tokenizer.special_tokens),
+        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
         generator=generator,
-        metrics=GatewayMetrics(CollectorRegistry()),
+        metrics=metrics,
         describe_ledger=lambda: {"rows": []},
         request_timeout_s=request_timeout_s,
         max_body_bytes=MAX_BODY_BYTES,

@@ -24,7 +24,8 @@ from pathlib import Path
 from services.config import GatewayConfig
 from services.gateway.main import run
 model, port, *workers = sys.argv[1:]
-sys.exit(run(GatewayConfig(model=Path(model), served_model_name="small", workers=tuple(workers), port=int(port))))
+ports = {"port": int(port), "grpc_port": 0}
+sys.exit(run(GatewayConfig(model=Path(model), served_model_name="small", workers=tuple(workers), **ports)))
 """
 
 

@@ -1,8 +1,6 @@
 """The gateway's HTTP application: routes, one log line and one count for every request, and errors as envelopes."""
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from time import monotonic
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -11,15 +9,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.generation import Generator
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.chat import ChatDialect
-from services.gateway.openai.completions import CompletionDialect
-from services.gateway.openai.endpoint import GenerationEndpoint, Limits, ServedModel
+from services.gateway.openai.endpoint import GenerationEndpoint, Limits
 from services.gateway.openai.errors import ApiError, internal_error
 from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes
-from services.gateway.text.chat_template import ChatTemplate
-from services.gateway.text.tokenizer import Tokenizer
-from services.protocol.model_dir import ModelInfo
+from services.gateway.openai.request_runner import Runners
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
 
@@ -28,10 +22,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 def create_app(
     *,
-    model: ModelInfo,
-    served_model_name: str,
-    tokenizer: Tokenizer,
-    chat_template: ChatTemplate | None,
+    runners: Runners,
     generator: Generator,
     metrics: GatewayMetrics,
     describe_ledger: Callable[[], object],
@@ -39,17 +30,11 @@ def create_app(
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> ASGIApp:
     """An ASGI application. `describe_ledger` returns what /debug/ledger shows, in plain JSON values."""
-    served = ServedModel(
-        name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
-    )
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=max_body_bytes)
-    chat, completions = ChatDialect(tokenizer, chat_template), CompletionDialect(tokenizer)
-    models, probes = Models(served, generator), Probes(generator, metrics, describe_ledger)
+    models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     routes = [
-        _route("/v1/chat/completions", GenerationEndpoint(chat, served, tokenizer, generator, metrics, limits), "POST"),
-        _route(
-            "/v1/completions", GenerationEndpoint(completions, served, tokenizer, generator, metrics, limits), "POST"
-        ),
+        _route("/v1/chat/completions", GenerationEndpoint(runners.chat, limits), "POST"),
+        _route("/v1/completions", GenerationEndpoint(runners.completions, limits), "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model:path}", models.retrieve),
         _route("/health", probes.health),
@@ -82,7 +67,7 @@ class Application:
                 await self._answer(exchange, self._router(inner, receive, send))
             finally:
                 self._metrics.in_flight.dec()
-                self._note_end(exchange)
+                exchange.record.note_end(self._metrics)
 
     async def _answer(self, exchange: Exchange, handling: Awaitable[None]) -> None:
         try:
@@ -90,7 +75,7 @@ class Application:
         except ClientGone:
             exchange.record.status = STATUS_CLIENT_GONE
         except ApiError as error:
-            if error.status >= 500 and exchange.record.endpoint in _GENERATING:
+            if error.status >= 500 and exchange.record.generates:
                 self._log.warning("request failed", reason=str(error.__cause__ or error.message))
             await exchange.fail(error)
         except HTTPException as error:
@@ -98,26 +83,6 @@ class Application:
         except Exception:
             self._log.exception("request failed")
             await exchange.fail(internal_error())
-
-    def _note_end(self, exchange: Exchange) -> None:
-        record = exchange.record
-        self._metrics.requests.labels(record.endpoint, str(record.status)).inc()
-        if record.endpoint not in _GENERATING:
-            return
-        self._log.info(
-            "request",
-            endpoint=record.endpoint,
-            status=record.status,
-            prompt_tokens=record.prompt_tokens,
-            cached_tokens=record.cached_tokens,
-            generated_tokens=record.generated_tokens,
-            finish_reason=record.finish_reason,
-            ttft_s=None if record.ttft_s is None else round(record.ttft_s, 6),
-            duration_s=round(monotonic() - exchange.arrived, 6),
-        )
-
-
-_GENERATING = frozenset({ChatDialect.endpoint, CompletionDialect.endpoint})
 
 
 class _Endpoint:

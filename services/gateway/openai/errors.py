@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from services.gateway.generation import Expired, GenerationError, TooLarge, Unavailable
+from services.gateway.generation import Expired, GenerationError, Overloaded, TooLarge, Unavailable
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+OVERLOADED = "server_overloaded"  # a code
 
 
 @dataclass(eq=False)
@@ -57,6 +58,10 @@ def unavailable(message: str, retry_after_s: int) -> ApiError:
 def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError:
     """How the end of a generation reads to its client."""
     match error:
+        case Overloaded(retry_after_s=retry_after_s):
+            overloaded = unavailable("The server has too many requests in flight. Try again later.", retry_after_s)
+            overloaded.code = OVERLOADED
+            return overloaded
         case Unavailable(retry_after_s=retry_after_s):
             return unavailable("No worker can take this request now. Try again later.", retry_after_s)
         case TooLarge():

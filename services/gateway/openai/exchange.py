@@ -8,14 +8,13 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from time import monotonic
 
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.openai.errors import ApiError, invalid
+from services.gateway.request_record import RequestRecord
 
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=~-]{1,128}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 # Of a body that is too large: how much more of it is read and thrown away, in multiples of the limit, and for how long.
 _DISCARD_LIMITS = 4
@@ -28,19 +27,6 @@ class ClientGone(Exception):
     """The client closed its connection, or did not read what it was sent until the request's time was over."""
 
 
-@dataclass(slots=True)
-class RequestRecord:
-    """What a request's log line and metrics say. Times are in seconds."""
-
-    endpoint: str = "other"
-    status: int = 0
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    generated_tokens: int | None = None
-    finish_reason: str | None = None
-    ttft_s: float | None = None
-
-
 class Exchange:
     """Reads one request, answers it once.
 
@@ -48,15 +34,13 @@ class Exchange:
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.arrived = monotonic()
         self.record = RequestRecord()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._receive = receive
         self._send = send
         self._started = False
-        sent_id = self._headers.get(b"x-request-id", b"")
-        self.request_id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(16)
+        self.request_id = taken_or_made(self._headers.get(b"x-request-id", b"").decode("latin-1"))
 
     async def read_json(self, limit: int) -> bytes:
         """The whole body. Raises ApiError when it is no JSON or larger than `limit` bytes, ClientGone."""
@@ -162,6 +146,11 @@ class Exchange:
         pairs = [(b"x-request-id", self.request_id.encode())]
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+def taken_or_made(request_id: str) -> str:
+    """A client's id for its request where it is a sane one, else a new one."""
+    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16)
 
 
 def _too_large(limit: int) -> ApiError:

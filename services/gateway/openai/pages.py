@@ -7,9 +7,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from services.gateway.generation import Generator
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.endpoint import ServedModel
 from services.gateway.openai.errors import unavailable
 from services.gateway.openai.exchange import Exchange
+from services.gateway.openai.request_runner import ServedModel
 
 
 class Models:

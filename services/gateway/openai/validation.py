@@ -49,13 +49,13 @@ def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise _malformed(body, kind, neutral) from error
-    return _validate(value, kind, neutral)
+    return validate_request(value, kind, neutral)
 
 
 def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
     """JSON has no NaN and no infinity, but Python clients write them: then the field is worth naming."""
     try:
-        _validate(json.loads(body.decode("utf-8")), kind, neutral)
+        validate_request(json.loads(body.decode("utf-8")), kind, neutral)
     except ApiError as error:
         if isinstance(error.__cause__, ValidationError):
             for details in error.__cause__.errors(include_url=False):
@@ -66,7 +66,8 @@ def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
     return invalid("The body is not valid JSON in UTF-8, or it is nested too deeply.", None)
 
 
-def _validate(value: object, kind: type[Request], neutral: Neutral) -> Request:
+def validate_request(value: object, kind: type[Request], neutral: Neutral) -> Request:
+    """Checks what JSON says. Raises ApiError."""
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", None)
     asked = without_neutral(value, neutral)

@@ -1,0 +1,1 @@
+"""The public gRPC API: baton.v1.Inference."""

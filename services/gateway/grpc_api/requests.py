@@ -1,0 +1,96 @@
+"""A gRPC request as the OpenAI request that says the same, so that one set of rules checks both."""
+
+import re
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+from protos import inference_pb2
+from services.gateway.openai.errors import ApiError, invalid
+
+# Parameters that have their OpenAI name and are absent where the client did not set them.
+_OPTIONAL = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "min_tokens",
+    "skip_special_tokens",
+    "add_special_tokens",
+)
+# OpenAI's name of a field, and ours, where they differ.
+_CHAT_NAMES = {
+    "messages": "chat.messages",
+    "chat_template_kwargs": "chat.template_kwargs",
+    "add_generation_prompt": "chat.add_generation_prompt",
+    "continue_final_message": "chat.continue_final_message",
+    "top_logprobs": "logprobs",
+}
+
+
+def which_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> str:
+    """`text`, `token_ids` or `chat`. Raises ApiError when it is none."""
+    which: str | None = request.WhichOneof("prompt")
+    if which is None:
+        kinds = ", ".join(field.name for field in request.DESCRIPTOR.oneofs_by_name["prompt"].fields)
+        raise invalid(f"Missing the prompt: one of {kinds}.", "prompt")
+    return which
+
+
+def generation_fields(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+    """What a GenerateRequest says beside its prompt."""
+    fields = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
+    fields |= {
+        "ignore_eos": request.ignore_eos,
+        "stop": list(request.stop) or None,
+        "stop_token_ids": list(request.stop_token_ids) or None,
+    }
+    if request.HasField("logprobs"):
+        chat = request.WhichOneof("prompt") == "chat"
+        fields |= {"logprobs": True, "top_logprobs": request.logprobs} if chat else {"logprobs": request.logprobs}
+    return fields
+
+
+def prompt_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
+    """What a request says of its prompt."""
+    match which_prompt(request):
+        case "chat":
+            return _chat_fields(request.chat)
+        case "token_ids":
+            assert isinstance(request, inference_pb2.GenerateRequest)
+            return {"prompt": list(request.token_ids.ids)}
+        case _:
+            return {"prompt": request.text}
+
+
+def _chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "messages": [_message(message) for message in chat.messages],
+        "continue_final_message": chat.continue_final_message,
+    }
+    if chat.HasField("template_kwargs"):
+        fields["chat_template_kwargs"] = MessageToDict(chat.template_kwargs)
+    if chat.HasField("add_generation_prompt"):
+        fields["add_generation_prompt"] = chat.add_generation_prompt
+    return fields
+
+
+def _message(message: inference_pb2.Message) -> dict[str, Any]:
+    name = {"name": message.name} if message.HasField("name") else {}
+    return {"role": message.role, "content": message.content, **name}
+
+
+def words_of(error: ApiError, request: Message) -> str:
+    """What is wrong, and with which field, by the names that they have here."""
+    oneof = request.DESCRIPTOR.oneofs_by_name.get("prompt")
+    which = None if oneof is None else request.WhichOneof("prompt")
+    names = _CHAT_NAMES if which == "chat" else {"prompt": which or "prompt"}
+    if error.param is None:
+        return error.message
+    root = re.split(r"\W", error.param, maxsplit=1)[0]
+    param = names.get(root, root) + error.param[len(root) :]
+    message = error.message.replace(f"'{error.param}'", f"'{param}'")
+    return f"{param}: {message}"

@@ -1,0 +1,58 @@
+"""The gRPC server for clients: Inference, health and reflection on one port."""
+
+import asyncio
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import inference_pb2, inference_pb2_grpc
+from services.gateway.generation import Generator
+from services.gateway.serving import DRAIN_S, ListenError
+
+_INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+_READY_INTERVAL_S = 0.5
+
+log = structlog.get_logger()
+
+
+class GrpcServer:
+    """Serves from `start` to `stop`."""
+
+    def __init__(
+        self, servicer: inference_pb2_grpc.InferenceServicer, generator: Generator, max_message_bytes: int
+    ) -> None:
+        options = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0))
+        self._server = grpc.aio.server(options=options)
+        self._generator = generator
+        self._health = health.aio.HealthServicer()
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Opens the port, and returns its number; 0 takes a free one. Raises ListenError."""
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            port = self._server.add_insecure_port(shown)
+        except RuntimeError as error:
+            raise ListenError(f"{shown} cannot be listened on for gRPC; choose another with --grpc-port") from error
+        await self._server.start()
+        log.info("gateway listening for gRPC", host=host, port=port)
+        return port
+
+    async def report_health(self) -> None:
+        """Says SERVING while a request would find a worker. Until cancelled."""
+        statuses = health_pb2.HealthCheckResponse
+        while True:
+            status = statuses.SERVING if self._generator.ready() else statuses.NOT_SERVING
+            for service in ("", _INFERENCE):
+                await self._health.set(service, status)
+            await asyncio.sleep(_READY_INTERVAL_S)
+
+    async def stop(self) -> None:
+        """Takes no more calls, and waits for those that run, at most DRAIN_S. May be called more than once."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(DRAIN_S)

@@ -1,0 +1,181 @@
+"""baton.v1.Inference: gRPC in front of the same runners that serve the OpenAI API."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+
+from protos import inference_pb2, inference_pb2_grpc
+from services.gateway.generation import Expired
+from services.gateway.grpc_api.requests import generation_fields, prompt_fields, words_of
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.choice import Update, Usage
+from services.gateway.openai.dialect import Request
+from services.gateway.openai.errors import OVERLOADED, ApiError, from_generation_error, internal_error
+from services.gateway.openai.exchange import taken_or_made
+from services.gateway.openai.request_runner import RequestRunner, Runners
+from services.gateway.openai.validation import validate_request
+from services.gateway.request_record import RequestRecord
+
+# A client that does not read keeps its request this much longer than the answer may take.
+_READING_GRACE_S = 10.0
+
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_FINISH_REASONS = {
+    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
+    "stop": inference_pb2.FINISH_REASON_STOP,
+    "length": inference_pb2.FINISH_REASON_LENGTH,
+}
+
+_AnyRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.ListModelsRequest
+
+log = structlog.get_logger()
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Lives on the event loop."""
+
+    def __init__(self, runners: Runners, metrics: GatewayMetrics, request_timeout_s: float) -> None:
+        self._runners = runners
+        self._model = runners.chat.model
+        self._metrics = metrics
+        self._request_timeout_s = request_timeout_s
+
+    async def Generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
+    ) -> None:
+        """See inference.proto."""
+        record = RequestRecord(endpoint="grpc.generate", generates=True)
+        async with self._answering(record, request, context) as request_id:
+            fields = self._fields(request) | generation_fields(request)
+            if request.WhichOneof("prompt") == "chat":
+                await self._generate(self._runners.chat, fields, request_id, record, context)
+            else:
+                await self._generate(self._runners.completions, fields, request_id, record, context)
+
+    async def Tokenize(
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: "grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse]",
+    ) -> inference_pb2.TokenizeResponse:
+        """See inference.proto."""
+        async with self._answering(RequestRecord(endpoint="grpc.tokenize"), request, context):
+            fields = self._fields(request)
+            if request.HasField("add_special_tokens"):
+                fields["add_special_tokens"] = request.add_special_tokens
+            if request.WhichOneof("prompt") == "chat":
+                token_ids = await _tokenize(self._runners.chat, fields)
+            else:
+                token_ids = await _tokenize(self._runners.completions, fields)
+        return inference_pb2.TokenizeResponse(token_ids=token_ids)
+
+    async def ListModels(
+        self,
+        request: inference_pb2.ListModelsRequest,
+        context: "grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse]",
+    ) -> inference_pb2.ListModelsResponse:
+        """See inference.proto."""
+        async with self._answering(RequestRecord(endpoint="grpc.models"), request, context):
+            max_model_len = self._runners.chat.max_model_len
+        model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
+        return inference_pb2.ListModelsResponse(models=[model])
+
+    def _fields(self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
+        return {"model": request.model or self._model.name, **prompt_fields(request)}
+
+    async def _generate(
+        self,
+        runner: RequestRunner[Request],
+        fields: dict[str, Any],
+        request_id: str,
+        record: RequestRecord,
+        context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
+    ) -> None:
+        request = _checked(runner, fields)
+        timeout_s = min(self._request_timeout_s, context.time_remaining() or math.inf)
+        async with (
+            asyncio.timeout(timeout_s + _READING_GRACE_S),
+            runner.run(request, request_id, record, timeout_s) as updates,
+        ):
+            finished = False
+            while not finished:
+                update = await updates.next()
+                finished = update.finish_reason is not None
+                if finished or update.tokens:
+                    await context.write(_response(update, updates.usage() if finished else None))
+
+    @asynccontextmanager
+    async def _answering(
+        self, record: RequestRecord, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[str]:
+        """Gives the call its request id, and takes care of how it ends."""
+        sent = dict(context.invocation_metadata() or ())
+        request_id = taken_or_made(str(sent.get("x-request-id", "")))
+        context.set_trailing_metadata((("x-request-id", request_id),))
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            self._metrics.in_flight.inc()
+            try:
+                yield request_id
+                record.status = grpc.StatusCode.OK.name
+            except ApiError as error:
+                await _fail(record, error, request, context)
+            except TimeoutError:
+                await _fail(record, from_generation_error(Expired(), ""), request, context)
+            except asyncio.CancelledError:
+                record.status = grpc.StatusCode.CANCELLED.name
+                raise
+            except Exception:
+                log.exception("request failed")
+                await _fail(record, internal_error(), request, context)
+            finally:
+                self._metrics.in_flight.dec()
+                record.note_end(self._metrics)
+
+
+async def _tokenize(runner: RequestRunner[Request], fields: dict[str, Any]) -> list[int]:
+    return await runner.tokenize(_checked(runner, fields))
+
+
+def _checked(runner: RequestRunner[Request], fields: dict[str, Any]) -> Request:
+    request = validate_request(fields, runner.dialect.kind, runner.dialect.neutral)
+    runner.check(request)
+    return request
+
+
+async def _fail(
+    record: RequestRecord, error: ApiError, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+) -> None:
+    """Ends the call; always raises."""
+    code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
+    if error.code == OVERLOADED:
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    record.status = code.name
+    if error.status >= 500 and record.generates:
+        log.warning("request failed", reason=str(error.__cause__ or error.message))
+    trailing = [*context.trailing_metadata(), *error.headers.items()]
+    await context.abort(code, words_of(error, request), tuple(trailing))
+
+
+def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:
+    response = inference_pb2.GenerateResponse(
+        text=update.text, token_ids=update.tokens, finish_reason=_FINISH_REASONS[update.finish_reason]
+    )
+    for logprobs in update.logprobs or ():
+        top = [inference_pb2.Alternative(token_id=token, logprob=logprob) for token, logprob in logprobs.top]
+        response.logprobs.append(inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top))
+    if usage is not None:
+        response.usage.prompt_tokens = usage.prompt_tokens
+        response.usage.completion_tokens = usage.completion_tokens
+        response.usage.cached_tokens = usage.cached_tokens
+    return response

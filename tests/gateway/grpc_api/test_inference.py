@@ -1,0 +1,288 @@
+"""baton.v1.Inference over a real gRPC server, with a scripted generator behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from prometheus_client import CollectorRegistry
+
+from protos import inference_pb2, inference_pb2_grpc
+from services.gateway.generation import Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.grpc_api.server import GrpcServer
+from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.request_runner import make_runners
+from services.gateway.serving import ListenError
+from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.frames import TokenLogprobs
+from services.protocol.model_dir import GenerationDefaults, ModelInfo
+from services.protocol.outcomes import FinishReason
+from tests.gateway.scripted_generator import Script, ScriptedGenerator, delta_per_token, one_delta
+from tests.gateway.test_dispatch import eventually
+from tests.gateway.tokenizer_files import CHATML, byte_level
+
+MODEL = "m"
+MAX_MESSAGE_BYTES = 1 << 20
+Code = grpc.StatusCode
+
+
+@dataclass
+class Served:
+    """A gateway's gRPC side."""
+
+    stub: Any
+    channel: grpc.aio.Channel
+    generator: ScriptedGenerator
+    tokenizer: Tokenizer
+    metrics: GatewayMetrics
+    port: int
+
+    def tokens(self, text: str) -> list[int]:
+        return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+    async def generate(self, **fields: Any) -> list[inference_pb2.GenerateResponse]:
+        return [answer async for answer in self.stub.Generate(request(**fields), timeout=120)]
+
+    async def refusal(self, **fields: Any) -> grpc.aio.AioRpcError:
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await self.generate(**fields)
+        return raised.value
+
+
+def request(**fields: Any) -> inference_pb2.GenerateRequest:
+    if not {"text", "token_ids", "chat"} & fields.keys():
+        fields["text"] = "Hi"
+    return inference_pb2.GenerateRequest(**fields)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
+    hello = tokenizer.backend.encode("Hello", add_special_tokens=False).ids
+    generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
+    model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
+    template = ChatTemplate(CHATML, tokenizer.special_tokens)
+    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics)
+    server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, MAX_MESSAGE_BYTES)
+    port = await server.start("127.0.0.1", 0)
+    health = asyncio.create_task(server.report_health())
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield Served(inference_pb2_grpc.InferenceStub(channel), channel, generator, tokenizer, metrics, port)
+    health.cancel()
+    await server.stop()
+
+
+async def test_text_and_tokens_come_as_deltas_and_the_last_has_the_usage(served: Served):
+    text = "größer 日本 🙂 end"
+    tokens = served.tokens(text)
+    served.generator.script = Script(delta_per_token(tokens, FinishReason.LENGTH, cached_tokens=1))
+    answers = await served.generate(max_tokens=100)
+    assert "".join(answer.text for answer in answers) == text
+    assert [token for answer in answers for token in answer.token_ids] == tokens
+    assert all("\ufffd" not in answer.text for answer in answers)
+    *others, last = answers
+    assert last.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_tokens) == (
+        3,
+        len(tokens),
+        1,
+    )  # of the prompt, one is the BOS
+    assert not any(answer.finish_reason or answer.HasField("usage") for answer in others)
+
+
+async def test_every_parameter_reaches_the_capsule(served: Served):
+    await served.generate(
+        token_ids={"ids": [5, 6, 7]},
+        max_tokens=9,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.125,
+        seed=11,
+        min_tokens=2,
+        ignore_eos=True,
+        stop=["x"],
+        stop_token_ids=[8],
+        logprobs=4,
+    )
+    capsule = served.generator.requests[0].capsule
+    assert capsule.token_ids.tolist() == [5, 6, 7]
+    sampling = capsule.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.5, 0.25, 3)
+    assert (sampling.min_p, sampling.seed, sampling.min_tokens, sampling.ignore_eos) == (0.125, 11, 2, True)
+    assert (sampling.stop_token_ids, sampling.num_logprobs) == ((8,), 4)
+
+
+async def test_absent_parameters_are_the_model_s_and_zero_is_not_absent(served: Served):
+    await served.generate()
+    await served.generate(temperature=0.0)
+    absent, zero = (request.capsule.sampling for request in served.generator.requests)
+    assert (absent.temperature, absent.max_tokens, absent.num_logprobs) == (1.0, 16, None)
+    assert zero.temperature == 0.0
+
+
+async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):
+    served.generator.script = Script(delta_per_token(served.tokens("one STOP two")))
+    answers = await served.generate(chat={"messages": [{"role": "user", "content": "Hi"}]}, stop=["STOP"])
+    assert "".join(answer.text for answer in answers) == "one "
+    assert answers[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
+    prompt = served.tokenizer.backend.decode(
+        served.generator.requests[0].capsule.token_ids.tolist(), skip_special_tokens=False
+    )
+    assert "Hi" in prompt
+    assert "assistant" in prompt
+    tokenized = await served.stub.Tokenize(
+        inference_pb2.TokenizeRequest(chat={"messages": [{"role": "user", "content": "Hi"}]})
+    )
+    assert list(tokenized.token_ids) == served.generator.requests[0].capsule.token_ids.tolist()
+
+
+async def test_logprobs_come_beside_their_tokens(served: Served):
+    tokens = served.tokens("ab")
+    logprobs = [TokenLogprobs(-0.5, ((7, -0.25),)) for _ in tokens]
+    served.generator.script = Script(delta_per_token(tokens, logprobs=logprobs))
+    answers = await served.generate(logprobs=1)
+    for answer in answers:
+        assert len(answer.logprobs) == len(answer.token_ids) == 1
+        assert answer.logprobs[0].logprob == -0.5
+        assert (answer.logprobs[0].top[0].token_id, answer.logprobs[0].top[0].logprob) == (7, -0.25)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5000}, "text"),
+        ({"text": ""}, "text"),
+        ({"text": "word " * 2000}, "text"),
+        ({"token_ids": {"ids": []}}, "token_ids"),
+        ({"token_ids": {"ids": [2**32 - 1]}}, "token_ids"),
+        ({"chat": {"messages": []}}, "chat.messages"),
+        ({"chat": {"messages": [{"role": "robot", "content": "x"}]}}, "chat.messages[0].role"),
+        ({"chat": {"messages": [{"role": "user", "content": "x"}]}, "logprobs": 21}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": list("abcde")}, "stop"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+        ({"min_tokens": 99}, "min_tokens"),
+    ],
+)
+async def test_a_bad_field_is_an_invalid_argument_by_its_name(served: Served, fields: dict[str, Any], param: str):
+    error = await served.refusal(**fields)
+    assert error.code() is Code.INVALID_ARGUMENT
+    details = error.details() or ""
+    assert details.startswith(f"{param}: ")
+    assert not {"'prompt'", "'messages"} & set(details.split())
+    assert served.generator.requests == []
+
+
+async def test_a_request_without_a_prompt_is_told_which_there_are(served: Served):
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        [_ async for _ in served.stub.Generate(inference_pb2.GenerateRequest())]
+    assert raised.value.code() is Code.INVALID_ARGUMENT
+    assert "text, token_ids, chat" in (raised.value.details() or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Overloaded("full"), Code.RESOURCE_EXHAUSTED),
+        (Unavailable("nobody"), Code.UNAVAILABLE),
+        (TooLarge("large"), Code.INVALID_ARGUMENT),
+        (Expired("late"), Code.DEADLINE_EXCEEDED),
+        (Failed("why, in words of ours"), Code.INTERNAL),
+    ],
+)
+async def test_ends_without_an_answer_have_their_codes(served: Served, error: Any, code: grpc.StatusCode):
+    served.generator.error = error
+    refusal = await served.refusal()
+    assert refusal.code() is code
+    assert "words of ours" not in (refusal.details() or "")
+    trailing = dict(refusal.trailing_metadata())
+    assert ("retry-after" in trailing) == isinstance(error, Unavailable)
+    assert trailing["x-request-id"]
+
+
+async def test_an_unknown_model_is_not_found(served: Served):
+    assert (await served.refusal(model="other")).code() is Code.NOT_FOUND
+    await served.generate(model=MODEL)
+
+
+async def test_a_fault_of_ours_tells_nothing(served: Served):
+    served.generator.script = Script([], error=RuntimeError("secret"))
+    refusal = await served.refusal()
+    assert refusal.code() is Code.INTERNAL
+    assert "secret" not in (refusal.details() or "")
+
+
+async def test_a_message_above_the_limit_is_refused_by_its_size(served: Served):
+    assert (await served.refusal(text="x" * MAX_MESSAGE_BYTES)).code() is Code.RESOURCE_EXHAUSTED
+    await served.generate()
+
+
+@pytest.mark.parametrize("how", ["cancelled", "deadline"])
+async def test_a_client_that_leaves_ends_the_work(served: Served, how: str):
+    served.generator.script = Script(delta_per_token(served.tokens("abc"))[:1], hangs=True)
+    call = served.stub.Generate(request(), timeout=None if how == "cancelled" else 2.0)
+    await anext(aiter(call))
+    assert served.generator.running == 1
+    if how == "cancelled":
+        call.cancel()
+    await eventually(lambda: served.generator.running == 0)
+    assert served.generator.requests[0].timeout_s <= (300.0 if how == "cancelled" else 2.0)
+    with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+        await anext(aiter(call))
+
+
+async def test_models_health_and_reflection(served: Served):
+    (model,) = (await served.stub.ListModels(inference_pb2.ListModelsRequest())).models
+    assert (model.id, model.max_model_len) == (MODEL, 256)
+    health: Any = health_pb2_grpc.HealthStub(served.channel)
+    check = health_pb2.HealthCheckRequest(service="baton.v1.Inference")
+
+    async def status() -> Any:
+        return (await health.Check(check)).status
+
+    assert await status() == health_pb2.HealthCheckResponse.SERVING
+    served.generator.is_ready = False
+    async with asyncio.timeout(120):
+        while await status() != health_pb2.HealthCheckResponse.NOT_SERVING:
+            await asyncio.sleep(0.05)
+
+    def reflected() -> list[str]:
+        with grpc.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+            return [method.name for method in pool.FindServiceByName("baton.v1.Inference").methods]
+
+    assert await asyncio.to_thread(reflected) == ["Generate", "Tokenize", "ListModels"]
+
+
+async def test_requests_are_counted_and_carry_their_id(served: Served):
+    call = served.stub.Generate(request(), metadata=(("x-request-id", "mine-1"),))
+    [_ async for _ in call]
+    assert dict(await call.trailing_metadata())["x-request-id"] == "mine-1"
+    assert served.generator.requests[0].request_id == "mine-1"
+    await served.refusal(model="other")
+    rendered = served.metrics.render().decode()
+    assert 'baton_requests_total{endpoint="grpc.generate",status="OK"} 1.0' in rendered
+    assert 'baton_requests_total{endpoint="grpc.generate",status="NOT_FOUND"} 1.0' in rendered
+    assert "baton_requests_in_flight 0.0" in rendered
+
+
+async def test_a_port_in_use_is_refused_in_words(served: Served):
+    server = GrpcServer(inference_pb2_grpc.InferenceServicer(), served.generator, MAX_MESSAGE_BYTES)
+    with pytest.raises(ListenError, match="--grpc-port"):
+        await server.start("127.0.0.1", served.port)
+    await server.stop()
