@@ -5,6 +5,7 @@ quick and `baton gateway` never loads torch.
 """
 
 import ipaddress
+import os
 import re
 import sys
 from enum import StrEnum
@@ -78,9 +79,13 @@ def parse_workers(text: str) -> tuple[str, ...]:
 
 def parse_redis_url(text: str) -> str:
     """The URL of a Redis or Valkey server, or of a node of a cluster."""
-    if re.match(r"((redis|rediss)(\+cluster)?://[^/]|unix://)", text) is None:
+    from redis.asyncio.connection import parse_url
+
+    try:
+        parse_url(text.replace("+cluster://", "://", 1))
+    except ValueError:  # its words may hold a part of the password
         schemes = "redis://, rediss:// (TLS), unix://, redis+cluster:// and rediss+cluster://"
-        raise typer.BadParameter(f"this is no URL of a Redis server; known are {schemes}")
+        raise typer.BadParameter(f"this is no URL of a Redis server; known are {schemes}") from None
     return text
 
 
@@ -240,6 +245,8 @@ def gateway(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Starts a gateway: the OpenAI API over HTTP, in front of workers that it finds in Redis or is told of."""
+    if workers is not None and redis_url == os.environ.get(REDIS_URL_VARIABLE):
+        redis_url = None  # what was said here holds, not what holds everywhere
     if (workers is None) == (redis_url is None):
         raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
     directory = _checkpoint(model)
@@ -303,7 +310,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
             transport=transport.value,
             allow_plaintext=allow_plaintext,
             redis_url=redis_url,
-            advertised_host=_advertised_host(host, advertise_host) if redis_url else None,
+            advertised_host=_advertised_host(host, advertise_host, redis_url),
             log_format=log_format,
         )
         raise typer.Exit(_run_worker(config))
@@ -349,7 +356,11 @@ def _worker_host(host: str, allow_plaintext: bool) -> str:
     )
 
 
-def _advertised_host(host: str, advertise_host: str | None) -> str:
+def _advertised_host(host: str, advertise_host: str | None, redis_url: str | None) -> str | None:
+    if redis_url is None:
+        if advertise_host is not None:
+            raise Refusal("--advertise-host is for workers that register in Redis; name it with --redis-url")
+        return None
     if advertise_host is None and host in ("0.0.0.0", "::"):
         raise Refusal(f"--host {host} is no address to go to: name one with --advertise-host")
     return advertise_host or host

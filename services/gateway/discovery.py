@@ -14,8 +14,8 @@ POLL_EVERY_S = 1.0
 log = structlog.get_logger()
 
 
-async def follow_registry(registry: Registry, on_addresses: Callable[[set[str]], None]) -> NoReturn:
-    """Says which workers there are, whenever the registry answers, until cancelled."""
+async def follow_registry(registry: Registry, model: str, on_addresses: Callable[[set[str]], None]) -> NoReturn:
+    """Says which workers of the model there are, whenever the registry answers, until cancelled."""
     reachable = True
     while True:
         try:
@@ -28,5 +28,5 @@ async def follow_registry(registry: Registry, on_addresses: Callable[[set[str]],
             if not reachable:
                 log.info("registry reachable again")
             reachable = True
-            on_addresses({worker.address for worker in workers})
+            on_addresses({worker.address for worker in workers if worker.model == model})
         await asyncio.sleep(POLL_EVERY_S)

@@ -47,8 +47,16 @@ class Dispatcher:
     """A `Generator` over the workers at given addresses. Works while `run` runs."""
 
     def __init__(
-        self, addresses: Iterable[str], policy: Policy, max_waiting: int, index: PrefixIndex, observer: DispatchObserver
+        self,
+        addresses: Iterable[str],
+        policy: Policy,
+        max_waiting: int,
+        index: PrefixIndex,
+        observer: DispatchObserver,
+        model: str = "",
     ) -> None:
+        """`model`: workers that name another one are refused; empty: none is."""
+        self._model = model
         self._policy = policy
         self._max_waiting = max_waiting
         self._observer = observer
@@ -59,6 +67,7 @@ class Dispatcher:
         self._incarnation = secrets.randbits(64)
         self._ledger = Ledger(self._send, self._loop.time, observer)
         self._turn = 0
+        self._tried = False  # every address that was known at the start
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: what its last worker said last
         self.max_model_len: int | None = None
 
@@ -90,7 +99,8 @@ class Dispatcher:
 
     def ready(self) -> bool:
         """See Generator. At the start, not before every address was tried, or the first requests would find no pair."""
-        return self._fleet.has(WorkerRole.DECODE) and all(link.tried for link in self._links.values())
+        self._tried = self._tried or all(link.tried for link in self._links.values())
+        return self._fleet.has(WorkerRole.DECODE) and self._tried
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator["Running"]:
@@ -136,6 +146,8 @@ class Dispatcher:
         worker = WorkerId(hello.incarnation)
         if self._fleet.get(worker) is not None:
             raise LinkRefused("the same worker is connected under another address")
+        if hello.model and self._model and hello.model != self._model:
+            raise LinkRefused("it serves another model: its config.json or tokenizer.json differs")
         load = Load(available_blocks=hello.num_blocks)
         self._fleet.add(LiveWorker(worker, link, hello, load))
         self._observer.worker_load(link.address, hello.role, load)

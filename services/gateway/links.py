@@ -98,6 +98,7 @@ class WorkerLink:
                 if why != said:
                     log.warning("worker not connected", address=self.address, reason=why)
                     said = why
+            _stop_if_cancelled()
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
@@ -217,6 +218,13 @@ class _Session:
 
     async def _how_it_ended(self) -> str:
         return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
+
+
+def _stop_if_cancelled() -> None:
+    """A task group in which a task fails just as it is cancelled says only the former, up to Python 3.12."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _translated(error: grpc.aio.AioRpcError) -> LinkLost:

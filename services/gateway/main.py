@@ -27,7 +27,7 @@ from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
-from services.protocol.model_dir import ModelError, read_model_info
+from services.protocol.model_dir import ModelError, model_digest, read_model_info
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
@@ -51,7 +51,8 @@ async def _serve(config: GatewayConfig) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     policy = Policy(config.handoff, config.handoff_threshold)
     redis = None if config.redis_url is None else connect(config.redis_url, _REGISTRY_TIMEOUT_S)
-    dispatcher = Dispatcher(config.workers, policy, config.max_waiting, _index(redis), metrics)
+    model = model_digest(config.model)
+    dispatcher = Dispatcher(config.workers, policy, config.max_waiting, _index(redis), metrics, model)
     runners = _runners(config, dispatcher, metrics)
     app = create_app(
         runners=runners,
@@ -69,7 +70,8 @@ async def _serve(config: GatewayConfig) -> None:
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]
             if redis is not None:
-                background.append(group.create_task(follow_registry(Registry(redis), dispatcher.set_addresses)))
+                following = follow_registry(Registry(redis), model, dispatcher.set_addresses)
+                background.append(group.create_task(following))
             await serve(app, listener, on_stopping=lambda: group.create_task(grpc_server.stop()))
             await grpc_server.stop()
             for task in background:

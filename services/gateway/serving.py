@@ -53,7 +53,7 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
     )
 
 
-async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[], object]) -> None:
+async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[], object] = lambda: None) -> None:
     """Answers HTTP until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S.
 
     `on_stopping` is called between the two.

@@ -8,33 +8,37 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
 class CircuitBreaker:
     """After a failure nobody is let through for a while, then one at a time until one succeeds.
 
-    The pause doubles with each failure in a row. Not for threads.
+    The pause doubles with each failure in a row; calls that were under way together fail as one. Not for threads.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pause_s = 0.0  # 0: closed, calls go through
         self._opens_at = 0.0
+        self._failed_at = 0.0
 
     @property
     def broken(self) -> bool:
         """True since a failure, until a success."""
         return self._pause_s > 0
 
-    def let_through(self) -> bool:
-        """True when the caller may try; it must then say how it went."""
-        if not self.broken:
-            return True
-        if self._clock() < self._opens_at:
-            return False
-        self._opens_at = self._clock() + self._pause_s  # others wait for this one's word
-        return True
+    def let_through(self) -> float | None:
+        """When the caller's call begins, for it to say how it went; None: it must not try."""
+        now = self._clock()
+        if self.broken:
+            if now < self._opens_at:
+                return None
+            self._opens_at = now + self._pause_s  # others wait for this one's word
+        return now
 
     def succeeded(self) -> None:
         """A call was answered."""
         self._pause_s = 0.0
 
-    def failed(self) -> None:
-        """A call was not."""
+    def failed(self, began: float) -> None:
+        """A call that began then was not."""
+        if self.broken and began < self._failed_at:
+            return
+        self._failed_at = self._clock()
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
-        self._opens_at = self._clock() + self._pause_s
+        self._opens_at = self._failed_at + self._pause_s

@@ -55,7 +55,9 @@ class IndexPublisher:
         self._dirty: dict[BlockHash, None] = {}  # trees with changes, in turn
         self._waiting_evictions = 0
         self._work = asyncio.Event()
+        self._confirmed = asyncio.Event()  # set while the registry knows the id
         self.retired: list[bytes] = []  # ids given up, for the registry to hear of
+        self.renamed = asyncio.Event()  # set by `begin_anew`
 
     @property
     def id(self) -> bytes:
@@ -85,6 +87,8 @@ class IndexPublisher:
         """Publishes everything again under a new id."""
         self.retired.append(self.id)
         self._epoch += 1
+        self._confirmed.clear()
+        self.renamed.set()
         self._waiting_evictions = 0
         self._dirty.clear()
         self._trees = {first: _Tree(tree.held) for first, tree in self._trees.items() if tree.held}
@@ -92,13 +96,20 @@ class IndexPublisher:
             tree.repeat()
             self._mark(first)
 
+    def confirm(self, id: bytes) -> None:
+        """The registry knows this id: should the worker die, what was published under it will be swept."""
+        if id == self.id:
+            self._confirmed.set()
+
     async def run(self) -> None:
-        """Publishes, until cancelled."""
+        """Publishes under ids that were confirmed, until cancelled."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             await self._work.wait()
+            await self._confirmed.wait()
             try:
-                await self.flush()
+                while self._dirty and self._confirmed.is_set():
+                    await self._publish_next()
                 backoff_s = _FIRST_BACKOFF_S
             except UNREACHABLE as error:
                 if backoff_s == _FIRST_BACKOFF_S:
@@ -109,10 +120,15 @@ class IndexPublisher:
     async def flush(self) -> None:
         """Publishes until nothing is left. Raises one of UNREACHABLE, and then knows what to repeat."""
         while self._dirty:
-            first = next(iter(self._dirty))
-            await self._send(first, self._trees[first])
-        self._waiting_evictions = 0
-        self._work.clear()
+            await self._publish_next()
+
+    async def _publish_next(self) -> None:
+        """One batch of the tree whose turn it is."""
+        first = next(iter(self._dirty))
+        await self._send(first, self._trees[first])
+        if not self._dirty:
+            self._waiting_evictions = 0
+            self._work.clear()
 
     async def _send(self, first: BlockHash, tree: _Tree) -> None:
         batch = list(islice(tree.changed, _MAX_BATCH))
@@ -131,6 +147,7 @@ class IndexPublisher:
         match outcome:
             case _Outcome.DONE:
                 tree.batches = 0 if emptied else tree.batches + 1
+                self._waiting_evictions = max(0, self._waiting_evictions - len(evicted))
             case _Outcome.UNKNOWN:
                 tree.repeat()
             case _Outcome.GAP if self._trees.get(first) is tree:

@@ -8,15 +8,16 @@ of a Redis Cluster, and a server that evicts under `maxmemory` takes a tree whol
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from services.protocol.block_hash import BlockHash
 
@@ -24,10 +25,13 @@ TREES = "baton:index:{*}"
 RECORDS, LEASES, DEAD, SWEEPER = (f"baton:{{workers}}:{name}" for name in ("records", "leases", "dead", "sweeper"))
 
 # What a call to a server that is gone, frozen or refuses can raise.
-UNREACHABLE = (RedisError, OSError, TimeoutError)
+UNREACHABLE = (RedisError, RedisClusterException, OSError, TimeoutError)
 
 _CLUSTER = "+cluster://"
+_MAX_CONNECTIONS = 16  # to a single server; further calls wait for one
 _TREE_HEX = 16  # of the first block's hash; two trees that share a key take no harm
+
+T = TypeVar("T")
 
 
 class Client:
@@ -40,27 +44,32 @@ class Client:
     def script(self, name: str) -> "Script":
         """A script of the folder `lua`; it is loaded where the server does not have it."""
         source = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text()
-        return Script(self.redis.register_script(source), self._timeout_s)
+        return Script(self.redis.register_script(source), self)
+
+    async def within_limit(self, call: Awaitable[T]) -> T:
+        """The call's answer. Raises one of UNREACHABLE, after at most the client's timeout, connecting included."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await call
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
 
     async def aclose(self) -> None:
-        """Closes its connections."""
-        await self.redis.aclose()
+        """Closes its connections; one to a server that does not answer is left to the system."""
+        with suppress(*UNREACHABLE):
+            await self.within_limit(self.redis.aclose())
 
 
 class Script:
     """A script on the server."""
 
-    def __init__(self, call: AsyncScript, timeout_s: float) -> None:
+    def __init__(self, call: AsyncScript, client: Client) -> None:
         self._call = call
-        self._timeout_s = timeout_s
+        self._client = client
 
     async def __call__(self, keys: list[str], arguments: Sequence[bytes | str | int] = ()) -> Any:
-        """Runs it. Raises one of UNREACHABLE, after at most the client's timeout, connecting included."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._call(keys, arguments)
-        except TimeoutError as error:
-            raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
+        """Runs it. Raises one of UNREACHABLE, as `within_limit` does."""
+        return await self._client.within_limit(self._call(keys, arguments))
 
 
 def tree_key(first: BlockHash) -> str:
@@ -75,10 +84,8 @@ def connect(url: str, timeout_s: float) -> Client:
     ValueError for a URL that is none.
     """
     # On Python 3.11 the library's own limit for a send, asyncio.wait_for, loses cancellations; it also makes tasks.
-    limits: Any = {"socket_timeout": None, "socket_connect_timeout": timeout_s}
-    redis: Redis | RedisCluster
+    options: Any = {"socket_timeout": None, "socket_connect_timeout": timeout_s, "protocol": 2}
     if _CLUSTER in url:
-        redis = RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), protocol=2, **limits)
-    else:
-        redis = Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **limits)
-    return Client(redis, timeout_s)
+        return Client(RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), **options), timeout_s)
+    options |= {"retry": Retry(NoBackoff(), 0), "max_connections": _MAX_CONNECTIONS, "timeout": None}
+    return Client(Redis.from_pool(BlockingConnectionPool.from_url(url, **options)), timeout_s)

@@ -42,14 +42,15 @@ class RedisPrefixIndex:
         """See PrefixIndex. Of a worker's publications the newest counts."""
         if not chain:
             return {}
-        if not self._breaker.let_through():
+        began = self._breaker.let_through()
+        if began is None:
             return self._recent.depths(chain)
         try:
             answer = await self._lookup([tree_key(chain[0])], [b"".join(chain)])
         except UNREACHABLE as error:
             if not self._breaker.broken:
                 log.warning("prefix index not reachable; routing by load and recent prompts", reason=str(error))
-            self._breaker.failed()
+            self._breaker.failed(began)
             return self._recent.depths(chain)
         if self._breaker.broken:
             log.info("prefix index reachable again")

@@ -7,7 +7,7 @@ ran out is dead, and its entries in the index are swept. Everything in here is a
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import cast
 
 import orjson
@@ -17,7 +17,9 @@ from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, T
 
 LEASE_S = 10.0
 RENEW_EVERY_S = 2.0
-_SWEEP_S = 60  # then another may begin
+_SWEEP_LOCK_S = 60  # renewed on the way
+_SCAN_PAGE = 100  # trees
+_SWEEP_PAUSE_S = 0.001  # after each tree
 
 log = structlog.get_logger()
 
@@ -29,6 +31,7 @@ class WorkerRecord:
     address: str
     role: str
     incarnation: str  # hex
+    model: str  # protocol/model_dir.py's digest
     fingerprint: str
     block_size: int
     num_blocks: int
@@ -38,16 +41,20 @@ class Registry:
     """The registry's calls. Each raises one of redis_client.UNREACHABLE when there is no Redis to answer."""
 
     def __init__(self, client: Client) -> None:
-        self._redis = client.redis
+        self._client = client
+        self._unreadable: set[bytes] = set()  # of which that was said
         self._register = client.script("register")
         self._leave = client.script("leave")
         self._workers = client.script("workers")
         self._sweep = client.script("sweep")
 
-    async def renew(self, id: bytes, record: WorkerRecord, retired: Iterable[bytes] = ()) -> bool:
-        """Renews the lease of `id`; the `retired` are dead from now on. False: nothing was known of `id`."""
+    async def renew(self, id: bytes, record: WorkerRecord, *, confirmed: bool, retired: Iterable[bytes] = ()) -> bool:
+        """Renews the lease of `id`, or begins it; the `retired` are dead from now on.
+
+        False: the lease was `confirmed` before and is not there any more. Then `id` is dead, and stays so.
+        """
         arguments: list[str | bytes | int] = [id.hex(), orjson.dumps(asdict(record)), int(LEASE_S * 1000)]
-        arguments += [other.hex() for other in retired]
+        arguments += [int(confirmed), *(other.hex() for other in retired)]
         return bool(await self._register([RECORDS, LEASES, DEAD], arguments))
 
     async def leave(self, ids: Iterable[bytes]) -> None:
@@ -55,29 +62,38 @@ class Registry:
         await self._leave([RECORDS, LEASES, DEAD], [id.hex() for id in ids])
 
     async def workers(self) -> list[WorkerRecord]:
-        """All whose lease lasts; records of another version that this one cannot read are left out."""
-        return [record for raw in await self._workers([RECORDS, LEASES]) if (record := _parse(raw)) is not None]
+        """All whose lease lasts; records that this version cannot read are left out."""
+        return [record for raw in await self._workers([RECORDS, LEASES]) if (record := self._parse(raw)) is not None]
 
     async def sweep(self) -> int:
         """Takes the entries of dead publications out, unless another worker is at it; returns how many were dead."""
-        async with asyncio.timeout(_SWEEP_S):
-            dead = cast("set[bytes]", await self._redis.smembers(DEAD))  # this client decodes nothing
-            if not dead or not await self._redis.set(SWEEPER, "", nx=True, ex=_SWEEP_S):
-                return 0
-            packed = b"".join(bytes.fromhex(id.decode()) for id in dead)
-            async for tree in self._redis.scan_iter(match=TREES, count=1000):
-                cursor = b"0"
-                while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
-                    pass
-            await self._redis.srem(DEAD, *dead)
-            await self._redis.delete(SWEEPER)
-        log.info("swept the prefix index", dead=len(dead))
+        redis, within_limit = self._client.redis, self._client.within_limit
+        dead = cast("set[bytes]", await within_limit(redis.smembers(DEAD)))  # this client decodes nothing
+        if not dead or not await within_limit(redis.set(SWEEPER, "", nx=True, ex=_SWEEP_LOCK_S)):
+            return 0
+        packed = b"".join(bytes.fromhex(id.decode()) for id in dead)
+        trees = aiter(redis.scan_iter(match=TREES, count=_SCAN_PAGE))
+        swept = 0
+        while (tree := await within_limit(anext(trees, None))) is not None:
+            cursor = b"0"
+            while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
+                pass
+            swept += 1
+            if swept % _SCAN_PAGE == 0:
+                await within_limit(redis.expire(SWEEPER, _SWEEP_LOCK_S))
+            await asyncio.sleep(_SWEEP_PAUSE_S)  # nobody waits for this
+        await within_limit(redis.srem(DEAD, *dead))
+        await within_limit(redis.delete(SWEEPER))
+        log.info("swept the prefix index", dead=len(dead), trees=swept)
         return len(dead)
 
-
-def _parse(raw: bytes) -> WorkerRecord | None:
-    try:
-        return WorkerRecord(**orjson.loads(raw))
-    except (orjson.JSONDecodeError, TypeError) as error:
-        log.warning("a record of the registry is not readable", reason=str(error))
-        return None
+    def _parse(self, raw: bytes) -> WorkerRecord | None:
+        """A record, whatever further fields a newer version wrote."""
+        try:
+            values = orjson.loads(raw)
+            return WorkerRecord(**{field.name: values[field.name] for field in fields(WorkerRecord)})
+        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            if raw not in self._unreadable:
+                log.warning("a record of the registry is not readable", reason=repr(error))
+            self._unreadable.add(raw)
+            return None

@@ -6,6 +6,7 @@ Read by the gateway (limits, defaults, EOS ids) and by the engine (the decoder's
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def read_model_info(directory: Path) -> ModelInfo:
         max_model_len=require_int(config, "max_position_embeddings", "config.json"),
         generation=read_generation_defaults(directory, config),
     )
+
+
+def model_digest(directory: Path) -> str:
+    """What tells the model from others: 32 hex digits over config.json and tokenizer.json. Raises ModelError.
+
+    Gateways and workers compare it, so that no gateway sends one model's tokens to another's worker.
+    """
+    digest = blake2b(digest_size=16)
+    for name in ("config.json", "tokenizer.json"):
+        try:
+            digest.update(blake2b((directory / name).read_bytes()).digest())
+        except OSError as error:
+            raise ModelError(f"{directory / name} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -207,6 +207,7 @@ def _pack_worker_hello(hello: WorkerHello) -> worker_pb2.WorkerHello:
         max_model_len=hello.max_model_len,
         max_num_seqs=hello.max_num_seqs,
         vocab_size=hello.vocab_size,
+        model=hello.model,
     )
 
 
@@ -227,6 +228,7 @@ def _parse_worker_hello(packed: worker_pb2.WorkerHello) -> WorkerHello:
         max_model_len=packed.max_model_len,
         max_num_seqs=packed.max_num_seqs,
         vocab_size=packed.vocab_size,
+        model=packed.model,
     )
 
 

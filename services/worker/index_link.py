@@ -28,7 +28,7 @@ class IndexLink:
         self._registry = Registry(self._client)
         self._publisher = IndexPublisher(self._client, incarnation)
         self._record = record
-        self._known_as: bytes | None = None  # the id that the registry has confirmed last
+        self._confirmed: bytes | None = None  # the id whose lease the registry has confirmed
         self._reachable = True
 
     def blocks_changed(self, added: Mapping[BlockHash, BlockHash], evicted: Mapping[BlockHash, BlockHash]) -> None:
@@ -66,19 +66,23 @@ class IndexLink:
 
     async def _keep_lease(self) -> None:
         while True:
-            await asyncio.sleep(RENEW_EVERY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_EVERY_S):
+                    await self._publisher.renamed.wait()
+            self._publisher.renamed.clear()
             await self.register()
 
     async def _renew(self) -> None:
         id, retired = self._publisher.id, tuple(self._publisher.retired)
-        known = await self._registry.renew(id, self._record, retired)
-        del self._publisher.retired[: len(retired)]
-        if not known and id == self._known_as:  # a server that lost its data, or a lease that ran out and was swept
+        confirmed = id == self._confirmed
+        if await self._registry.renew(id, self._record, confirmed=confirmed, retired=retired):
+            del self._publisher.retired[: len(retired)]
+            self._confirmed = id
+            self._publisher.confirm(id)
+        else:  # a server that lost its data, or a lease that ran out and was swept
             log.warning("the registry had forgotten this worker; publishing everything again")
-            self._publisher.begin_anew()
-            await self._renew()
-        else:
-            self._known_as = id
+            if id == self._publisher.id:
+                self._publisher.begin_anew()
 
     async def _sweep(self) -> None:
         while True:

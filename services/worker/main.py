@@ -13,7 +13,7 @@ from services.engine.runner.memory import keep_freed_memory
 from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
-from services.protocol.model_dir import ModelError
+from services.protocol.model_dir import ModelError, model_digest
 from services.worker.worker import MakeTransport, Worker, WorkerError, WorkerParts
 
 # The engine issues many small torch operations, and each gives the interpreter lock away; with Python's default of
@@ -49,6 +49,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.engine.max_num_seqs,
+        model=model_digest(config.engine.model),
         redis_url=config.redis_url,
         advertised_host=config.advertised_host or config.host,
     )

@@ -63,6 +63,7 @@ class WorkerParts:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     max_num_seqs: int
+    model: str = ""  # digest, for gateways that serve one model
     redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
 
@@ -139,6 +140,7 @@ class Worker:
             address=_address(self._parts.advertised_host, port),
             role=self._parts.role.value,
             incarnation=f"{self._incarnation:016x}",
+            model=self._parts.model,
             fingerprint=self._parts.fingerprint,
             block_size=self._parts.runner.layout.block_size,
             num_blocks=self._parts.runner.num_blocks,
@@ -167,6 +169,7 @@ class Worker:
             max_model_len=parts.max_model_len,
             max_num_seqs=parts.max_num_seqs,
             vocab_size=parts.runner.vocab_size,
+            model=parts.model,
         )
 
     def _on_outputs(self, outputs: CoreOutputs, has_handoffs: bool) -> None:

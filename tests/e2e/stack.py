@@ -41,11 +41,10 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: st
 class Gateway:
     """A gateway process, and what a person could ask it."""
 
-    def __init__(self, model: Path, workers: list[int], options: list[str]) -> None:
-        (self.port,) = free_ports(1)
-        self._arguments = ["gateway", "--model", str(model), "--port", str(self.port), "--served-model-name", "tiny"]
-        self._arguments += ["--grpc-port", "0"]
-        self._arguments += ["--workers", ",".join(f"127.0.0.1:{port}" for port in workers), *options]
+    def __init__(self, model: Path, options: list[str]) -> None:
+        self.port, self.grpc_port = free_ports(2)
+        self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
+        self._arguments += ["--port", str(self.port), "--grpc-port", str(self.grpc_port), *options]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
         self.start()
 
@@ -120,12 +119,14 @@ class Stack:
     model: Path
     ports: dict[str, int]
     options: list[str]
+    redis_url: str | None
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
     def start(self, name: str) -> None:
         """Starts a worker, or starts it again."""
         arguments = ["--model", str(self.model), "--port", str(self.ports[name]), "--num-threads", "1"]
+        arguments += ["--redis-url", self.redis_url] if self.redis_url else []
         role = name.partition("-")[0]
         self.workers[name] = WorkerProcess([role, *arguments, "--kv-memory", "16MiB", *self.options])
 
@@ -140,7 +141,9 @@ class Stack:
     @contextlib.contextmanager
     def serving(self, *options: str) -> Iterator[Gateway]:
         """A gateway for these workers, beside others that there may be."""
-        gateway = Gateway(self.model, list(self.ports.values()), list(options))
+        addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+        found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
+        gateway = Gateway(self.model, [*found_by, *options])
         try:
             gateway.wait_for_workers(len(self.ports))
             yield gateway
@@ -150,11 +153,16 @@ class Stack:
 
 @contextlib.contextmanager
 def running_stack(
-    model: Path, *, prefill: int = 1, decode: int = 1, options: list[str] | None = None
+    model: Path,
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    options: list[str] | None = None,
+    redis_url: str | None = None,
 ) -> Iterator[Stack]:
     """A stack that is ready, and ends with the context."""
     names = [f"prefill-{index}" for index in range(prefill)] + [f"decode-{index}" for index in range(decode)]
-    stack = Stack(model, dict(zip(names, free_ports(len(names)), strict=True)), options or [])
+    stack = Stack(model, dict(zip(names, free_ports(len(names)), strict=True)), options or [], redis_url)
     try:
         for name in names:
             stack.start(name)

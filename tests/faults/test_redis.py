@@ -19,13 +19,15 @@ from services.gateway.discovery import follow_registry
 from services.gateway.dispatch import Dispatcher
 from services.gateway.generation import GenerationRequest
 from services.gateway.router import Policy
+from services.prefix_index import registry
 from services.prefix_index.breaker import CircuitBreaker
-from services.prefix_index.redis_client import Client, connect, tree_key
+from services.prefix_index.redis_client import DEAD, LEASES, Client, connect, tree_key
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
+from services.worker import index_link
 from tests.engine.harness import reference
 from tests.gateway.test_dispatch import Counts, eventually, read_all
 from tests.redis_server import RedisServer, running_redis
@@ -33,6 +35,7 @@ from tests.worker.conftest import BLOCK_SIZE, make_worker, serving, worker_basel
 
 ROLES = [WorkerRole.PREFILL, WorkerRole.PREFILL, WorkerRole.DECODE]
 PREFIXES = [list(range(at, at + 8 * BLOCK_SIZE)) for at in (100, 200, 300)]
+DURING_THE_FAULT = list(range(400, 400 + 8 * BLOCK_SIZE))
 NUM_CLIENTS = 4
 NUM_TOKENS = 4
 
@@ -45,6 +48,7 @@ class Stack:
         self.dispatcher = dispatcher
         self.counts = counts
         self.completed = 0
+        self.registry = Registry(redis)
         self._index = RedisPrefixIndex(redis, CircuitBreaker(time.monotonic))
         self._numbers = count()
         self._clients: list[asyncio.Task[None]] = []
@@ -104,7 +108,7 @@ async def running(directory: Path) -> AsyncIterator[Stack]:
         async with serving(*workers):
             tasks = [
                 asyncio.create_task(dispatcher.run()),
-                asyncio.create_task(follow_registry(Registry(redis), dispatcher.set_addresses)),
+                asyncio.create_task(follow_registry(Registry(redis), "", dispatcher.set_addresses)),
             ]
             try:
                 await eventually(lambda: dispatcher.ready() and len(counts.loads) == len(ROLES))
@@ -148,13 +152,63 @@ async def test_no_request_fails_and_the_index_comes_back(stack: Stack, fault: st
         await stack.recovery_s()
         break_it(stack.server)
         began = time.monotonic()
+        await stack.ask(DURING_THE_FAULT)
         await stack.more_completed(4 * NUM_CLIENTS)
         meanwhile = time.monotonic() - began
         mend_it(stack.server)
-        recovery = await stack.recovery_s()
+        recovery = await stack.recovery_s([*PREFIXES, DURING_THE_FAULT])
         await stack.more_completed(NUM_CLIENTS)
     print(f"redis {fault}: 16 requests in {meanwhile:.2f} s, the index was whole again after {recovery:.2f} s")
     assert stack.dispatcher.describe()["rows"] == []
+
+
+async def test_workers_that_rest_publish_again_when_the_server_lost_everything(stack: Stack):
+    await stack.ask(PREFIXES[0])
+    await stack.recovery_s(PREFIXES[:1])
+    stack.server.admin.flushall()
+    print(f"redis emptied, nothing to do: whole again after {await stack.recovery_s(PREFIXES[:1]):.2f} s")
+
+
+async def test_workers_outlive_a_freeze_that_outlasts_their_leases(stack: Stack, monkeypatch: pytest.MonkeyPatch):
+    """Renewals that were sent meanwhile are carried out late, and their answers go to nobody."""
+    for prefix in PREFIXES:
+        await stack.ask(prefix)
+    await stack.recovery_s()
+    monkeypatch.setattr(registry, "LEASE_S", 0.5)
+    monkeypatch.setattr(index_link, "RENEW_EVERY_S", 0.2)
+    await asyncio.sleep(2.5)  # the next renewals are short ones
+    stack.server.freeze()
+    await asyncio.sleep(2.5)
+    monkeypatch.setattr(registry, "LEASE_S", 60.0)
+    stack.server.thaw()
+    async with asyncio.timeout(120):
+        while stack.server.admin.zcard(LEASES) != len(ROLES) or stack.server.admin.smembers(DEAD) & _leased(stack):
+            await asyncio.sleep(0.05)
+    assert await stack.registry.sweep() >= 0
+    await stack.recovery_s()
+
+
+def _leased(stack: Stack) -> set[bytes]:
+    return {id for id in stack.server.admin.zrange(LEASES, 0, -1) if isinstance(id, bytes)}
+
+
+async def test_workers_that_stop_leave_the_registry(tmp_path: Path):
+    with running_redis(tmp_path) as server:
+        worker = make_worker(WorkerRole.DECODE, MemoryFabric(), redis_url=server.url)
+        async with serving(worker):
+            assert server.admin.zcard(LEASES) == 1
+        assert server.admin.zcard(LEASES) == 0
+        assert len(server.admin.smembers(DEAD)) == 1
+
+
+async def test_a_worker_starts_and_stops_without_redis(tmp_path: Path):
+    with running_redis(tmp_path) as server:
+        server.kill()
+        worker = make_worker(WorkerRole.DECODE, MemoryFabric(), redis_url=server.url)
+        async with serving(worker):
+            server.start()
+            await eventually(lambda: server.admin.zcard(LEASES) == 1)
+            server.freeze()
 
 
 async def test_a_wrong_entry_costs_a_miss_and_no_token(stack: Stack):

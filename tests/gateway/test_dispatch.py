@@ -689,15 +689,33 @@ async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
         stack.dispatcher.set_addresses([decode.address, other.address])
         await stack.connected(2)
         stack.dispatcher.set_addresses([])
+        other.refuses = "it is about to go"
         other.break_stream()
         await stack.connected(1)
+        await asyncio.sleep(0)  # the link hears of it last
         stack.dispatcher.set_addresses([])
-        await asyncio.sleep(2 * FIRST_BACKOFF_S)
+        other.refuses = ""
+        await asyncio.sleep(3 * FIRST_BACKOFF_S)
         assert [worker["address"] for worker in stack.live] == [decode.address]
         assert len(other.hellos) == 1
         assert stack.dispatcher.ready()
         stack.dispatcher.set_addresses([other.address])
         await stack.connected(2)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_link_ends_when_told_to_in_the_moment_in_which_its_stream_breaks(turns: int):
+    async with serving(decode_peer()) as decode:
+        counts = Counts()
+        dispatcher = Dispatcher([decode.address], Policy(HandoffMode.NEVER, 64), 9, MemoryPrefixIndex(), counts)
+        task = asyncio.create_task(dispatcher.run())
+        await eventually(lambda: bool(counts.loads))
+        dispatcher._links[decode.address].reset("the test says so")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=20)
+        assert task.done()
 
 
 async def test_every_request_of_many_completes_while_streams_keep_breaking():

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.prefix_index import publisher as publisher_module
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.publisher import IndexPublisher
@@ -16,7 +18,7 @@ from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.messages import BlockEvents
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, running_cluster
 
 ALICE = 0xA11CE
 
@@ -142,6 +144,7 @@ async def test_changes_while_the_server_is_gone_reach_it_when_it_is_back(server:
     chain = chain_of(300)
     publisher, index = IndexPublisher(client, ALICE), index_on(client)
     running = asyncio.create_task(publisher.run())
+    publisher.confirm(publisher.id)
     publisher.change(chain[0], chain[:100], [])
     while not publisher.idle:
         await asyncio.sleep(0.01)
@@ -254,16 +257,89 @@ async def test_a_block_of_a_worker_costs_at_most_200_bytes(server: RedisServer, 
 def test_the_breaker_lets_one_try_after_each_pause_and_pauses_longer():
     now = 0.0
     breaker = CircuitBreaker(lambda: now)
-    assert breaker.let_through()
+    began = breaker.let_through()
     pauses = []
     for _ in range(6):
-        breaker.failed()
-        began = now
-        while not breaker.let_through():
+        assert began is not None
+        breaker.failed(began)
+        paused_at = now
+        while (began := breaker.let_through()) is None:
             now += 0.25
-        pauses.append(now - began)
-        assert not breaker.let_through()  # another caller, while the first waits
+        pauses.append(now - paused_at)
+        assert breaker.let_through() is None  # another caller, while the first waits
     assert pauses == [0.5, 1, 2, 4, 8, 8]
     breaker.succeeded()
-    assert breaker.let_through()
-    assert breaker.let_through()
+    assert breaker.let_through() is not None
+
+
+def test_calls_that_were_under_way_together_fail_as_one():
+    now = 0.0
+    breaker = CircuitBreaker(lambda: now)
+    together = [breaker.let_through() for _ in range(5)]
+    now = 0.2
+    for began in together:
+        assert began is not None
+        breaker.failed(began)
+    now = 0.75
+    assert breaker.let_through() is not None
+
+
+async def test_more_lookups_at_once_than_connections_are_no_failure(server: RedisServer):
+    client = connect(server.url, timeout_s=60)
+    chain, index = chain_of(9), index_on(client)
+    publisher = IndexPublisher(client, ALICE)
+    publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    found = await asyncio.gather(*(index.depths(chain) for _ in range(200)))
+    assert found == [{ALICE: 9}] * 200
+    assert len(server.admin.client_list()) < 30
+    await client.aclose()
+
+
+async def test_a_cluster_that_is_gone_costs_hits_only(tmp_path: Path):
+    with running_cluster(tmp_path) as cluster:
+        client = connect(cluster.url.replace("redis://", "redis+cluster://"), timeout_s=5)
+        index, chain = index_on(client), chain_of(3)
+        assert await index.depths(chain) == {}
+        cluster.kill()
+        assert await index.depths(chain) == {}
+        with pytest.raises(UNREACHABLE):
+            await Registry(client).workers()
+        await client.aclose()
+        fresh = connect(cluster.url.replace("redis://", "redis+cluster://"), timeout_s=5)
+        with pytest.raises(UNREACHABLE):
+            await Registry(fresh).workers()
+        await fresh.aclose()
+
+
+async def test_nothing_is_published_under_an_id_that_the_registry_does_not_know(server: RedisServer, client: Client):
+    chain, publisher = chain_of(3), IndexPublisher(client, ALICE)
+    running = asyncio.create_task(publisher.run())
+    publisher.change(chain[0], chain, [])
+    await asyncio.sleep(0.2)
+    assert server.admin.dbsize() == 0
+    publisher.confirm(publisher.id)
+    async with asyncio.timeout(60):
+        while not publisher.idle:
+            await asyncio.sleep(0.01)
+    assert server.admin.dbsize() == 1
+    old = publisher.id
+    publisher.begin_anew()
+    publisher.confirm(old)
+    await asyncio.sleep(0.2)
+    assert not publisher.idle
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_evictions_that_were_published_do_not_count_as_waiting(client: Client, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(publisher_module, "_MAX_WAITING_EVICTIONS", 10)
+    publisher, kept = IndexPublisher(client, ALICE), chain_of(2, seed=10_000)
+    for seed in range(0, 60, 6):
+        chain = chain_of(6, seed=seed)
+        publisher.change(chain[0], chain, [])
+        publisher.change(chain[0], [], chain)
+        publisher.change(kept[0], kept, [])  # never idle
+        for _ in range(2):
+            await publisher._publish_next()
+    assert publisher.retired == []

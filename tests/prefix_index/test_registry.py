@@ -1,7 +1,9 @@
 """The registry over a real Redis."""
 
 import asyncio
+from dataclasses import asdict
 
+import orjson
 import pytest
 
 from services.prefix_index import registry as registry_module
@@ -16,19 +18,44 @@ ALICE, BOB = 0xA11CE, 0xB0B
 
 
 def record_of(incarnation: int) -> WorkerRecord:
-    return WorkerRecord(f"10.0.0.1:{incarnation % 9000}", "decode", f"{incarnation:016x}", "fingerprint", 16, 1000)
+    return WorkerRecord(f"10.0.0.1:{incarnation % 9000}", "decode", f"{incarnation:016x}", "model", "print", 16, 1000)
+
+
+async def begin(registry: Registry, id: bytes, incarnation: int) -> None:
+    assert await registry.renew(id, record_of(incarnation), confirmed=False)
 
 
 async def test_who_renews_is_listed_and_readable(server: RedisServer, client: Client):
     registry = Registry(client)
     assert await registry.workers() == []
-    assert not await registry.renew(pack_id(ALICE, 0), record_of(ALICE))
-    assert await registry.renew(pack_id(ALICE, 0), record_of(ALICE))
-    assert not await registry.renew(pack_id(BOB, 0), record_of(BOB))
+    await begin(registry, pack_id(ALICE, 0), ALICE)
+    assert await registry.renew(pack_id(ALICE, 0), record_of(ALICE), confirmed=True)
+    await begin(registry, pack_id(BOB, 0), BOB)
     assert {record.incarnation for record in await registry.workers()} == {f"{ALICE:016x}", f"{BOB:016x}"}
     shown = server.admin.hget(RECORDS, pack_id(ALICE, 0).hex())
     assert isinstance(shown, bytes)
     assert b'"role":"decode"' in shown
+
+
+async def test_that_an_id_was_forgotten_is_said_until_the_worker_takes_another(server: RedisServer, client: Client):
+    """An answer may get lost: a renewal that waited in a frozen server's socket is answered to nobody."""
+    registry, id = Registry(client), pack_id(ALICE, 0)
+    await begin(registry, id, ALICE)
+    server.admin.flushall()
+    for _ in range(2):
+        assert not await registry.renew(id, record_of(ALICE), confirmed=True)
+        assert await registry.workers() == []
+    assert server.admin.smembers(DEAD) == {id.hex().encode()}
+    assert await registry.renew(pack_id(ALICE, 1), record_of(ALICE), confirmed=False, retired=[id])
+    assert await registry.workers() == [record_of(ALICE)]
+
+
+async def test_who_leaves_is_dead_at_once(server: RedisServer, client: Client):
+    registry, id = Registry(client), pack_id(ALICE, 0)
+    await begin(registry, id, ALICE)
+    await registry.leave([id])
+    assert await registry.workers() == []
+    assert server.admin.smembers(DEAD) == {id.hex().encode()}
 
 
 async def test_a_lease_that_runs_out_ends_with_a_sweep(
@@ -37,7 +64,7 @@ async def test_a_lease_that_runs_out_ends_with_a_sweep(
     registry, chain = Registry(client), chain_of(700)
     alice, bob = IndexPublisher(client, ALICE), IndexPublisher(client, BOB)
     monkeypatch.setattr(registry_module, "LEASE_S", 0.2)
-    await registry.renew(alice.id, record_of(ALICE))
+    await begin(registry, alice.id, ALICE)
     monkeypatch.setattr(registry_module, "LEASE_S", 60.0)
     for publisher, length in ((alice, 700), (bob, 300)):
         publisher.change(chain[0], chain[:length], [])
@@ -45,18 +72,17 @@ async def test_a_lease_that_runs_out_ends_with_a_sweep(
     await asyncio.sleep(0.3)
     assert await registry.workers() == []
     assert await registry.sweep() == 0  # nobody noticed so far
-    await registry.renew(bob.id, record_of(BOB))
+    await begin(registry, bob.id, BOB)
     assert await registry.sweep() == 1
     assert await index_on(client).depths(chain) == {BOB: 300}
-    assert not await registry.renew(
-        alice.id, record_of(ALICE)
-    )  # a worker that was frozen learns that it has to begin anew
+    # a worker that was frozen learns that it has to begin anew
+    assert not await registry.renew(alice.id, record_of(ALICE), confirmed=True)
 
 
 async def test_a_new_id_makes_the_one_before_dead(server: RedisServer, client: Client):
     registry = Registry(client)
-    await registry.renew(pack_id(ALICE, 0), record_of(ALICE))
-    await registry.renew(pack_id(ALICE, 1), record_of(ALICE), retired=[pack_id(ALICE, 0)])
+    await begin(registry, pack_id(ALICE, 0), ALICE)
+    await registry.renew(pack_id(ALICE, 1), record_of(ALICE), confirmed=False, retired=[pack_id(ALICE, 0)])
     assert len(await registry.workers()) == 1
     assert server.admin.smembers(DEAD) == {pack_id(ALICE, 0).hex().encode()}
     assert server.admin.zcard(LEASES) == 1
@@ -74,9 +100,10 @@ async def test_one_sweeps_at_a_time(server: RedisServer, client: Client):
 
 async def test_a_record_that_nobody_can_read_hides_no_other(server: RedisServer, client: Client):
     registry = Registry(client)
-    await registry.renew(pack_id(ALICE, 0), record_of(ALICE))
-    await registry.renew(pack_id(BOB, 0), record_of(BOB))
-    server.admin.hset(RECORDS, pack_id(ALICE, 0).hex(), "{}")
+    await begin(registry, pack_id(ALICE, 0), ALICE)
+    await begin(registry, pack_id(BOB, 0), BOB)
+    newer = orjson.dumps({**asdict(record_of(BOB)), "of a newer version": 1})
+    server.admin.hset(RECORDS, mapping={pack_id(ALICE, 0).hex(): "{}", pack_id(BOB, 0).hex(): newer})
     assert await registry.workers() == [record_of(BOB)]
 
 

@@ -32,6 +32,7 @@ from services.protocol.wire import WireError
 TOP64 = 2**64 - 1
 
 HELLO = WorkerHello(
+    model="c0ffee",
     incarnation=TOP64,
     role=WorkerRole.DECODE,
     fingerprint="abc",

@@ -1,18 +1,21 @@
 -- A worker says that it lives, and under which id it publishes.
 --
--- KEYS[1]  records: a hash that maps an id to what a person and a gateway want to know of it
--- KEYS[2]  leases: a sorted set of ids by the time, in ms, at which they run out
--- KEYS[3]  dead: a set of ids whose entries are to be swept
--- ARGV[1]  id, in hex
--- ARGV[2]  its record
--- ARGV[3]  how long the lease lasts, in ms
--- ARGV[4]... ids that this worker published under before
--- Returns  1 when the id had a lease, 0 when it is new here
+-- KEYS[1]     records: a hash that maps an id to what a person and a gateway want to know of it
+-- KEYS[2]     leases: a sorted set of ids by the time, in ms, at which they run out
+-- KEYS[3]     dead: a set of ids whose entries are to be swept
+-- ARGV[1]     id, in hex
+-- ARGV[2]     its record
+-- ARGV[3]     how long the lease lasts, in ms
+-- ARGV[4]     '1' when the worker was told before that the id has its lease
+-- ARGV[5]...  ids that it published under before
+-- Returns     1; or 0 when the id ought to have a lease and has none: then it is dead
+--
+-- 0 is returned until the worker takes another id: an answer that gets lost must not be the only one.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local known = redis.call('ZSCORE', KEYS[2], ARGV[1])
+local lost = ARGV[4] == '1' and not redis.call('ZSCORE', KEYS[2], ARGV[1])
 local past = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
-for index = 4, #ARGV do
+for index = 5, #ARGV do
   past[#past + 1] = ARGV[index]
 end
 for _, id in ipairs(past) do
@@ -22,6 +25,10 @@ for _, id in ipairs(past) do
     redis.call('SADD', KEYS[3], id)
   end
 end
+if lost then
+  redis.call('SADD', KEYS[3], ARGV[1])
+  return 0
+end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
-return known and 1 or 0
+return 1
