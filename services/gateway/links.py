@@ -89,16 +89,15 @@ class WorkerLink:
         while True:
             try:
                 await self._run_session()
-            except* LinkLost as group:
+            except LinkLost as lost:
                 self.tried = True
-                why, greeted = str(group.exceptions[0]), self._session is not None
+                why, greeted = str(lost), self._session is not None
                 self._session = None
                 if greeted:
                     backoff_s, said = FIRST_BACKOFF_S, None
                 if why != said:
                     log.warning("worker not connected", address=self.address, reason=why)
                     said = why
-            _stop_if_cancelled()
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
@@ -146,11 +145,17 @@ class _Session:
         return hello
 
     async def run(self) -> None:
-        """Carries messages both ways. Always ends in an exception group of LinkLost."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._send_commands())
-            group.create_task(self._receive())
-            group.create_task(self._watch())
+        """Carries messages both ways. Always ends in LinkLost."""
+        # No task group: up to Python 3.12 one in which a task fails just as it is cancelled loses the cancellation.
+        tasks = [asyncio.create_task(part) for part in (self._send_commands(), self._receive(), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
 
     def queue(self, command: Submit | Abort) -> None:
         """Puts a command behind the others; a worker that does not read them loses its stream."""
@@ -218,13 +223,6 @@ class _Session:
 
     async def _how_it_ended(self) -> str:
         return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
-
-
-def _stop_if_cancelled() -> None:
-    """A task group in which a task fails just as it is cancelled says only the former, up to Python 3.12."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _translated(error: grpc.aio.AioRpcError) -> LinkLost:
