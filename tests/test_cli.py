@@ -88,3 +88,28 @@ def test_what_is_no_list_of_workers_is_refused(text: str) -> None:
 
 def test_workers_are_read_from_a_list() -> None:
     assert cli.parse_workers("a:1, [::1]:2,") == ("a:1", "[::1]:2")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://localhost", "rediss://user:p%2Fw@r:6380/1", "unix:///run/redis.sock", "redis+cluster://a:7000"],
+)
+def test_redis_is_named_by_a_url(url: str) -> None:
+    assert cli.parse_redis_url(url) == url
+
+
+@pytest.mark.parametrize("url", ["", "localhost:6379", "http://x", "redis://:secret/w@host:6379", "redis://host:port"])
+def test_what_is_no_url_of_redis_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(typer.BadParameter) as refusal:
+        cli.parse_redis_url(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_an_address_to_advertise_is_one() -> None:
+    assert cli._advertised_host("10.0.0.1", None, "redis://r") == "10.0.0.1"
+    assert cli._advertised_host("0.0.0.0", "10.0.0.2", "redis://r") == "10.0.0.2"
+    assert cli._advertised_host("0.0.0.0", None, None) is None
+    with pytest.raises(cli.Refusal, match="--advertise-host"):
+        cli._advertised_host("0.0.0.0", None, "redis://r")
+    with pytest.raises(cli.Refusal, match="--redis-url"):
+        cli._advertised_host("127.0.0.1", "10.0.0.2", None)

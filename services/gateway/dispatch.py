@@ -99,7 +99,8 @@ class Dispatcher:
 
     def ready(self) -> bool:
         """See Generator. At the start, not before every address was tried, or the first requests would find no pair."""
-        self._tried = self._tried or all(link.tried for link in self._links.values())
+        links = self._links.values()
+        self._tried = self._tried or (len(links) > 0 and all(link.tried for link in links))
         return self._fleet.has(WorkerRole.DECODE) and self._tried
 
     @asynccontextmanager
