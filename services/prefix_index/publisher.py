@@ -91,6 +91,7 @@ class IndexPublisher:
         self.renamed.set()
         self._waiting_evictions = 0
         self._dirty.clear()
+        self._work.clear()
         self._trees = {first: _Tree(tree.held) for first, tree in self._trees.items() if tree.held}
         for first, tree in self._trees.items():
             tree.repeat()

@@ -332,6 +332,18 @@ async def test_nothing_is_published_under_an_id_that_the_registry_does_not_know(
     await asyncio.wait([running])
 
 
+async def test_beginning_anew_with_nothing_left_to_publish_rests(client: Client):
+    chain, publisher = chain_of(3), IndexPublisher(client, ALICE)
+    publisher.change(chain[0], [], chain)
+    publisher.begin_anew()
+    publisher.confirm(publisher.id)
+    running = asyncio.create_task(publisher.run())
+    await asyncio.sleep(0.05)  # a loop that does not rest would not let this end
+    assert publisher.idle
+    running.cancel()
+    await asyncio.wait([running])
+
+
 async def test_evictions_that_were_published_do_not_count_as_waiting(client: Client, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(publisher_module, "_MAX_WAITING_EVICTIONS", 10)
     publisher, kept = IndexPublisher(client, ALICE), chain_of(2, seed=10_000)
