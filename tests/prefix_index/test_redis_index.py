@@ -340,6 +340,7 @@ async def test_beginning_anew_with_nothing_left_to_publish_rests(client: Client)
     running = asyncio.create_task(publisher.run())
     await asyncio.sleep(0.05)  # a loop that does not rest would not let this end
     assert publisher.idle
+    assert not running.done(), "what interrupts a loop that does not rest ends its task"
     running.cancel()
     await asyncio.wait([running])
 
