@@ -6,7 +6,7 @@ heartbeat (registry.py), also of a worker whose cache rests.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -56,7 +56,7 @@ class IndexPublisher:
         self._waiting_evictions = 0
         self._work = asyncio.Event()
         self._confirmed = asyncio.Event()  # set while the registry knows the id
-        self.retired: list[bytes] = []  # ids given up, for the registry to hear of
+        self.retired: tuple[bytes, ...] = ()  # ids given up, of which the registry did not hear yet
         self.renamed = asyncio.Event()  # set by `begin_anew`
 
     @property
@@ -85,7 +85,7 @@ class IndexPublisher:
 
     def begin_anew(self) -> None:
         """Publishes everything again under a new id."""
-        self.retired.append(self.id)
+        self.retired += (self.id,)
         self._epoch += 1
         self._confirmed.clear()
         self.renamed.set()
@@ -97,8 +97,14 @@ class IndexPublisher:
             tree.repeat()
             self._mark(first)
 
-    def confirm(self, id: bytes) -> None:
-        """The registry knows this id: should the worker die, what was published under it will be swept."""
+    @property
+    def confirmed(self) -> bool:
+        """True when the registry knows the current id."""
+        return self._confirmed.is_set()
+
+    def confirm(self, id: bytes, retired: Sequence[bytes] = ()) -> None:
+        """The registry knows this id, so that a sweep takes its entries should the worker die, and those retired."""
+        self.retired = tuple(other for other in self.retired if other not in retired)
         if id == self.id:
             self._confirmed.set()
 
@@ -109,7 +115,7 @@ class IndexPublisher:
             await self._work.wait()
             await self._confirmed.wait()
             try:
-                while self._dirty and self._confirmed.is_set():
+                while self._dirty and self.confirmed:
                     await self._publish_next()
                 backoff_s = _FIRST_BACKOFF_S
             except UNREACHABLE as error:

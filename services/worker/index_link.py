@@ -28,7 +28,6 @@ class IndexLink:
         self._registry = Registry(self._client)
         self._publisher = IndexPublisher(self._client, incarnation)
         self._record = record
-        self._confirmed: bytes | None = None  # the id whose lease the registry has confirmed
         self._reachable = True
 
     def blocks_changed(self, added: Mapping[BlockHash, BlockHash], evicted: Mapping[BlockHash, BlockHash]) -> None:
@@ -73,12 +72,9 @@ class IndexLink:
             await self.register()
 
     async def _renew(self) -> None:
-        id, retired = self._publisher.id, tuple(self._publisher.retired)
-        confirmed = id == self._confirmed
+        id, retired, confirmed = self._publisher.id, self._publisher.retired, self._publisher.confirmed
         if await self._registry.renew(id, self._record, confirmed=confirmed, retired=retired):
-            del self._publisher.retired[: len(retired)]
-            self._confirmed = id
-            self._publisher.confirm(id)
+            self._publisher.confirm(id, retired)
         else:  # a server that lost its data, or a lease that ran out and was swept
             log.warning("the registry had forgotten this worker; publishing everything again")
             if id == self._publisher.id:

@@ -208,7 +208,7 @@ async def test_lookups_without_a_server_find_nobody_and_soon_cost_nothing(server
 
 
 async def test_a_cancelled_lookup_ends(server: RedisServer):
-    """The client library's own time limits lost every tenth cancellation or so."""
+    """The client library's own time limits lose a cancellation now and then."""
     chain, client = chain_of(9), connect(server.url, timeout_s=30)
     index = index_on(client)
 
@@ -355,4 +355,4 @@ async def test_evictions_that_were_published_do_not_count_as_waiting(client: Cli
         publisher.change(kept[0], kept, [])  # never idle
         for _ in range(2):
             await publisher._publish_next()
-    assert publisher.retired == []
+    assert publisher.retired == ()
