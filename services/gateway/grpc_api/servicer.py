@@ -1,7 +1,6 @@
 """baton.v1.Inference: gRPC in front of the same runners that serve the OpenAI API."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,12 +16,9 @@ from services.gateway.openai.choice import Update, Usage
 from services.gateway.openai.dialect import Request
 from services.gateway.openai.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.openai.exchange import taken_or_made
-from services.gateway.openai.request_runner import RequestRunner, Runners
+from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.openai.validation import validate_request
 from services.gateway.request_record import RequestRecord
-
-# A client that does not read keeps its request this much longer than the answer may take.
-_READING_GRACE_S = 10.0
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -103,9 +99,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
         request = _checked(runner, fields)
-        timeout_s = min(self._request_timeout_s, context.time_remaining() or math.inf)
+        remaining_s = context.time_remaining()  # 0: it is over; None: there is no deadline
+        timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
         async with (
-            asyncio.timeout(timeout_s + _READING_GRACE_S),
+            asyncio.timeout(timeout_s + READING_GRACE_S),
             runner.run(request, request_id, record, timeout_s) as updates,
         ):
             finished = False

@@ -7,12 +7,9 @@ from typing import Generic
 from services.gateway.openai.choice import Update
 from services.gateway.openai.dialect import DONE, Answer, Request
 from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.request_runner import RequestRunner, Updates
+from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Updates
 from services.gateway.openai.validation import parse_request
 from services.protocol.frames import TokenLogprobs
-
-# A client that does not read its answer keeps it this much longer than the answer may take.
-_READING_GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +37,7 @@ class GenerationEndpoint(Generic[Request]):
         self._runner.check(request)
         answer = dialect.answer(request, exchange.request_id, self._runner.model.name, int(time.time()))
         async with (
-            exchange.while_connected(timeout_s + _READING_GRACE_S),
+            exchange.while_connected(timeout_s + READING_GRACE_S),
             self._runner.run(request, exchange.request_id, exchange.record, timeout_s) as updates,
         ):
             if request.stream:

@@ -30,6 +30,9 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
 from services.protocol.model_dir import GenerationDefaults, ModelInfo
 
+# A client that does not read its answer keeps it this much longer than the answer may take.
+READING_GRACE_S = 10.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
