@@ -4,6 +4,12 @@ Keepalive alone does not notice a stopped peer; with the ping timeout set as wel
 A shorter timeout takes a busy machine for a stopped one.
 """
 
+
+def host_port(host: str, port: int) -> str:
+    """As gRPC, and people, write an address: IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 _MAX_MESSAGE_BYTES = 64 << 20  # a snapshot of four million blocks
 
 _KEEPALIVE = (

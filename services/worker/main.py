@@ -13,6 +13,7 @@ from services.engine.runner.memory import keep_freed_memory
 from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
+from services.protocol.grpc_options import host_port
 from services.protocol.model_dir import ModelError, model_digest
 from services.worker.worker import MakeTransport, Worker, WorkerError, WorkerParts
 
@@ -30,7 +31,7 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     keep_freed_memory()
     try:
         parts = _load(config, scheduler)
-        return asyncio.run(_serve(Worker(parts), f"{config.host}:{config.port}"))
+        return asyncio.run(_serve(Worker(parts), host_port(config.host, config.port)))
     except (ModelError, TransportError, WorkerError) as error:
         print(f"baton {config.role}: {error}", file=sys.stderr)
         return 1

@@ -31,7 +31,7 @@ from services.engine.engine import Engine
 from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
 from services.prefix_index.registry import WorkerRecord
-from services.protocol.grpc_options import SERVER_OPTIONS
+from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
 from services.worker.core import CoreOutputs, WorkerCore
 from services.worker.engine_thread import EngineThread
@@ -137,7 +137,7 @@ class Worker:
     async def _join(self, redis_url: str, port: int) -> None:
         """Tells Redis of this worker, from now on."""
         record = WorkerRecord(
-            address=_address(self._parts.advertised_host, port),
+            address=host_port(self._parts.advertised_host, port),
             role=self._parts.role.value,
             incarnation=f"{self._incarnation:016x}",
             model=self._parts.model,
@@ -198,7 +198,3 @@ class Worker:
         """Says that it is time to stop."""
         if not self.ended.done():
             self.ended.set_result(reason)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.generation import Generator
 from services.gateway.serving import DRAIN_S, ListenError
+from services.protocol.grpc_options import host_port
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _READY_INTERVAL_S = 0.5
@@ -34,7 +35,7 @@ class GrpcServer:
 
     async def start(self, host: str, port: int) -> int:
         """Opens the port, and returns its number; 0 takes a free one. Raises ListenError."""
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        shown = host_port(host, port)
         try:
             port = self._server.add_insecure_port(shown)
         except RuntimeError as error:
