@@ -1,7 +1,6 @@
 """The prefix index in Redis, over loopback, with the clients that gateways and workers use."""
 
 import asyncio
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from services.launcher.ports import free_ports
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.embedded import server_command
 from services.prefix_index.publisher import IndexPublisher
@@ -41,9 +41,7 @@ async def measure(num_blocks: int) -> Figures:
 
 @contextmanager
 def _server() -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    (port,) = free_ports("127.0.0.1", 1)
     process = subprocess.Popen(server_command(port))
     try:
         yield port

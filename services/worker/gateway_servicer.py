@@ -179,10 +179,11 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         return None
 
     def _publish(self, added: Collection[BlockHash], evicted: Collection[BlockHash]) -> None:
-        for session in list(self._sessions.values()):
-            if session.wants_block_events:
-                session.block_sequence += 1
-                session.outbox.put(BlockEvents(session.block_sequence, False, list(added), list(evicted)))
+        interested = [session for session in self._sessions.values() if session.wants_block_events]
+        come, gone = list(added), list(evicted)
+        for session in interested:
+            session.block_sequence += 1
+            session.outbox.put(BlockEvents(session.block_sequence, False, come, gone))
 
 
 def _request(gateway: int, submit: Submit, now: float) -> Request:
