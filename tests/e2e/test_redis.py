@@ -8,7 +8,7 @@ import pytest
 from protos import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import clear_prompt, generate
 from tests.e2e.stack import Gateway, running_stack, wait_until
-from tests.e2e.test_pair import GREEDY, num_handed_off, text_of, until_handed_off
+from tests.e2e.test_pair import GREEDY, text_of, until_handed_off
 from tests.redis_server import running_redis
 
 pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
@@ -42,7 +42,6 @@ def test_workers_meet_in_redis_and_one_gateway_profits_from_another(llama: Path,
         with stack.serving() as second:  # it has seen no prompt
             complete_over_grpc(second, prompt)
             assert second.metric("baton_cached_tokens_predicted_total") == 96
-            assert num_handed_off(second) <= 1
 
         stack.workers["decode-0"].kill()
         stack.start("decode-0")

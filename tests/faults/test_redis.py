@@ -184,7 +184,7 @@ async def test_workers_outlive_a_freeze_that_outlasts_their_leases(stack: Stack,
     async with asyncio.timeout(120):
         while stack.server.admin.zcard(LEASES) != len(ROLES) or stack.server.admin.smembers(DEAD) & _leased(stack):
             await asyncio.sleep(0.05)
-    assert await stack.registry.sweep() >= 0
+    await stack.registry.sweep()  # takes nothing that is held
     await stack.recovery_s()
 
 

@@ -683,6 +683,20 @@ async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pyte
         reading.cancel()
 
 
+async def test_a_worker_of_another_model_is_not_taken():
+    ours, theirs = decode_peer(model="ours"), decode_peer(OTHER_DECODE, model="theirs")
+    async with serving(ours), serving(theirs):
+        counts, addresses = Counts(), [ours.address, theirs.address]
+        policy = Policy(HandoffMode.NEVER, 64)
+        dispatcher = Dispatcher(addresses, policy, 9, MemoryPrefixIndex(), counts, model="ours")
+        task = asyncio.create_task(dispatcher.run())
+        await eventually(dispatcher.ready)
+        await theirs.until(lambda: len(theirs.hellos) > 1)  # refused, and tried again
+        assert list(counts.loads) == [ours.address]
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
     decode, other = decode_peer(), decode_peer(OTHER_DECODE)
     async with running() as stack, serving(decode), serving(other):

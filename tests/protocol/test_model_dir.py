@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.protocol.model_dir import GenerationDefaults, ModelError, read_model_info
+from services.protocol.model_dir import GenerationDefaults, ModelError, model_digest, read_model_info
 
 CONFIG = {"vocab_size": 320, "max_position_embeddings": 512, "eos_token_id": 1}
 
@@ -68,3 +68,14 @@ def test_reading_it_imports_no_torch() -> None:
     """The gateway uses it."""
     check = "import sys, services.protocol.model_dir; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_the_digest_tells_models_and_tokenizers_apart(tmp_path: Path) -> None:
+    first, same, other = (
+        model_dir(tmp_path / name, {"vocab_size": size}) for name, size in zip("abc", (1, 1, 2), strict=True)
+    )
+    assert model_digest(first) == model_digest(same) != model_digest(other)
+    (same / "tokenizer.json").write_text("{}")
+    assert model_digest(first) != model_digest(same)
+    with pytest.raises(ModelError, match="does not exist"):
+        model_digest(tmp_path / "nowhere")
