@@ -67,10 +67,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All blocks are here: the sequence can go on from its first token."""
+    """All blocks are here: the sequence, or each over this prompt, can go on from its first token."""
 
     id: HandoffId
-    first_token: FirstToken
+    first_tokens: tuple[FirstToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Row:
     answered: bool = False
     blocks: list[int] = field(default_factory=list)  # announced
     generations: list[int] = field(default_factory=list)
-    first_token: FirstToken | None = None
+    first_tokens: tuple[FirstToken, ...] = ()
     destination: tuple[int, ...] | None = None  # reserved
     arrived: int = 0
     posted: int = 0
@@ -301,7 +301,7 @@ class Consumer:
         row.answered = True
         row.blocks += message.blocks[again:]
         row.generations += message.generations[again:]
-        row.first_token = message.first_token or row.first_token
+        row.first_tokens = message.first_tokens or row.first_tokens
         if first_news and row.blocks:
             self._actions.append(Enqueue(message.id))
         return True
@@ -329,11 +329,11 @@ class Consumer:
         self._finish_if_complete(id, row)
 
     def _finish_if_complete(self, id: HandoffId, row: _Row) -> None:
-        if row.first_token is None or row.arrived < len(row.blocks):
+        if not row.first_tokens or row.arrived < len(row.blocks):
             return
         del self._rows[id]
         self._release(id, row)
-        self._actions.append(Ready(id, row.first_token))
+        self._actions.append(Ready(id, row.first_tokens))
 
     def _end(self, id: HandoffId, now: float, *, report: EndReason | None) -> None:
         row = self._rows.pop(id, None)

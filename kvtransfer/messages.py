@@ -30,8 +30,9 @@ class EndReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The token that the producer sampled; nobody samples it again."""
+    """The token that the producer sampled for one sequence over the prompt; nobody samples it again."""
 
+    handle: int  # of the sequence: the handoff's own, or a branch's
     token: int
     logprobs: object | None  # opaque here: travels beside the token
 
@@ -56,14 +57,15 @@ class Announcement:
     """Producer to consumer: these blocks are complete.
 
     blocks[i] holds block first_index + i of the sequence and had generations[i] when it was announced.
-    The final announcement carries the first token; its last block may be partly filled.
+    The final announcement carries the first token of each sequence that goes on from the prompt; its last block may be
+    partly filled.
     """
 
     id: HandoffId
     first_index: int
     blocks: tuple[int, ...]
     generations: tuple[int, ...]
-    first_token: FirstToken | None
+    first_tokens: tuple[FirstToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

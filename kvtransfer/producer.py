@@ -69,7 +69,7 @@ class _Row:
     lease: Lease
     blocks: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
-    first_token: FirstToken | None = None
+    first_tokens: tuple[FirstToken, ...] = ()
     stopped: bool = False  # aborted while a consumer holds the lease
 
 
@@ -145,17 +145,17 @@ class Producer:
     # From the engine.
 
     def announce(
-        self, id: HandoffId, blocks: list[int], generations: list[int], first_token: FirstToken | None
+        self, id: HandoffId, blocks: list[int], generations: list[int], first_tokens: tuple[FirstToken, ...]
     ) -> None:
-        """Further blocks of this sequence are complete; the last ones come with the first token."""
+        """Further blocks of this prompt are complete; the last ones come with the first tokens."""
         row = self._rows.get(id)
         if row is None or row.stopped:
             return
         first_index = len(row.blocks)
         row.blocks += blocks
         row.generations += generations
-        row.first_token = first_token
-        self._tell(row, Announcement(id, first_index, tuple(blocks), tuple(generations), first_token))
+        row.first_tokens = first_tokens
+        self._tell(row, Announcement(id, first_index, tuple(blocks), tuple(generations), first_tokens))
 
     def finish(self, id: HandoffId, now: float) -> None:
         """The sequence ended at its first token: no handoff is needed."""
@@ -215,7 +215,7 @@ class Producer:
         if row.stopped:
             self._send(stream, Ended(id, EndReason.ABORTED))
             return
-        announced = Announcement(id, 0, tuple(row.blocks), tuple(row.generations), row.first_token)
+        announced = Announcement(id, 0, tuple(row.blocks), tuple(row.generations), row.first_tokens)
         self._send(stream, announced)
 
     def _end_told(self, id: HandoffId, reason: EndReason, now: float) -> None:

@@ -25,41 +25,45 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x08\x62\x61ton.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xc3\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x08\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x10 \x01(\x08H\t\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x11 \x01(\x08H\n\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x15\n\x13_add_special_tokens\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbb\x01\n\x04\x43hat\x12#\n\x08messages\x18\x01 \x03(\x0b\x32\x11.baton.v1.Message\x12\x30\n\x0ftemplate_kwargs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"D\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\xad\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\"D\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.baton.v1.Alternative\"0\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x92\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\";\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xdc\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x08\x62\x61ton.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xb0\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x08 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\t \x01(\x01H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x03H\x06\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\x07\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\r\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x08\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x10 \x01(\x08H\t\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x11 \x01(\x08H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x12 \x01(\rH\x0b\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x13 \x01(\x01H\x0c\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x14 \x01(\x01H\r\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x15 \x01(\x01H\x0e\x88\x01\x01\x12<\n\nlogit_bias\x18\x16 \x03(\x0b\x32(.baton.v1.GenerateRequest.LogitBiasEntry\x12\x11\n\tbad_words\x18\x17 \x03(\t\x12\x1c\n\x0fprompt_logprobs\x18\x18 \x01(\rH\x0f\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_min_tokensB\x0b\n\t_logprobsB\x16\n\x14_skip_special_tokensB\x15\n\x13_add_special_tokensB\x04\n\x02_nB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x12\n\x10_prompt_logprobs\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xbb\x01\n\x04\x43hat\x12#\n\x08messages\x18\x01 \x03(\x0b\x32\x11.baton.v1.Message\x12\x30\n\x0ftemplate_kwargs\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"D\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_name\"\xef\x01\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x08logprobs\x18\x03 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x05 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\x12\x30\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\"D\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\"\n\x03top\x18\x02 \x03(\x0b\x32\x15.baton.v1.Alternative\"0\n\x0b\x41lternative\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\x92\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x13\n\x11ListModelsRequest\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\";\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x63reated\x18\x02 \x01(\x03\x12\x15\n\rmax_model_len\x18\x03 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xdc\x01\n\tInference\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1636
-  _globals['_FINISHREASON']._serialized_end=1731
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=2067
+  _globals['_FINISHREASON']._serialized_end=2162
   _globals['_GENERATEREQUEST']._serialized_start=67
-  _globals['_GENERATEREQUEST']._serialized_end=646
-  _globals['_TOKENIDS']._serialized_start=648
-  _globals['_TOKENIDS']._serialized_end=671
-  _globals['_CHAT']._serialized_start=674
-  _globals['_CHAT']._serialized_end=861
-  _globals['_MESSAGE']._serialized_start=863
-  _globals['_MESSAGE']._serialized_end=931
-  _globals['_GENERATERESPONSE']._serialized_start=934
-  _globals['_GENERATERESPONSE']._serialized_end=1107
-  _globals['_TOKENLOGPROBS']._serialized_start=1109
-  _globals['_TOKENLOGPROBS']._serialized_end=1177
-  _globals['_ALTERNATIVE']._serialized_start=1179
-  _globals['_ALTERNATIVE']._serialized_end=1227
-  _globals['_USAGE']._serialized_start=1229
-  _globals['_USAGE']._serialized_end=1309
-  _globals['_TOKENIZEREQUEST']._serialized_start=1312
-  _globals['_TOKENIZEREQUEST']._serialized_end=1458
-  _globals['_TOKENIZERESPONSE']._serialized_start=1460
-  _globals['_TOKENIZERESPONSE']._serialized_end=1497
-  _globals['_LISTMODELSREQUEST']._serialized_start=1499
-  _globals['_LISTMODELSREQUEST']._serialized_end=1518
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1520
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1573
-  _globals['_MODEL']._serialized_start=1575
-  _globals['_MODEL']._serialized_end=1634
-  _globals['_INFERENCE']._serialized_start=1734
-  _globals['_INFERENCE']._serialized_end=1954
+  _globals['_GENERATEREQUEST']._serialized_end=1011
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=716
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=764
+  _globals['_TOKENIDS']._serialized_start=1013
+  _globals['_TOKENIDS']._serialized_end=1036
+  _globals['_CHAT']._serialized_start=1039
+  _globals['_CHAT']._serialized_end=1226
+  _globals['_MESSAGE']._serialized_start=1228
+  _globals['_MESSAGE']._serialized_end=1296
+  _globals['_GENERATERESPONSE']._serialized_start=1299
+  _globals['_GENERATERESPONSE']._serialized_end=1538
+  _globals['_TOKENLOGPROBS']._serialized_start=1540
+  _globals['_TOKENLOGPROBS']._serialized_end=1608
+  _globals['_ALTERNATIVE']._serialized_start=1610
+  _globals['_ALTERNATIVE']._serialized_end=1658
+  _globals['_USAGE']._serialized_start=1660
+  _globals['_USAGE']._serialized_end=1740
+  _globals['_TOKENIZEREQUEST']._serialized_start=1743
+  _globals['_TOKENIZEREQUEST']._serialized_end=1889
+  _globals['_TOKENIZERESPONSE']._serialized_start=1891
+  _globals['_TOKENIZERESPONSE']._serialized_end=1928
+  _globals['_LISTMODELSREQUEST']._serialized_start=1930
+  _globals['_LISTMODELSREQUEST']._serialized_end=1949
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1951
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2004
+  _globals['_MODEL']._serialized_start=2006
+  _globals['_MODEL']._serialized_end=2065
+  _globals['_INFERENCE']._serialized_start=2165
+  _globals['_INFERENCE']._serialized_end=2385
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Ends with a response that has a finish reason. Cancelling the call, or its deadline, ends the work on the workers.
+        """Each choice ends with a response that has a finish reason. Cancelling the call, or its deadline, ends the work on the workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

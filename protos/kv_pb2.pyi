@@ -1,7 +1,8 @@
 from protos import worker_pb2 as _worker_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -75,26 +76,28 @@ class Release(_message.Message):
     def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ...) -> None: ...
 
 class Announcement(_message.Message):
-    __slots__ = ("id", "first_index", "blocks", "generations", "first_token")
+    __slots__ = ("id", "first_index", "blocks", "generations", "first_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
-    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: HandoffId
     first_index: int
     blocks: bytes
     generations: bytes
-    first_token: FirstToken
-    def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ...) -> None: ...
+    first_tokens: _containers.RepeatedCompositeFieldContainer[FirstToken]
+    def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., first_index: _Optional[int] = ..., blocks: _Optional[bytes] = ..., generations: _Optional[bytes] = ..., first_tokens: _Optional[_Iterable[_Union[FirstToken, _Mapping]]] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("token", "logprobs")
+    __slots__ = ("token", "logprobs", "handle")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
     token: int
     logprobs: _worker_pb2.Logprobs
-    def __init__(self, token: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    handle: int
+    def __init__(self, token: _Optional[int] = ..., logprobs: _Optional[_Union[_worker_pb2.Logprobs, _Mapping]] = ..., handle: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("id", "reason")

@@ -42,20 +42,22 @@ class GatewayHello(_message.Message):
     def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., gateway: _Optional[int] = ..., highest_handle: _Optional[int] = ..., without_block_events: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "capsule", "timeout_s", "request_id", "hand_to", "take_from")
+    __slots__ = ("handle", "capsule", "timeout_s", "request_id", "hand_to", "take_from", "seeds")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CAPSULE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     HAND_TO_FIELD_NUMBER: _ClassVar[int]
     TAKE_FROM_FIELD_NUMBER: _ClassVar[int]
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     capsule: _sampling_pb2.Capsule
     timeout_s: float
     request_id: str
     hand_to: HandTo
     take_from: TakeFrom
-    def __init__(self, handle: _Optional[int] = ..., capsule: _Optional[_Union[_sampling_pb2.Capsule, _Mapping]] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., hand_to: _Optional[_Union[HandTo, _Mapping]] = ..., take_from: _Optional[_Union[TakeFrom, _Mapping]] = ...) -> None: ...
+    seeds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[int] = ..., capsule: _Optional[_Union[_sampling_pb2.Capsule, _Mapping]] = ..., timeout_s: _Optional[float] = ..., request_id: _Optional[str] = ..., hand_to: _Optional[_Union[HandTo, _Mapping]] = ..., take_from: _Optional[_Union[TakeFrom, _Mapping]] = ..., seeds: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HandTo(_message.Message):
     __slots__ = ("incarnation",)

@@ -12,6 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from services.engine.logit_edits import SequenceEdits, edits_of
 from services.engine.request import Kind, Request
 
 
@@ -22,6 +23,7 @@ class Phase(IntEnum):
     PREFILL = 1  # its known tokens are being computed
     DECODE = 2  # one token a step
     RECEIVING = 3  # its blocks are being read from a producer
+    BRANCH = 4  # its prompt is in another slot
 
 
 class BatchState:
@@ -56,7 +58,10 @@ class BatchState:
         self.min_p = np.zeros(slots, dtype=np.float32)
         self.seed = np.zeros(slots, dtype=np.uint64)
         self.num_logprobs = np.full(slots, -1, dtype=np.int32)
+        self.num_prompt_logprobs = np.full(slots, -1, dtype=np.int32)  # -1: the prompt is not scored
         self.stop_ids = np.full((slots, 8), -1, dtype=np.int32)  # EOS and stop tokens; widened when needed
+        self.is_edited = np.zeros(slots, dtype=np.bool_)  # where `edits` has an entry
+        self.edits: list[SequenceEdits | None] = [None] * slots
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
 
@@ -98,12 +103,16 @@ class BatchState:
         self.min_p[slot] = sampling.min_p
         self.seed[slot] = sampling.seed
         self.num_logprobs[slot] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self._set_stop_ids(slot, stop_ids)
+        self.edits[slot] = edits_of(sampling, capsule.num_prompt)
+        self.is_edited[slot] = self.edits[slot] is not None
         return slot
 
     def close(self, slot: int) -> None:
         """Frees the slot; its blocks are the caller's."""
         self.requests[slot] = None
+        self.edits[slot] = None
         self.phase[slot] = Phase.FREE
         self.block_table[slot, : self.num_blocks[slot]] = 0
         self.num_blocks[slot] = 0

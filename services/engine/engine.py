@@ -8,6 +8,7 @@ import numpy as np
 
 from kvtransfer.messages import FirstToken, HandoffId
 from services.engine.batch_state import BatchState, Phase
+from services.engine.logit_edits import gather_edits
 from services.engine.outputs import (
     Announced,
     EngineOutputs,
@@ -16,7 +17,7 @@ from services.engine.outputs import (
     single_row,
 )
 from services.engine.request import Request
-from services.engine.runner.base import Runner, SamplingBatch, StepInput, StepOutput
+from services.engine.runner.base import LogitEdits, Runner, SamplingBatch, ScoredTokens, StepInput, StepOutput
 from services.engine.scheduler import Plan, Scheduler
 from services.engine.sequences import Sequences
 from services.protocol.frames import TokenLogprobs
@@ -53,27 +54,45 @@ class Engine:
         self.sequences.batch.computed[slot] = num_blocks * self.sequences.batch.block_size
         self.sequences.make_ready(slot, num_blocks)
 
-    def ready(self, id: HandoffId, first_token: FirstToken) -> None:
-        """All blocks of a received sequence are here: it joins the running batch at the next step."""
-        batch, slot = self.sequences.batch, self._slot(id)
-        position = int(batch.length[slot])
-        batch.computed[slot] = position
-        batch.tokens[slot, position] = first_token.token
+    def ready(self, id: HandoffId, first_tokens: tuple[FirstToken, ...]) -> None:
+        """All blocks of a received prompt are here: what follows it joins the running batch at the next step."""
+        sequences, slot = self.sequences, self._slot(id)
+        batch = sequences.batch
+        batch.computed[slot] = batch.length[slot]
+        by_handle = {first.handle: first for first in first_tokens}
+        for target in list(sequences.branches_of(slot)):
+            own = batch.request(target).id
+            if (first := by_handle.get(own.handle)) is not None:
+                self._take_first(target, first)
+            else:
+                sequences.free(own)  # ended at its first token
+        if sequences.slot_of(id) is not None:
+            self._go_on(slot)
+
+    def _take_first(self, slot: int, first: FirstToken) -> None:
+        batch, position = self.sequences.batch, int(self.sequences.batch.length[slot])
+        batch.tokens[slot, position] = first.token
         batch.length[slot] = position + 1
-        batch.phase[slot] = Phase.DECODE
-        logprobs = first_token.logprobs
-        assert logprobs is None or isinstance(logprobs, TokenLogprobs)
-        first = single_row(id, position, first_token.token, int(batch.cached[slot]), logprobs)
+        assert first.logprobs is None or isinstance(first.logprobs, TokenLogprobs)
+        id, cached = batch.request(slot).id, int(batch.cached[slot])
+        self.sequences.outputs.rows.append(single_row(id, position, first.token, cached, first.logprobs))
         batch.cached[slot] = -1
-        self.sequences.outputs.rows.append(first)
+
+    def _go_on(self, slot: int) -> None:
+        """A prompt is complete and has its first token or tokens: from now on there is decoding."""
+        if self.sequences.batch.request(slot).branches:
+            for source, destination in self.sequences.fork(slot):
+                self.runner.copy_block(source, destination)
+        else:
+            self.sequences.batch.phase[slot] = Phase.DECODE
 
     def step(self, now: float) -> bool:
         """Plans, launches and collects one step. False: there was nothing to compute."""
         plan = self._scheduler.plan(self.sequences, now)
         if not len(plan):
             return False
-        step = self._launch(plan)
-        self._collect(plan, step, self.runner.collect())
+        step, sampled = self._launch(plan)
+        self._collect(plan, step, sampled, self.runner.collect())
         return True
 
     def take_outputs(self) -> EngineOutputs:
@@ -86,7 +105,8 @@ class Engine:
         assert slot is not None
         return slot
 
-    def _launch(self, plan: Plan) -> StepInput:
+    def _launch(self, plan: Plan) -> tuple[StepInput, np.ndarray]:
+        """The step, and int64[N] the slots that get its tokens."""
         batch, slots, counts = self.sequences.batch, plan.slots, plan.counts
         starts = np.zeros(len(slots) + 1, dtype=np.int32)
         np.cumsum(counts, out=starts[1:])
@@ -94,24 +114,24 @@ class Engine:
         seq_lens = computed + counts
         positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
         num_blocks = -(-int(seq_lens.max()) // batch.block_size)
-        sample_rows = np.flatnonzero(seq_lens == batch.length[slots]).astype(np.int32)
+        complete = np.flatnonzero(seq_lens == batch.length[slots])
+        indices, sampled = self.sequences.sampled(slots[complete])
         step = StepInput(
             token_ids=batch.tokens[np.repeat(slots, counts), positions],
             positions=positions,
             query_starts=starts,
             seq_lens=seq_lens,
             block_tables=batch.block_table[slots, :num_blocks],
-            sample_rows=sample_rows,
-            sampling=self._sampling(slots[sample_rows]),
+            sample_rows=complete[indices].astype(np.int32),
+            sampling=self._sampling(sampled),
+            scored=self._scored(slots, starts, positions),
         )
         self.runner.launch(step)
-        return step
+        return step, sampled
 
     def _sampling(self, slots: np.ndarray) -> SamplingBatch:
         batch = self.sequences.batch
         length, temperature, num_logprobs = batch.length[slots], batch.temperature[slots], batch.num_logprobs[slots]
-        may_not_stop = np.flatnonzero(length < batch.min_len[slots]).tolist()
-        stop_ids = {row: batch.stop_ids[slots[row]] for row in may_not_stop}
         return SamplingBatch(
             temperature=temperature,
             top_k=batch.top_k[slots],
@@ -120,19 +140,70 @@ class Engine:
             seed=batch.seed[slots],
             position=length.astype(np.int64),
             num_logprobs=num_logprobs,
-            banned={row: ids[ids >= 0] for row, ids in stop_ids.items()},
+            edits=self._edits(slots),
             all_greedy=not temperature.any(),
             any_logprobs=bool((num_logprobs >= 0).any()),
         )
 
-    def _collect(self, plan: Plan, step: StepInput, output: StepOutput) -> None:
+    def _scored(self, slots: np.ndarray, starts: np.ndarray, positions: np.ndarray) -> ScoredTokens | None:
+        """The prompts' tokens of this step that have a successor in the prompt, where it is to be scored."""
+        batch = self.sequences.batch
+        if (batch.num_prompt_logprobs[slots] < 0).all():
+            return None
+        owners = np.repeat(slots, np.diff(starts))
+        queries = np.flatnonzero((batch.num_prompt_logprobs[owners] >= 0) & (positions + 1 < batch.num_prompt[owners]))
+        if not len(queries):
+            return None
+        owners = owners[queries]
+        successors = batch.tokens[owners, positions[queries] + 1]
+        return ScoredTokens(queries, successors, batch.num_prompt_logprobs[owners])
+
+    def _edits(self, slots: np.ndarray) -> LogitEdits | None:
+        batch = self.sequences.batch
+        may_stop = batch.length[slots] >= batch.min_len[slots]
+        edited = np.flatnonzero(batch.is_edited[slots] | ~may_stop)
+        if not len(edited):
+            return None
+        rows = []
+        for row in edited.tolist():
+            slot = int(slots[row])
+            stop_ids = batch.stop_ids[slot]
+            banned = stop_ids[(stop_ids >= 0) & ~may_stop[row]]
+            rows.append((row, batch.edits[slot], batch.known_tokens(slot), banned))
+        return gather_edits(rows, len(slots))
+
+    def _collect(self, plan: Plan, step: StepInput, sampled: np.ndarray, output: StepOutput) -> None:
         batch = self.sequences.batch
         batch.computed[plan.slots] = step.seq_lens
         computing = plan.slots[batch.phase[plan.slots] == Phase.PREFILL]
         for slot in computing.tolist():
             self.sequences.make_ready(slot, int(batch.computed[slot]) // batch.block_size)
-        rows = self._append(plan.slots[step.sample_rows], output)
-        self._move_on(plan.slots[step.sample_rows], rows, computing)
+        self._report_scores(plan, step, output)
+        rows = self._append(sampled, output)
+        if len(computing):
+            self._finish_prompts(computing, plan.slots[step.sample_rows], rows)
+        for row in np.flatnonzero(rows.finish).tolist():
+            if batch.phase[sampled[row]] == Phase.DECODE:
+                self.sequences.free(batch.request(int(sampled[row])).id)
+
+    def _report_scores(self, plan: Plan, step: StepInput, output: StepOutput) -> None:
+        """Rows for tokens of prompts: those that were scored."""
+        scored = step.scored
+        if scored is None:
+            return
+        batch = self.sequences.batch
+        owners = np.repeat(plan.slots, plan.counts)[scored.queries]
+        rows = StepRows(
+            gateways=batch.gateway[owners],
+            handles=batch.handle[owners],
+            positions=(step.positions[scored.queries] + 1).astype(np.uint32),
+            tokens=scored.successors,
+            finish=np.zeros(len(owners), dtype=np.uint8),
+            cached=np.full(len(owners), -1, dtype=np.int32),
+            widths=scored.num_logprobs,
+            logprobs=output.scored,
+        )
+        self.sequences.outputs.rows.append(rows)
 
     def _append(self, slots: np.ndarray, output: StepOutput) -> StepRows:
         """Appends the sampled tokens to their sequences, and says which of these ended."""
@@ -157,33 +228,33 @@ class Engine:
             self.sequences.outputs.rows.append(rows)
         return rows
 
-    def _move_on(self, slots: np.ndarray, rows: StepRows, computing: np.ndarray) -> None:
-        """Prompts whose computation ended change phase or are handed off; finished sequences leave."""
-        batch, sequences = self.sequences.batch, self.sequences
-        row_of = {slot: row for row, slot in enumerate(slots.tolist())} if len(computing) else {}
+    def _finish_prompts(self, computing: np.ndarray, owners: np.ndarray, rows: StepRows) -> None:
+        """Prompts whose computation ended change phase or are handed off. `owners`: by row, the slot of its prompt."""
+        rows_of: dict[int, list[int]] = {}
+        for row, owner in enumerate(owners.tolist()):
+            rows_of.setdefault(owner, []).append(row)
         for slot in computing.tolist():
-            row = row_of.get(slot)
-            if batch.is_producing(slot):
-                self._hand_off(slot, rows, row)
-            elif row is not None:
-                batch.phase[slot] = Phase.DECODE
-        for row in np.flatnonzero(rows.finish).tolist():
-            if batch.phase[slots[row]] == Phase.DECODE:
-                sequences.free(batch.request(int(slots[row])).id)
+            if self.sequences.batch.is_producing(slot):
+                self._hand_off(slot, rows, rows_of.get(slot, []))
+            elif slot in rows_of:
+                self._go_on(slot)
 
-    def _hand_off(self, slot: int, rows: StepRows, row: int | None) -> None:
-        """Announces what the step completed; with the first token, the rest."""
+    def _hand_off(self, slot: int, rows: StepRows, sampled: list[int]) -> None:
+        """Announces what the step completed; with the first tokens, the rest."""
         batch, sequences = self.sequences.batch, self.sequences
         id = batch.request(slot).id
-        if row is not None and rows.finish[row] != FinishReason.NONE:
+        going_on = [row for row in sampled if rows.finish[row] == FinishReason.NONE]
+        if sampled and not going_on:
             sequences.outputs.finished_first.append(id)
             sequences.free(id)
             return
-        end = int(batch.computed[slot]) // batch.block_size if row is None else int(batch.num_blocks[slot])
+        end = int(batch.num_blocks[slot]) if sampled else int(batch.computed[slot]) // batch.block_size
         blocks = batch.block_table[slot, batch.num_announced[slot] : end].tolist()
         generations = sequences.pool.generations[blocks].tolist()
-        first = FirstToken(int(rows.tokens[row]), row_logprobs(rows, row)) if row is not None else None
+        first_tokens = tuple(
+            FirstToken(int(rows.handles[row]), int(rows.tokens[row]), row_logprobs(rows, row)) for row in going_on
+        )
         batch.num_announced[slot] = end
-        sequences.outputs.announced.append(Announced(id, blocks, generations, first))
-        if row is not None:
+        sequences.outputs.announced.append(Announced(id, blocks, generations, first_tokens))
+        if sampled:
             sequences.lease(slot)

@@ -26,12 +26,12 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """Blocks of a sequence to hand off are complete; with the first token, they are the last."""
+    """Blocks of a prompt to hand off are complete; with first tokens, they are the last."""
 
     id: HandoffId
     blocks: list[int]
     generations: list[int]
-    first_token: FirstToken | None
+    first_tokens: tuple[FirstToken, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,17 @@ class Kind(Enum):
     CONSUME = auto()  # takes the blocks from a producer and generates
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One of several choices over the same prompt; a sequence of its own from its first token on."""
+
+    id: HandoffId
+    seed: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
-    """One attempt at one choice. Times are those of `time.monotonic`, in seconds."""
+    """One attempt at one choice, or at the common prompt of several. Times are `time.monotonic`'s, in seconds."""
 
     id: HandoffId
     capsule: Capsule
@@ -27,4 +35,11 @@ class Request:
     peer: int = 0  # the other side's incarnation, for PRODUCE and CONSUME
     work: int = 0  # tokens to compute, as far as the prefix cache knew when it came
     started: bool = False  # its first row was sent; it comes back after a preemption
+    branches: tuple[Branch, ...] = ()  # none: the request is a sequence itself
+    parent: HandoffId | None = None  # of a branch: its prompt's request
     looked_at: int = -1  # version of the prefix cache at which it was found to wait for a pending block
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True when the prompt's tokens have logprobs, for which all of them must be computed here."""
+        return self.kind is not Kind.CONSUME and self.capsule.sampling.num_prompt_logprobs is not None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.runner.base import SamplingBatch, StepLogprobs, StepOutput
+from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput
 
 NUM_CANDIDATES = 1024  # a filtered row is sorted whole only where its filters reach beyond so many best tokens
 MIN_TEMPERATURE = 1e-5  # anything colder is this cold: one token then has all the weight but for ties
@@ -18,15 +18,29 @@ MIN_TEMPERATURE = 1e-5  # anything colder is this cold: one token then has all t
 def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
     """One token for each row of `logits` (floating-point [N, vocab]; the sampler may overwrite it)."""
     logits = logits.to(torch.float32)
-    raw = logits.clone() if batch.any_logprobs and batch.banned else logits
-    for row, token_ids in batch.banned.items():
-        logits[row, torch.from_numpy(token_ids).to(torch.int64)] = -torch.inf
+    raw = logits
+    if batch.edits is not None:
+        raw = logits.clone() if batch.any_logprobs else logits
+        _edit(logits, batch.edits)
     chosen = logits.argmax(dim=-1)
     if not batch.all_greedy:
         rows = np.flatnonzero(batch.temperature > 0)
         chosen[torch.from_numpy(rows)] = _draw(logits, batch, rows)
     logprobs = _logprobs(raw, chosen, batch.num_logprobs) if batch.any_logprobs else None
     return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
+
+
+def _edit(logits: Tensor, edits: LogitEdits) -> None:
+    """Biases and penalties, in place."""
+    biased = torch.from_numpy(edits.bias_rows), torch.from_numpy(edits.bias_tokens)
+    logits.index_put_(biased, torch.from_numpy(edits.bias), accumulate=True)
+    rows, tokens = torch.from_numpy(edits.count_rows), torch.from_numpy(edits.count_tokens)
+    counts, values = torch.from_numpy(edits.counts), logits[rows, tokens]
+    repetition = torch.from_numpy(edits.repetition)[rows]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= torch.from_numpy(edits.frequency)[rows] * counts
+    values -= torch.from_numpy(edits.presence)[rows] * (counts > 0)
+    logits[rows, tokens] = values
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -8,8 +8,15 @@ Where a request is:
     submit ──▶ parked ──▶ waiting ──▶ a slot ──▶ leased ──▶ gone
              (CONSUME,      ▲            │      (PRODUCE: blocks held
               not announced)└─ preempted ┘       for the consumer)
+
+A request with branches has a slot for its prompt and one for each branch. For P prompt tokens and block size b:
+
+    prompt's slot     [0 ─── full blocks, ⌊P / b⌋ ───┬─ last ]     last: partly filled, or empty for the next position
+    branches, waiting                                 [ own  ]     but the first, which will take over `last`
+    branches, forked  [────── the same blocks ───────┬─ own  ]     own: a copy of `last`
 """
 
+from dataclasses import replace
 from enum import Enum, auto
 
 import numpy as np
@@ -18,7 +25,7 @@ from kvtransfer.messages import HandoffId
 from services.engine.batch_state import BatchState, Phase
 from services.engine.block_pool import BlockPool
 from services.engine.outputs import EngineOutputs, GivenUp, Reserved
-from services.engine.prefix_cache import NO_BLOCK, PrefixCache
+from services.engine.prefix_cache import NO_BLOCK, Match, PrefixCache
 from services.engine.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure
@@ -49,6 +56,7 @@ class Sequences:
         self._slot: dict[HandoffId, int] = {}
         self._leased: dict[HandoffId, list[int]] = {}
         self._held_back: set[int] = set()  # in quarantine
+        self._branches: dict[HandoffId, list[int]] = {}  # of a prompt that is not complete: slots of those still wanted
         self._charged: dict[HandoffId, tuple[int, int]] = {}  # to hand off: consumer, blocks that were not cached
 
     # Requests come.
@@ -57,7 +65,7 @@ class Sequences:
         """Takes a request: into the queue, or aside until its producer announces."""
         if self._refuse_if_too_large(request):
             return
-        cached = len(self.cache.match(request.capsule.token_ids).blocks) * self.batch.block_size
+        cached = len(self._match(request).blocks) * self.batch.block_size
         request.work = len(request.capsule.token_ids) - cached
         queue = self._parked if request.kind is Kind.CONSUME else self.waiting
         queue[request.id] = request
@@ -68,19 +76,19 @@ class Sequences:
             self.waiting[id] = request
 
     def blocks_needed(self, request: Request) -> int:
-        """Blocks for the known tokens, and for the next position where that is computed here too."""
+        """Blocks for the known tokens, and for the next position of each branch where that is computed here too."""
         length = len(request.capsule.token_ids) + (request.kind is not Kind.PRODUCE)
-        return -(-length // self.batch.block_size)
+        return -(-length // self.batch.block_size) + _own_blocks(request)
 
     def admit(self, request: Request, *, watermark: int = 0) -> Admission:
-        """Gives a waiting request a slot and all its blocks, leaving `watermark` blocks; or changes nothing."""
+        """Gives a waiting request its slots and all its blocks, leaving `watermark` blocks; or changes nothing."""
         if self._refuse_if_too_large(request):
             return Admission.REFUSED
         if request.looked_at == self.cache.version:
             return Admission.WAITS_FOR_PREFIX
-        if self.batch.num_free_slots == 0:
+        if self.batch.num_free_slots < 1 + len(request.branches):
             return Admission.NO_ROOM
-        match = self.cache.match(request.capsule.token_ids)
+        match = self._match(request)
         if match.next_is_pending:
             request.looked_at = self.cache.version
             return Admission.WAITS_FOR_PREFIX
@@ -111,7 +119,10 @@ class Sequences:
         """Takes a sequence's blocks; it comes back by recompute."""
         batch, request = self.batch, self.batch.request(slot)
         tokens = batch.known_tokens(slot).copy()
-        capsule = Capsule(tokens, request.capsule.num_prompt, request.capsule.sampling)
+        sampling = request.capsule.sampling
+        if batch.phase[slot] == Phase.DECODE:
+            sampling = replace(sampling, num_prompt_logprobs=None)
+        capsule = Capsule(tokens, request.capsule.num_prompt, sampling)
         again = Request(
             request.id,
             capsule,
@@ -120,6 +131,7 @@ class Sequences:
             request.deadline,
             work=len(tokens),
             started=bool(batch.cached[slot] < 0),
+            branches=tuple(branch for branch in request.branches if branch.id in self._slot),
         )
         self.release(slot)
         self.preempted[again.id] = again
@@ -132,6 +144,45 @@ class Sequences:
             self.cache.make_ready(block)
         batch.num_ready[slot] = max(end, int(batch.num_ready[slot]))
 
+    def sampled(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What a token is sampled for when the known tokens of these slots are computed: their branches, or themselves.
+
+        Returns int64[N] indices into `slots` and int64[N] the slots that get a token.
+        """
+        if not self._branches:
+            return np.arange(len(slots)), slots
+        targets = [(index, target) for index, slot in enumerate(slots.tolist()) for target in self.branches_of(slot)]
+        pairs = np.array(targets, dtype=np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def branches_of(self, slot: int) -> list[int]:
+        """Slots of the branches of a slot's prompt that are still wanted; of a prompt without any, the slot itself."""
+        return self._branches.get(self.batch.request(slot).id, [slot])
+
+    def fork(self, slot: int) -> list[tuple[int, int]]:
+        """Makes sequences of the branches of a complete prompt, and frees its slot. Some may have their first token.
+
+        Returns the blocks to copy before the next step: source, destination.
+        """
+        batch = self.batch
+        blocks, computed = batch.blocks(slot), int(batch.computed[slot])
+        num_full = computed // batch.block_size
+        copies = []
+        for branch in self._branches.pop(batch.request(slot).id, []):
+            own = batch.blocks(branch)
+            table = blocks[:num_full] + (own or blocks[num_full:])
+            self.pool.reference(table[:num_full] if own else table)
+            if own and computed % batch.block_size:
+                copies.append((blocks[num_full], own[0]))
+            batch.block_table[branch, : len(table)] = table
+            batch.num_blocks[branch] = len(table)
+            batch.computed[branch] = computed
+            batch.num_entered[branch] = batch.num_entered[slot]
+            batch.num_ready[branch] = batch.num_ready[slot]
+            batch.phase[branch] = Phase.DECODE
+        self.release(slot)
+        return copies
+
     def slot_of(self, id: HandoffId) -> int | None:
         """The slot of a request, if it has one."""
         return self._slot.get(id)
@@ -141,6 +192,7 @@ class Sequences:
     def release(self, slot: int, held_back: frozenset[int] = frozenset()) -> None:
         """Frees a slot and its blocks, except those held back; computed full blocks stay as cached content."""
         batch = self.batch
+        self._release_branches(slot)
         blocks = batch.blocks(slot)
         same_content = self._enter_generated(slot, blocks)
         for index in range(len(blocks) - 1, -1, -1):
@@ -155,6 +207,14 @@ class Sequences:
                 self.pool.touch(same_content[index])
         del self._slot[batch.request(slot).id]
         batch.close(slot)
+
+    def _release_branches(self, slot: int) -> None:
+        """A prompt takes the branches that wait for it along; one of these alone is no longer waited for."""
+        request = self.batch.request(slot)
+        for branch in self._branches.pop(request.id, []):
+            self.release(branch)
+        if self.batch.phase[slot] == Phase.BRANCH and request.parent in self._branches:
+            self._branches[request.parent].remove(slot)
 
     def lease(self, slot: int) -> None:
         """Frees a slot, but keeps its blocks for the consumer until `free`."""
@@ -193,7 +253,8 @@ class Sequences:
     def expire(self, now: float) -> None:
         """Gives up what is past its deadline. Handoffs under way are ended by their own state machines."""
         batch = self.batch
-        late = (batch.phase != Phase.FREE) & (batch.phase != Phase.RECEIVING) & (batch.deadline <= now)
+        ends_alone = np.isin(batch.phase, (Phase.PREFILL, Phase.DECODE))
+        late = ends_alone & (batch.deadline <= now)
         requests = [batch.request(slot) for slot in np.flatnonzero(late).tolist()]
         for queue in (self.waiting, self.preempted):
             requests += [request for request in queue.values() if request.deadline <= now]
@@ -244,6 +305,9 @@ class Sequences:
         """Blocks held for one consumer, from admission to release; those that were cached already do not count."""
         return sum(count for consumer, count in self._charged.values() if consumer == peer)
 
+    def _match(self, request: Request) -> Match:
+        return Match([], False) if request.scores_prompt else self.cache.match(request.capsule.token_ids)
+
     def _forget_queued(self, id: HandoffId) -> None:
         for queue in (self.waiting, self.preempted, self._parked):
             queue.pop(id, None)
@@ -251,7 +315,8 @@ class Sequences:
     def _refuse_if_too_large(self, request: Request) -> bool:
         needed, num_blocks = self.blocks_needed(request), self.pool.num_blocks
         too_long = len(request.capsule.token_ids) >= self.batch.max_model_len
-        if too_long or needed > num_blocks:
+        too_many = 1 + len(request.branches) > self.batch.max_num_seqs
+        if too_long or too_many or needed > num_blocks:
             self.give_up(request, FailureCode.TOO_LARGE, f"{needed} blocks needed, the pool has {num_blocks}")
             return True
         if needed > num_blocks - self.num_held_back:
@@ -271,11 +336,11 @@ class Sequences:
         return blocks
 
     def _open(self, request: Request, blocks: list[int], num_held: int) -> None:
-        batch, sampling = self.batch, request.capsule.sampling
-        eos = () if sampling.ignore_eos else self._eos_token_ids
-        slot = batch.open(request, np.asarray(blocks, dtype=np.int32), eos + sampling.stop_token_ids)
-        self._slot[request.id] = slot
-        batch.phase[slot] = Phase.RECEIVING if request.kind is Kind.CONSUME else Phase.PREFILL
+        batch = self.batch
+        num_shared = len(blocks) - _own_blocks(request)
+        blocks, own = blocks[:num_shared], blocks[num_shared:]
+        phase = Phase.RECEIVING if request.kind is Kind.CONSUME else Phase.PREFILL
+        slot = self._occupy(request, blocks, phase)
         batch.computed[slot] = num_held * batch.block_size
         batch.cached[slot] = -1 if request.started else batch.computed[slot]
         batch.num_ready[slot] = num_held
@@ -285,6 +350,34 @@ class Sequences:
             self._charged[request.id] = (request.peer, len(blocks) - num_held)
         if request.kind is Kind.CONSUME:
             self.outputs.reserved.append(Reserved(request.id, blocks, num_held))
+        if request.branches:
+            self._open_branches(request, own, int(batch.cached[slot]))
+
+    def _open_branches(self, request: Request, own: list[int], cached: int) -> None:
+        slots = self._branches[request.id] = []
+        for index, branch in enumerate(request.branches):
+            capsule = request.capsule
+            sampling = replace(capsule.sampling, seed=branch.seed, num_prompt_logprobs=None)
+            alone = Request(
+                branch.id,
+                replace(capsule, sampling=sampling),
+                Kind.LOCAL,
+                request.arrival,
+                request.deadline,
+                parent=request.id,
+            )
+            slot = self._occupy(alone, own[index - 1 : index] if index else [], Phase.BRANCH)
+            self.batch.cached[slot] = cached
+            self.batch.computed[slot] = self.batch.num_entered[slot] = self.batch.num_ready[slot] = 0
+            slots.append(slot)
+
+    def _occupy(self, request: Request, blocks: list[int], phase: Phase) -> int:
+        sampling = request.capsule.sampling
+        eos = () if sampling.ignore_eos else self._eos_token_ids
+        slot = self.batch.open(request, np.asarray(blocks, dtype=np.int32), eos + sampling.stop_token_ids)
+        self.batch.phase[slot] = phase
+        self._slot[request.id] = slot
+        return slot
 
     def _enter_pending(self, token_ids: np.ndarray, blocks: list[int], start: int) -> int:
         """Enters the full blocks from index `start` as pending nodes; returns how many leading blocks are nodes."""
@@ -316,3 +409,8 @@ class Sequences:
             else:
                 twins[index] = twin
         return twins
+
+
+def _own_blocks(request: Request) -> int:
+    """Blocks that branches will need beside their prompt's: the first one takes the prompt's last block over."""
+    return 0 if request.kind is Kind.PRODUCE else max(0, len(request.branches) - 1)

@@ -69,18 +69,31 @@ class TakeFrom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """One attempt at one choice of a request. Without a handoff the worker runs it alone."""
+    """One attempt at one choice of a request. Without a handoff the worker runs it alone.
+
+    With seeds it is an attempt at several choices over one prompt, which is computed and handed over once: `handle`
+    names the prompt, and the choices have the handles that follow, one for each seed.
+    """
 
     handle: int
     capsule: Capsule
     timeout_s: float  # from receipt: clocks of two hosts are never compared
     request_id: str = ""
     handoff: HandTo | TakeFrom | None = None
+    seeds: tuple[int, ...] = ()  # unsigned, 64 bits
+
+    @property
+    def last_handle(self) -> int:
+        """The highest one that it uses."""
+        return self.handle + len(self.seeds)
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The gateway wants no more of this handle. May come at any time, and more than once."""
+    """The gateway wants no more of this handle: of a choice, or of a prompt with all its choices so far.
+
+    May come at any time, and more than once.
+    """
 
     handle: int
 

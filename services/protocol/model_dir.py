@@ -27,6 +27,7 @@ class GenerationDefaults:
     top_p: float | None = None
     top_k: int | None = None  # -1: off
     min_p: float | None = None
+    repetition_penalty: float | None = None
     not_applied: tuple[str, ...] = ()  # settings of generation_config.json that would matter and are not supported
 
 
@@ -97,6 +98,7 @@ def read_generation_defaults(directory: Path, config: dict[str, Any]) -> Generat
         top_p=_number(values, "top_p", path.name, lambda value: 0 < value <= 1),
         top_k=None if top_k is None else (int(top_k) if top_k > 0 else -1),
         min_p=_number(values, "min_p", path.name, lambda value: 0 <= value <= 1),
+        repetition_penalty=_number(values, "repetition_penalty", path.name, lambda value: value > 0),
         not_applied=_not_applied(values),
     )
 
@@ -130,7 +132,6 @@ def _number(values: dict[str, Any], key: str, where: str, in_range: Callable[[fl
 
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "repetition_penalty": (None, 1, 1.0),
     "no_repeat_ngram_size": (None, 0),
     "bad_words_ids": (None, []),
     "suppress_tokens": (None, []),

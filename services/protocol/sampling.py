@@ -7,8 +7,9 @@ from dataclasses import dataclass
 class SamplingParams:
     """How to choose the next tokens of one sequence.
 
-    Filters apply in the order temperature, top_k, top_p, min_p. Randomness is a function of (seed, position of the
-    token in the sequence), so a sequence continued elsewhere goes on as if it had stayed.
+    A token's logit is changed in the order logit_bias, repetition, frequency and presence penalty; then come
+    temperature, top_k, top_p, min_p. Penalties count the sequence's own tokens, and randomness is a function of (seed,
+    position of the token in the sequence), so a sequence continued elsewhere goes on as if it had stayed.
     """
 
     max_tokens: int  # generated tokens in all, counted from the end of the prompt
@@ -21,3 +22,14 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     num_logprobs: int | None = None  # alternatives reported for each token; None: no logprobs at all
+    num_prompt_logprobs: int | None = None  # the same for the prompt's tokens, from the second on
+    presence_penalty: float = 0.0  # off the logit of each token that was generated
+    frequency_penalty: float = 0.0  # the same, times how often it was
+    repetition_penalty: float = 1.0  # divides (multiplies, below zero) the logit of each token in prompt or answer
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), no id twice
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed in what is generated
+
+    @property
+    def counts_tokens(self) -> bool:
+        """True when a token's logit depends on how often it is in the sequence."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1

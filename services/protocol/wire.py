@@ -83,6 +83,7 @@ def _pack_submit(submit: Submit) -> worker_pb2.Submit:
         capsule=pack_capsule(submit.capsule),
         timeout_s=submit.timeout_s,
         request_id=submit.request_id,
+        seeds=submit.seeds,
     )
     match submit.handoff:
         case HandTo(incarnation):
@@ -110,27 +111,16 @@ def _parse_submit(packed: worker_pb2.Submit) -> Submit:
         timeout_s=packed.timeout_s,
         request_id=packed.request_id,
         handoff=handoff,
+        seeds=tuple(packed.seeds),
     )
 
 
 def pack_capsule(capsule: Capsule) -> sampling_pb2.Capsule:
     """The protobuf form of a capsule."""
-    sampling = capsule.sampling
     return sampling_pb2.Capsule(
         token_ids=_array_bytes(capsule.token_ids, "<i4"),
         num_prompt=capsule.num_prompt,
-        sampling=sampling_pb2.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            max_tokens=sampling.max_tokens,
-            min_tokens=sampling.min_tokens,
-            ignore_eos=sampling.ignore_eos,
-            stop_token_ids=sampling.stop_token_ids,
-            num_logprobs=sampling.num_logprobs,
-        ),
+        sampling=_pack_sampling(capsule.sampling),
     )
 
 
@@ -139,22 +129,53 @@ def parse_capsule(packed: sampling_pb2.Capsule) -> Capsule:
     token_ids = _array(packed.token_ids, "<i4", "token_ids")
     if not 1 <= packed.num_prompt <= len(token_ids):
         raise WireError(f"{packed.num_prompt} prompt tokens among {len(token_ids)}")
-    sampling = packed.sampling
-    return Capsule(
-        token_ids=token_ids,
-        num_prompt=packed.num_prompt,
-        sampling=SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            min_tokens=sampling.min_tokens,
-            ignore_eos=sampling.ignore_eos,
-            stop_token_ids=tuple(sampling.stop_token_ids),
-            num_logprobs=sampling.num_logprobs if sampling.HasField("num_logprobs") else None,
-        ),
+    return Capsule(token_ids=token_ids, num_prompt=packed.num_prompt, sampling=_parse_sampling(packed.sampling))
+
+
+def _pack_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+        num_logprobs=sampling.num_logprobs,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        bias_token_ids=[token for token, _ in sampling.logit_bias],
+        bias_values=[value for _, value in sampling.logit_bias],
+        bad_words=[sampling_pb2.BadWord(token_ids=word) for word in sampling.bad_words],
+    )
+
+
+def _parse_sampling(packed: sampling_pb2.SamplingParams) -> SamplingParams:
+    if len(packed.bias_token_ids) != len(packed.bias_values):
+        raise WireError(f"{len(packed.bias_token_ids)} token ids with {len(packed.bias_values)} values of logit bias")
+    if not all(word.token_ids for word in packed.bad_words):
+        raise WireError("a bad word without tokens")
+    return SamplingParams(
+        max_tokens=packed.max_tokens,
+        temperature=packed.temperature,
+        top_p=packed.top_p,
+        top_k=packed.top_k,
+        min_p=packed.min_p,
+        seed=packed.seed,
+        min_tokens=packed.min_tokens,
+        ignore_eos=packed.ignore_eos,
+        stop_token_ids=tuple(packed.stop_token_ids),
+        num_logprobs=packed.num_logprobs if packed.HasField("num_logprobs") else None,
+        num_prompt_logprobs=packed.num_prompt_logprobs if packed.HasField("num_prompt_logprobs") else None,
+        presence_penalty=packed.presence_penalty,
+        frequency_penalty=packed.frequency_penalty,
+        repetition_penalty=packed.repetition_penalty if packed.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(zip(packed.bias_token_ids, packed.bias_values, strict=True)),
+        bad_words=tuple(tuple(word.token_ids) for word in packed.bad_words),
     )
 
 

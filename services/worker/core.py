@@ -87,6 +87,8 @@ class WorkerCore:
         """A request, unless its handle was seen or given up before."""
         if request.id.gateway not in self._gateways or not self._marks.admit(request.id):
             return
+        for branch in request.branches:
+            self._marks.admit(branch.id)
         if request.kind is Kind.PRODUCE:
             self._producer.submit(request.id, request.deadline)
         elif request.kind is Kind.CONSUME:
@@ -256,7 +258,7 @@ class WorkerCore:
     def _take_engine(self, outputs: EngineOutputs, now: float) -> None:
         self._rows += outputs.rows
         for announced in outputs.announced:
-            self._producer.announce(announced.id, announced.blocks, announced.generations, announced.first_token)
+            self._producer.announce(announced.id, announced.blocks, announced.generations, announced.first_tokens)
         for id in outputs.finished_first:
             self._producer.finish(id, now)
         for reserved in outputs.reserved:
@@ -279,8 +281,8 @@ class WorkerCore:
                 sequences.enqueue(id)
             case Arrived(id, num_blocks):
                 self.engine.arrived(id, num_blocks)
-            case Ready(id, first_token):
-                self.engine.ready(id, first_token)
+            case Ready(id, first_tokens):
+                self.engine.ready(id, first_tokens)
             case StopComputing(id):
                 sequences.stop(id)
             case FreeBlocks(id):

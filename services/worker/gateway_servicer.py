@@ -8,16 +8,18 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from itertools import chain
 
 import grpc
 import structlog
 
 from kvtransfer.messages import HandoffId
 from protos import worker_pb2, worker_pb2_grpc
-from services.engine.request import Kind, Request
+from services.engine.request import Branch, Kind, Request
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame
 from services.protocol.messages import (
+    MAX_HANDLE,
     PROTOCOL_MAJOR,
     Abort,
     BlockEvents,
@@ -157,7 +159,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             return
         if isinstance(submit.handoff, TakeFrom):
             self._on_producer(submit.handoff)
-        request = _request(session.gateway, submit, time.monotonic())
+        request = engine_request(session.gateway, submit, time.monotonic())
         self._engine.call(lambda core, now: core.submit(request, now))
         _log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
 
@@ -170,12 +172,20 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             return "no token left to generate"
         if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1):
             return "a sampling parameter out of range"
-        if max(sampling.num_logprobs or 0, sampling.min_tokens) > _MAX_COUNT:
+        if max(sampling.num_logprobs or 0, sampling.num_prompt_logprobs or 0, sampling.min_tokens) > _MAX_COUNT:
             return "a sampling parameter out of range"
+        penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+        if not all(map(math.isfinite, penalties)) or sampling.repetition_penalty <= 0:
+            return "a penalty out of range"
+        if not all(math.isfinite(value) for _, value in sampling.logit_bias):
+            return "a logit bias that is no number"
         if not 0 < submit.timeout_s < math.inf:
             return "a timeout that is no time"
-        if any(not 0 <= token < self._hello.vocab_size for token in sampling.stop_token_ids):
-            return "a stop token outside the vocabulary"
+        if submit.last_handle > MAX_HANDLE:
+            return "more choices than there are handles"
+        named = chain(sampling.stop_token_ids, (token for token, _ in sampling.logit_bias), *sampling.bad_words)
+        if any(not 0 <= token < self._hello.vocab_size for token in named):
+            return "a stop token, bias or bad word outside the vocabulary"
         return None
 
     def _publish(self, added: Collection[BlockHash], evicted: Collection[BlockHash]) -> None:
@@ -186,7 +196,8 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             session.outbox.put(BlockEvents(session.block_sequence, False, come, gone))
 
 
-def _request(gateway: int, submit: Submit, now: float) -> Request:
+def engine_request(gateway: int, submit: Submit, now: float) -> Request:
+    """What the engine is asked for. `gateway`: its incarnation."""
     match submit.handoff:
         case HandTo(incarnation):
             kind, peer = Kind.PRODUCE, incarnation
@@ -194,5 +205,15 @@ def _request(gateway: int, submit: Submit, now: float) -> Request:
             kind, peer = Kind.CONSUME, incarnation
         case None:
             kind, peer = Kind.LOCAL, 0
-    id = HandoffId(gateway, submit.handle)
-    return Request(id, submit.capsule, kind, arrival=now, deadline=now + submit.timeout_s, peer=peer)
+    handles = range(submit.handle + 1, submit.last_handle + 1)
+    return Request(
+        HandoffId(gateway, submit.handle),
+        submit.capsule,
+        kind,
+        arrival=now,
+        deadline=now + submit.timeout_s,
+        peer=peer,
+        branches=tuple(
+            Branch(HandoffId(gateway, handle), seed) for handle, seed in zip(handles, submit.seeds, strict=True)
+        ),
+    )

@@ -62,13 +62,12 @@ def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
 
 
 def _pack_announcement(message: Announcement) -> kv_pb2.Announcement:
-    first = message.first_token
     return kv_pb2.Announcement(
         id=_pack_id(message.id),
         first_index=message.first_index,
         blocks=np.array(message.blocks, dtype="<u4").tobytes(),
         generations=np.array(message.generations, dtype="<u8").tobytes(),
-        first_token=None if first is None else _pack_first_token(first),
+        first_tokens=[_pack_first_token(first) for first in message.first_tokens],
     )
 
 
@@ -80,13 +79,13 @@ def _parse_announcement(packed: kv_pb2.Announcement) -> Announcement:
         first_index=packed.first_index,
         blocks=tuple(np.frombuffer(packed.blocks, "<u4").tolist()),
         generations=tuple(np.frombuffer(packed.generations, "<u8").tolist()),
-        first_token=_parse_first_token(packed.first_token) if packed.HasField("first_token") else None,
+        first_tokens=tuple(_parse_first_token(first) for first in packed.first_tokens),
     )
 
 
 def _pack_first_token(first: FirstToken) -> kv_pb2.FirstToken:
     if first.logprobs is None:
-        return kv_pb2.FirstToken(token=first.token)
+        return kv_pb2.FirstToken(handle=first.handle, token=first.token)
     assert isinstance(first.logprobs, TokenLogprobs)
     ids = [token_id for token_id, _ in first.logprobs.top]
     packed = PackedLogprobs(
@@ -95,17 +94,17 @@ def _pack_first_token(first: FirstToken) -> kv_pb2.FirstToken:
         top_ids=np.array(ids, dtype=np.int32),
         top=np.array([value for _, value in first.logprobs.top], dtype=np.float32),
     )
-    return kv_pb2.FirstToken(token=first.token, logprobs=pack_logprobs(packed))
+    return kv_pb2.FirstToken(handle=first.handle, token=first.token, logprobs=pack_logprobs(packed))
 
 
 def _parse_first_token(packed: kv_pb2.FirstToken) -> FirstToken:
     if not packed.HasField("logprobs"):
-        return FirstToken(packed.token, None)
+        return FirstToken(packed.handle, packed.token, None)
     logprobs = parse_logprobs(packed.logprobs)
     if len(logprobs.sampled) != 1 or len(logprobs.top_ids) != len(logprobs.top):
         raise WireError("logprobs of one token expected")
     top = zip(logprobs.top_ids.tolist(), logprobs.top.tolist(), strict=True)
-    return FirstToken(packed.token, TokenLogprobs(float(logprobs.sampled[0]), tuple(top)))
+    return FirstToken(packed.handle, packed.token, TokenLogprobs(float(logprobs.sampled[0]), tuple(top)))
 
 
 def _pack_id(id: HandoffId) -> kv_pb2.HandoffId:

@@ -9,12 +9,12 @@ import numpy as np
 from kvtransfer.messages import HandoffId
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.outputs import Announced
-from services.engine.request import Kind, Request
+from services.engine.outputs import Announced, row_logprobs
+from services.engine.request import Branch, Kind, Request
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.scheduler import Scheduler
 from services.protocol.capsule import Capsule
-from services.protocol.frames import Failure
+from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.sampling import SamplingParams
 
 GATEWAY = 7
@@ -30,21 +30,38 @@ class Driven:
     cached: dict[int, int] = field(default_factory=dict)
     announced: list[Announced] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts, from the second token on
+    num_prompt: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
     now: float = 0.0
     handles: Iterator[int] = field(default_factory=lambda: count(1))
 
-    def submit(self, prompt: list[int], max_tokens: int, *, kind: Kind = Kind.LOCAL, peer: int = 0, **sampling) -> int:
-        """Submits a request, a moment after the last; returns its handle."""
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        *,
+        num_prompt: int | None = None,
+        kind: Kind = Kind.LOCAL,
+        peer: int = 0,
+        seeds: tuple[int, ...] = (),
+        **sampling,
+    ) -> int:
+        """Submits a request, a moment after the last; returns its handle. `num_prompt`: the rest was generated.
+
+        With seeds, choices over the prompt have the handles that follow.
+        """
         handle = next(self.handles)
         self.now += 0.001
         capsule = Capsule(
             np.array(prompt, dtype=np.int32),
-            len(prompt),
-            SamplingParams(max_tokens=max_tokens, temperature=0, **sampling),
+            num_prompt or len(prompt),
+            SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, **sampling}),
         )
+        branches = tuple(Branch(HandoffId(GATEWAY, next(self.handles)), seed) for seed in seeds)
+        self.num_prompt |= dict.fromkeys(range(handle, handle + len(seeds) + 1), capsule.num_prompt)
         id = HandoffId(GATEWAY, handle)
-        self.engine.submit(Request(id, capsule, kind, arrival=self.now, deadline=1e9, peer=peer))
+        self.engine.submit(Request(id, capsule, kind, self.now, 1e9, peer=peer, branches=branches))
         return handle
 
     def step(self) -> bool:
@@ -64,7 +81,15 @@ class Driven:
         outputs = self.engine.take_outputs()
         for rows in outputs.rows:
             columns = (rows.handles, rows.positions, rows.tokens, rows.finish, rows.cached)
-            for handle, position, token, finish, cached in zip(*(column.tolist() for column in columns), strict=True):
+            for row, (handle, position, token, finish, cached) in enumerate(
+                zip(*(column.tolist() for column in columns), strict=True)
+            ):
+                if position < self.num_prompt[handle]:
+                    scores, score = self.scores.setdefault(handle, []), row_logprobs(rows, row)
+                    assert (len(scores) + 1, cached, finish) == (position, -1, 0)
+                    assert score is not None
+                    scores.append(score)
+                    continue
                 first = not self.tokens.get(handle)
                 assert (cached >= 0) == first
                 if first:
@@ -108,9 +133,11 @@ def make_engine(
     )
 
 
-def reference(prompt: list[int], num_tokens: int, *, block_size: int = 4, **sampling) -> list[int]:
+def reference(
+    prompt: list[int], num_tokens: int, *, block_size: int = 4, vocab_size: int = 1000, **sampling
+) -> list[int]:
     """What a request generates when it is alone, uncached and computed in one piece."""
-    driven = make_engine(block_size=block_size, scheduler=DecodeScheduler(4096))
+    driven = make_engine(block_size=block_size, scheduler=DecodeScheduler(4096), vocab_size=vocab_size)
     handle = driven.submit(prompt, num_tokens, **sampling)
     driven.run()
     return driven.tokens[handle]

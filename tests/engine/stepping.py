@@ -17,7 +17,7 @@ def greedy_batch(num_rows: int, num_logprobs: int = -1) -> SamplingBatch:
         seed=np.zeros(num_rows, np.uint64),
         position=np.zeros(num_rows, np.int64),
         num_logprobs=np.full(num_rows, num_logprobs, np.int32),
-        banned={},
+        edits=None,
         all_greedy=True,
         any_logprobs=num_logprobs >= 0,
     )

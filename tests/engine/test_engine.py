@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
@@ -28,6 +29,28 @@ def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int):
     for handle, prompt in zip(handles, prompts, strict=True):
         assert driven.tokens[handle] == reference(prompt, 15)
         assert driven.finish[handle] == FinishReason.LENGTH
+    driven.assert_baseline()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int):
+    """Each token from the second on, once and in order; also where a prefix is cached, and beside requests without."""
+    prompts = [[*range(20), *prompt] for prompt in random_prompts(1, 6)]
+    wide = [3, None, 0, 3, None, 5]
+    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk))
+    handles = [driven.submit(prompt, 5, num_prompt_logprobs=width) for prompt, width in zip(prompts, wide, strict=True)]
+    driven.run()
+    for handle, prompt, width in zip(handles, prompts, wide, strict=True):
+        assert driven.tokens[handle] == reference(prompt, 5)
+        if width is None:
+            assert handle not in driven.scores
+            continue
+        assert driven.cached[handle] == 0
+        assert len(driven.scores[handle]) == len(prompt) - 1
+        for position, score in enumerate(driven.scores[handle], start=1):
+            expected = reference(prompt[:position], 1)[0]
+            assert score.sampled == -((prompt[position] - expected) % 1000)
+            assert score.top == tuple(((expected + rank) % 1000, -rank) for rank in range(width))
     driven.assert_baseline()
 
 
@@ -204,10 +227,8 @@ def test_prefill_announces_full_blocks_after_each_chunk_and_the_rest_with_the_fi
     driven.submit(list(range(26)), 5, kind=Kind.PRODUCE)
     driven.run()
     assert [len(part.blocks) for part in driven.announced] == [2, 3, 2]
-    assert [part.first_token is not None for part in driven.announced] == [False, False, True]
-    first = driven.announced[-1].first_token
-    assert first is not None
-    assert first.token == reference(list(range(26)), 1)[0]
+    assert [part.first_tokens for part in driven.announced[:-1]] == [(), ()]
+    assert driven.announced[-1].first_tokens == (FirstToken(1, reference(list(range(26)), 1)[0], None),)
     sequences = driven.engine.sequences
     assert sequences.pool.available == sequences.pool.num_blocks - 7
     sequences.free(driven.announced[0].id)
@@ -222,7 +243,7 @@ def test_prefill_serves_short_prompts_first_but_starves_none():
         driven.submit([index] * 16, 2, kind=Kind.PRODUCE)
         driven.now += 0.1
         driven.step()
-        order += [part.id.handle for part in driven.announced if part.first_token and part.id.handle not in order]
+        order += [part.id.handle for part in driven.announced if part.first_tokens and part.id.handle not in order]
     assert order[0] != long
     assert long in order
 

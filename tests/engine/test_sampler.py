@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from services.engine.logit_edits import edits_of, gather_edits
 from services.engine.runner.base import SamplingBatch
 from services.engine.sampler import NUM_CANDIDATES, _invert, sample, uniforms
+from services.protocol.sampling import SamplingParams
 
 PROBABILITIES = [0.35, 0.25, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01]
 
@@ -17,14 +19,14 @@ def batch(num_rows: int, **settings: Any) -> SamplingBatch:
     defaults = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "position": 5, "num_logprobs": -1}
     values = defaults | {"seed": np.arange(num_rows)} | settings
     dtypes = {"top_k": np.int32, "seed": np.uint64, "position": np.int64, "num_logprobs": np.int32}
-    banned = values.pop("banned", {})
+    edits = values.pop("edits", None)
     arrays = {
         name: np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtypes.get(name, np.float32)), (num_rows,)))
         for name, value in values.items()
     }
     return SamplingBatch(
         **arrays,
-        banned=banned,
+        edits=edits,
         all_greedy=bool((arrays["temperature"] == 0).all()),
         any_logprobs=bool((arrays["num_logprobs"] >= 0).any()),
     )
@@ -152,18 +154,21 @@ def test_uniforms_are_uniform_and_unrelated(along: str) -> None:
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.015
 
 
-def test_banned_tokens_are_never_chosen_and_do_not_change_logprobs() -> None:
-    logits = logits_of(PROBABILITIES, 2)
-    banned = {0: np.array([0, 1], np.int32)}
-    output = sample(logits, batch(2, temperature=0, num_logprobs=2, banned=banned))
-    assert output.token_ids.tolist() == [2, 0]
-    assert output.logprobs is not None
-    assert output.logprobs.top_ids.tolist() == [[0, 1], [0, 1]]
-    assert np.exp(output.logprobs.sampled) == pytest.approx([0.15, 0.35])
-    assert_drawn_from(
-        counts(PROBABILITIES, banned={row: np.array([0, 3], np.int32) for row in range(4000)}),
-        [0.0, *PROBABILITIES[1:3], 0.0, *PROBABILITIES[4:]],
-    )
+def test_edits_change_what_is_drawn_but_not_the_logprobs() -> None:
+    """Tokens 0 and 3 are banned, token 5 is four times as likely as before."""
+    edits = edits_of(SamplingParams(max_tokens=9, logit_bias=((5, np.log(4)),)), num_prompt=1)
+    rows = [(row, edits, np.array([7], np.int32), np.array([0, 3], np.int32)) for row in range(4000)]
+    drawn = sample(logits_of(PROBABILITIES, 4000), batch(4000, num_logprobs=1, edits=gather_edits(rows, 4000)))
+    found = np.bincount(drawn.token_ids, minlength=8)
+    assert_drawn_from(found, [0.0, 0.25, 0.15, 0.0, 0.08, 0.16, 0.02, 0.01])
+    assert drawn.logprobs is not None
+    assert set(drawn.logprobs.top_ids[:, 0].tolist()) == {0}
+    assert np.exp(drawn.logprobs.sampled) == pytest.approx([PROBABILITIES[token] for token in drawn.token_ids])
+
+
+def test_only_the_rows_that_ask_are_edited() -> None:
+    edits = gather_edits([(1, None, np.array([7], np.int32), np.array([0], np.int32))], 3)
+    assert sample(logits_of(PROBABILITIES, 3), batch(3, temperature=0, edits=edits)).token_ids.tolist() == [0, 1, 0]
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:

@@ -14,6 +14,7 @@ CONFIG = {"vocab_size": 320, "max_position_embeddings": 512, "eos_token_id": 1}
 
 
 def model_dir(path: Path, config: dict[str, Any], generation: object = None) -> Path:
+    path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (path / "generation_config.json").write_text(json.dumps(generation))
@@ -28,8 +29,8 @@ def test_without_a_generation_config_there_are_no_defaults(tmp_path: Path) -> No
 
 def test_sampling_defaults_are_taken_as_they_are(tmp_path: Path) -> None:
     values = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0, "eos_token_id": [9, 1]}
-    found = read_model_info(model_dir(tmp_path, CONFIG, values)).generation
-    assert found == GenerationDefaults((1, 9), temperature=0.6, top_p=0.9, top_k=20, min_p=0.0)
+    found = read_model_info(model_dir(tmp_path, CONFIG, values | {"repetition_penalty": 1.05})).generation
+    assert found == GenerationDefaults((1, 9), temperature=0.6, top_p=0.9, top_k=20, min_p=0.0, repetition_penalty=1.05)
 
 
 def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
@@ -37,9 +38,9 @@ def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
 
 
 def test_settings_that_are_not_applied_are_named(tmp_path: Path) -> None:
-    values = {"repetition_penalty": 1.05, "no_repeat_ngram_size": 0, "suppress_tokens": [3]}
+    values = {"no_repeat_ngram_size": 0, "suppress_tokens": [3], "sequence_bias": {"1": 2}}
     found = read_model_info(model_dir(tmp_path, CONFIG, values)).generation
-    assert found.not_applied == ("repetition_penalty", "suppress_tokens")
+    assert found.not_applied == ("suppress_tokens", "sequence_bias")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def test_settings_that_are_not_applied_are_named(tmp_path: Path) -> None:
         (CONFIG, {"top_p": 0}, "top_p is 0"),
         (CONFIG, {"min_p": 1.5}, "min_p is 1.5"),
         (CONFIG, {"top_k": 2.5}, "top_k is 2.5"),
+        (CONFIG, {"repetition_penalty": 0}, "repetition_penalty is 0"),
         (CONFIG, [1], "JSON object"),
     ],
 )

@@ -58,6 +58,12 @@ SAMPLING = SamplingParams(
     ignore_eos=True,
     stop_token_ids=(5, 6),
     num_logprobs=0,
+    num_prompt_logprobs=2,
+    presence_penalty=-0.5,
+    frequency_penalty=1.5,
+    repetition_penalty=1.25,
+    logit_bias=((3, -100.0), (7, 0.1)),
+    bad_words=((1,), (2, 3)),
 )
 
 

@@ -96,16 +96,19 @@ class TestGateway:
             await reader
 
     def submit(self, prompt: list[int], max_tokens: int, *, handoff: HandTo | TakeFrom | None = None, handle: int = 0,
-               **sampling) -> Submit:  # fmt: skip
+               seeds: tuple[int, ...] = (), **sampling) -> Submit:  # fmt: skip
         handle = handle or next(self.handles)
-        self.highest = max(self.highest, handle)
         params = SamplingParams(max_tokens=max_tokens, temperature=sampling.pop("temperature", 0.0), **sampling)
         capsule = Capsule(np.array(prompt, dtype=np.int32), len(prompt), params)
-        return Submit(handle=handle, capsule=capsule, timeout_s=300.0, request_id=f"r{handle}", handoff=handoff)
+        submit = Submit(handle, capsule, timeout_s=300.0, request_id=f"r{handle}", handoff=handoff, seeds=seeds)
+        self.highest = max(self.highest, submit.last_handle)
+        return submit
 
     async def hand_off(self, prefill: Stream, decode: Stream, prompt: list[int], max_tokens: int, **sampling) -> int:
         """Submits to both, as a gateway does; returns the handle."""
         handle = next(self.handles)
+        for _ in sampling.get("seeds", ()):
+            next(self.handles)
         assert prefill.hello is not None
         assert decode.hello is not None
         to, source = HandTo(decode.hello.incarnation), TakeFrom(prefill.address, prefill.hello.incarnation)

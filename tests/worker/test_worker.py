@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from services.config import WorkerRole
+from services.engine.runner.simulated import SimulatedRunner
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.messages import Abort, GatewayHello, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -68,6 +69,26 @@ async def test_a_request_that_ends_at_its_first_token_is_not_handed_over(pair: P
     assert pair.prefill.rows[handle][0].finish is FinishReason.STOP
     await pair.baseline()
     assert pair.decode.load.bytes_moved == 0
+
+
+async def test_choices_over_one_prompt_compute_and_move_it_once(pair: Pair):
+    """One of them is given up before decode has the prompt, and one ends at its first token."""
+    prompt, seeds = list(range(30, 60)), (3, 1, 4, 1)
+    stop = reference(prompt, 1, seed=seeds[1], temperature=1.0)[0]
+    expected = [reference(prompt, 9, seed=seed, temperature=1.0, stop_token_ids=(stop,)) for seed in seeds]
+    handle = await pair.gateway.hand_off(
+        pair.prefill, pair.decode, prompt, 9, seeds=seeds, temperature=1.0, stop_token_ids=(stop,)
+    )
+    for stream in (pair.prefill, pair.decode):
+        await stream.send(Abort(handle + 3))
+    await pair.decode.until(lambda: pair.decode.ended(handle + 1))
+    assert pair.prefill.tokens(handle + 1) == expected[0][:1]
+    assert pair.decode.tokens(handle + 1) == expected[0]
+    for choice in (handle + 2, handle + 4):
+        assert pair.prefill.rows[choice][0].finish is FinishReason.STOP
+        assert pair.decode.tokens(choice) == []
+    assert pair.decode.load.bytes_moved == -(-30 // BLOCK_SIZE) * SimulatedRunner(1, BLOCK_SIZE).layout.block_bytes
+    await pair.baseline()
 
 
 async def test_decode_serves_alone(pair: Pair):

@@ -9,6 +9,26 @@ from kvtransfer.layout import KvLayout
 
 
 @dataclass(slots=True, eq=False)
+class LogitEdits:
+    """Changes to single logits before a token is chosen, for N rows: first the B biases, then the C penalties.
+
+    With `c` for how often a row's answer has a token, 0 where only its prompt does, that token's logit z becomes
+    z / repetition (z * repetition where it is negative) - c * frequency - (c > 0) * presence, as in CTRL (Keskar et
+    al. 2019) and OpenAI's API.
+    """
+
+    bias_rows: np.ndarray  # int64[B]
+    bias_tokens: np.ndarray  # int64[B]
+    bias: np.ndarray  # float32[B], added; -inf: the token must not be chosen
+    count_rows: np.ndarray  # int64[C]
+    count_tokens: np.ndarray  # int64[C], no token twice in a row
+    counts: np.ndarray  # float32[C]
+    repetition: np.ndarray  # float32[N]
+    frequency: np.ndarray  # float32[N]
+    presence: np.ndarray  # float32[N]
+
+
+@dataclass(slots=True, eq=False)
 class SamplingBatch:
     """Parameters of the rows that get a token in this step. N rows; arrays are parallel."""
 
@@ -19,9 +39,18 @@ class SamplingBatch:
     seed: np.ndarray  # uint64[N]
     position: np.ndarray  # int64[N]: index in its sequence of the token to be sampled
     num_logprobs: np.ndarray  # int32[N]: alternatives wanted; -1: no logprobs
-    banned: dict[int, np.ndarray]  # row -> int32 token ids that must not be chosen (EOS before min_tokens)
+    edits: LogitEdits | None  # None: no row has any
     all_greedy: bool
     any_logprobs: bool
+
+
+@dataclass(slots=True, eq=False)
+class ScoredTokens:
+    """S tokens of prompts that are computed in this step, each of which is to be told how likely its successor is."""
+
+    queries: np.ndarray  # int64[S]: among the step's T query tokens
+    successors: np.ndarray  # int32[S]: token ids
+    num_logprobs: np.ndarray  # int32[S]: alternatives wanted, at least 0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +69,12 @@ class StepInput:
     block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks are 0
     sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
     sampling: SamplingBatch
+    scored: ScoredTokens | None = None
 
 
 @dataclass(slots=True, eq=False)
 class StepLogprobs:
-    """Of the raw distribution, for all N sampled rows; K is the widest request of the step."""
+    """Of the raw distribution, for N tokens; K is the widest request of the step."""
 
     sampled: np.ndarray  # float32[N]
     top_ids: np.ndarray  # int32[N, K], best first
@@ -57,6 +87,7 @@ class StepOutput:
 
     token_ids: np.ndarray  # int32[N]
     logprobs: StepLogprobs | None
+    scored: StepLogprobs | None = None  # of the S successors
 
 
 class Runner(Protocol):
@@ -68,6 +99,9 @@ class Runner(Protocol):
 
     def kv_bytes(self) -> np.ndarray:
         """The pool as uint8[num_blocks, layout.block_bytes]: a view, for transports to register."""
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """Copies one block's KV, after all steps launched so far and before the next."""
 
     def launch(self, step: StepInput) -> None:
         """Starts a step. At most one more may be launched before it is collected."""

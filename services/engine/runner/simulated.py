@@ -9,7 +9,7 @@ from collections import deque
 import numpy as np
 
 from kvtransfer.layout import KvLayout
-from services.engine.runner.base import StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import LogitEdits, SamplingBatch, StepInput, StepLogprobs, StepOutput
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -28,6 +28,10 @@ class SimulatedRunner:
         """uint8[num_blocks, block_bytes], a view."""
         return self._pool.reshape(self.num_blocks, -1).view(np.uint8)
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """See Runner."""
+        self._pool[destination] = self._pool[source]
+
     def launch(self, step: StepInput) -> None:
         """Writes this step's KV, then reads whole sequences back through their block tables."""
         counts = np.diff(step.query_starts)
@@ -42,28 +46,60 @@ class SimulatedRunner:
         return self._launched.popleft()
 
     def _sample(self, step: StepInput) -> StepOutput:
-        tables, lengths = step.block_tables[step.sample_rows], step.seq_lens[step.sample_rows]
+        tokens = self._followers(step.block_tables[step.sample_rows], step.seq_lens[step.sample_rows] - 1)
+        tokens = self._moved_by_chance(tokens, step.sampling)
+        if step.sampling.edits is not None:
+            tokens = self._edited(tokens, step.sampling.edits)
+        return StepOutput(tokens, self._logprobs(tokens, step), self._score(step))
+
+    def _followers(self, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int32[N]: what follows the tokens at these positions of the sequences with these block tables."""
         shape = (len(tables), tables.shape[1] * self.layout.block_size, 2)
         content = self._pool[tables].transpose(0, 1, 3, 2).reshape(shape)  # by row and position: token, position
         mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * (content[..., 1].astype(np.uint64) * np.uint64(2) + np.uint64(1))
-        mixed[np.arange(mixed.shape[1]) >= lengths[:, None]] = 0
+        mixed[np.arange(mixed.shape[1]) > positions[:, None]] = 0
         digest = mixed.sum(axis=1, dtype=np.uint64) * _MULTIPLIER
-        tokens = ((digest >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.int32)
-        return StepOutput(self._avoid_banned(tokens, step), self._logprobs(tokens, step))
+        followers: np.ndarray = ((digest >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.int32)
+        return followers
 
-    def _avoid_banned(self, tokens: np.ndarray, step: StepInput) -> np.ndarray:
-        for row, banned in step.sampling.banned.items():
-            while tokens[row] in banned:
-                tokens[row] = (tokens[row] + 1) % self.vocab_size
-        return tokens
+    def _moved_by_chance(self, tokens: np.ndarray, sampling: SamplingBatch) -> np.ndarray:
+        """Where there is a temperature: by a function of seed and position."""
+        digest = (sampling.seed + sampling.position.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
+        moved = tokens + (digest >> np.uint64(33)) % np.uint64(self.vocab_size)
+        chosen: np.ndarray = np.where(sampling.temperature > 0, moved % self.vocab_size, tokens).astype(np.int32)
+        return chosen
+
+    def _edited(self, tokens: np.ndarray, edits: LogitEdits) -> np.ndarray:
+        """As if the hash's token had the logit 0, and each one after it, around the vocabulary, one less."""
+        logits = -((np.arange(self.vocab_size) - tokens[:, None]) % self.vocab_size).astype(np.float32)
+        np.add.at(logits, (edits.bias_rows, edits.bias_tokens), edits.bias)
+        rows, counts = edits.count_rows, edits.counts
+        values = logits[rows, edits.count_tokens]
+        values = np.where(values > 0, values / edits.repetition[rows], values * edits.repetition[rows])
+        values -= edits.frequency[rows] * counts + edits.presence[rows] * (counts > 0)
+        logits[rows, edits.count_tokens] = values
+        chosen: np.ndarray = logits.argmax(axis=1).astype(np.int32)
+        return chosen
 
     def _logprobs(self, tokens: np.ndarray, step: StepInput) -> StepLogprobs | None:
         """All certainty is on the sampled token; alternatives are its successors."""
         if not step.sampling.any_logprobs:
             return None
-        width = int(step.sampling.num_logprobs.max())
+        return self._spread(tokens, tokens, int(step.sampling.num_logprobs.max()))
+
+    def _score(self, step: StepInput) -> StepLogprobs | None:
+        scored = step.scored
+        if scored is None:
+            return None
+        rows = np.searchsorted(step.query_starts, scored.queries, side="right") - 1
+        expected = self._followers(step.block_tables[rows], step.positions[scored.queries])
+        return self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
+
+    def _spread(self, expected: np.ndarray, tokens: np.ndarray, width: int) -> StepLogprobs:
+        """Logprobs of `tokens` where `expected` ones have 0 and each one after, around the vocabulary, one less."""
         ranks = np.arange(width, dtype=np.int32)
-        top_ids = (tokens[:, None] + ranks) % self.vocab_size
+        top_ids = (expected[:, None] + ranks) % self.vocab_size
         top = np.broadcast_to(-ranks.astype(np.float32), top_ids.shape)
-        return StepLogprobs(np.zeros(len(tokens), dtype=np.float32), top_ids.astype(np.int32), top.copy())
+        sampled = -((tokens - expected) % self.vocab_size).astype(np.float32)
+        return StepLogprobs(sampled, top_ids.astype(np.int32), top.copy())

@@ -44,6 +44,11 @@ class TorchRunner:
         """The pool as uint8[num_blocks, block_bytes]: the same memory."""
         return self._bytes.reshape(self.num_blocks, -1)
 
+    def copy_block(self, source: int, destination: int) -> None:
+        """See Runner."""
+        blocks = self.kv_bytes()
+        blocks[destination] = blocks[source]
+
     def launch(self, step: StepInput) -> None:
         """Runs the step."""
         assert len(self._done) < 2, "two steps are launched and not collected"

@@ -1,0 +1,108 @@
+"""What a request does to the logits of single tokens: bias, words that must not come, penalties for repetition.
+
+Only sequences that ask for it have an entry here, so that a batch without any costs one look at a mask. Everything is
+derived from the request and from the tokens that the sequence has: wherever it goes on, it goes on the same way.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from services.engine.runner.base import LogitEdits
+from services.protocol.sampling import SamplingParams
+
+_NO_IDS = np.zeros(0, dtype=np.int64)
+_NO_VALUES = np.zeros(0, dtype=np.float32)
+
+
+def edits_of(sampling: SamplingParams, num_prompt: int) -> "SequenceEdits | None":
+    """What a sequence with these parameters needs; None: nothing."""
+    if sampling.logit_bias or sampling.bad_words or sampling.counts_tokens:
+        return SequenceEdits(sampling, num_prompt)
+    return None
+
+
+class SequenceEdits:
+    """The edits of one sequence. `tokens` is always all of its tokens so far, prompt first, as int32[n]."""
+
+    def __init__(self, sampling: SamplingParams, num_prompt: int) -> None:
+        self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+        self._num_prompt = num_prompt
+        self._bias_tokens = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
+        self._bias = np.array([value for _, value in sampling.logit_bias], dtype=np.float32)
+        self._bad_words = sampling.bad_words
+        self._longest = max((len(word) for word in self._bad_words), default=0)
+        self._counts_tokens = sampling.counts_tokens
+        self._counts: TokenCounts | None = None  # from the first look at the sequence on
+
+    def biases(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64[B] token ids and float32[B] values: the request's bias, and a ban of what would complete a bad word."""
+        if not self._bad_words:
+            return self._bias_tokens, self._bias
+        generated = tokens[max(self._num_prompt, len(tokens) - self._longest) :].tolist()
+        banned = [word[-1] for word in self._bad_words if _ends_with(generated, word[:-1])]
+        return (
+            np.concatenate([self._bias_tokens, np.array(banned, dtype=np.int64)]),
+            np.concatenate([self._bias, np.full(len(banned), -np.inf, dtype=np.float32)]),
+        )
+
+    def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64[C] distinct tokens of the sequence and float32[C], how often each was generated."""
+        if not self._counts_tokens:
+            return _NO_IDS, _NO_VALUES
+        if self._counts is None:
+            self._counts = TokenCounts(tokens, self._num_prompt)
+        return self._counts.up_to(tokens)
+
+
+class TokenCounts:
+    """How often a growing sequence has each of its tokens. A new token costs the same however long the sequence is."""
+
+    def __init__(self, tokens: np.ndarray, num_prompt: int) -> None:
+        distinct, places = np.unique(tokens, return_inverse=True)
+        self._index = {token: place for place, token in enumerate(distinct.tolist())}
+        self._tokens = distinct.astype(np.int64)
+        self._counts = np.bincount(places[num_prompt:], minlength=len(distinct)).astype(np.float32)
+        self._counted = len(tokens)
+
+    def up_to(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct tokens, and their counts beyond the prompt; views that the next call changes."""
+        for token in tokens[self._counted :].tolist():
+            self._add(token)
+        self._counted = len(tokens)
+        return self._tokens[: len(self._index)], self._counts[: len(self._index)]
+
+    def _add(self, token: int) -> None:
+        place = self._index.setdefault(token, len(self._index))
+        if place == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._tokens[place] = token
+        self._counts[place] += 1
+
+
+def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]], num_rows: int) -> LogitEdits:
+    """One step's edits for `num_rows` rows.
+
+    Of each row that has any: its number, its edits, its tokens so far, and token ids that it must not choose now.
+    """
+    bias: list[tuple[int, np.ndarray, np.ndarray]] = []
+    counts: list[tuple[int, np.ndarray, np.ndarray]] = []
+    penalties = np.tile(np.array([[1.0], [0.0], [0.0]], dtype=np.float32), num_rows)
+    for row, edits, tokens, banned in rows:
+        bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
+        if edits is not None:
+            bias.append((row, *edits.biases(tokens)))
+            counts.append((row, *edits.counts(tokens)))
+            penalties[:, row] = edits.penalties
+    return LogitEdits(*_packed(bias), *_packed(counts), *penalties)
+
+
+def _packed(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, token ids and values, one entry after the other."""
+    rows = np.repeat(np.array([row for row, _, _ in parts], dtype=np.int64), [len(ids) for _, ids, _ in parts])
+    return rows, np.concatenate([_NO_IDS, *(p[1] for p in parts)]), np.concatenate([_NO_VALUES, *(p[2] for p in parts)])
+
+
+def _ends_with(tokens: list[int], tail: tuple[int, ...]) -> bool:
+    return len(tail) == 0 or tuple(tokens[-len(tail) :]) == tail

@@ -1,0 +1,171 @@
+"""Several choices over one prompt: computed once, forked, and from then on sequences like any others."""
+
+import random
+
+import numpy as np
+import pytest
+
+from kvtransfer.messages import FirstToken, HandoffId
+from services.decode.scheduler import DecodeScheduler
+from services.engine.batch_state import Phase
+from services.engine.request import Kind
+from services.prefill.scheduler import PrefillScheduler
+from services.protocol.outcomes import FailureCode, FinishReason
+from tests.engine.harness import GATEWAY, Driven, make_engine, reference
+
+SEEDS = (3, 1, 4)
+WARM = {"temperature": 1.0}
+
+
+def says(prompt: list[int], count: int, seed: int, **sampling) -> list[int]:
+    return reference(prompt, count, seed=seed, **WARM, **sampling)
+
+
+def phases(driven: Driven) -> list[Phase]:
+    return [Phase(phase) for phase in driven.engine.sequences.batch.phase.tolist() if phase]
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 21])
+@pytest.mark.parametrize("chunk", [2, 64])
+def test_each_choice_has_the_tokens_of_a_request_with_its_seed(length: int, chunk: int):
+    """Prompts that end inside of a block of four, and at its end."""
+    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk))
+    prompt = list(range(100, 100 + length))
+    other = driven.submit([7, 7, 7], 12)
+    handle = driven.submit(prompt, 9, seeds=SEEDS, **WARM)
+    driven.run()
+    for choice, seed in enumerate(SEEDS, start=1):
+        assert driven.tokens[handle + choice] == says(prompt, 9, seed)
+        assert driven.cached[handle + choice] == 0
+        assert driven.finish[handle + choice] == FinishReason.LENGTH
+    assert len({tuple(driven.tokens[handle + choice]) for choice in (1, 2, 3)}) == 3
+    assert handle not in driven.tokens
+    assert driven.tokens[other] == reference([7, 7, 7], 12)
+    driven.assert_baseline()
+
+
+def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared():
+    """After the fork, 21 tokens in blocks of four: five blocks shared, and one for each choice."""
+    driven = make_engine()
+    handle = driven.submit(list(range(21)), 9, seeds=SEEDS, **WARM)
+    while Phase.BRANCH in phases(driven) or not phases(driven):
+        driven.step()
+    sequences = driven.engine.sequences
+    tables = [sequences.batch.blocks(sequences.slot_of(HandoffId(GATEWAY, handle + choice))) for choice in (1, 2, 3)]
+    assert [len(table) for table in tables] == [6, 6, 6]
+    assert tables[0][:5] == tables[1][:5] == tables[2][:5]
+    assert len({table[5] for table in tables}) == 3
+    assert sequences.pool.num_blocks - sequences.pool.available == 8
+    assert sequences.slot_of(HandoffId(GATEWAY, handle)) is None
+
+
+@pytest.mark.parametrize("dropped", [[1], [2], [3], [1, 2], [2, 3]])
+def test_a_choice_that_is_given_up_before_the_fork_takes_nothing_along(dropped: list[int]):
+    driven = make_engine(scheduler=DecodeScheduler(4))
+    prompt = list(range(18))
+    handle = driven.submit(prompt, 6, seeds=SEEDS, **WARM)
+    driven.step()
+    assert Phase.BRANCH in phases(driven)
+    for choice in dropped:
+        driven.engine.sequences.free(HandoffId(GATEWAY, handle + choice))
+    driven.run()
+    for choice, seed in enumerate(SEEDS, start=1):
+        assert driven.tokens.get(handle + choice) == (None if choice in dropped else says(prompt, 6, seed))
+    driven.assert_baseline()
+
+
+def test_giving_up_the_prompt_gives_up_its_choices():
+    driven = make_engine(scheduler=DecodeScheduler(4))
+    handle = driven.submit(list(range(18)), 6, seeds=SEEDS)
+    driven.step()
+    assert Phase.BRANCH in phases(driven)
+    assert len(driven.engine.sequences.known_ids) == 4
+    driven.engine.sequences.free(HandoffId(GATEWAY, handle))
+    driven.run()
+    assert driven.tokens == {}
+    driven.assert_baseline()
+
+
+def test_prefill_samples_a_first_token_for_each_choice_that_goes_on():
+    """The one whose first token is a stop token ends here; it is no part of the handoff."""
+    prompt = list(range(10))
+    firsts = [says(prompt, 1, seed)[0] for seed in SEEDS]
+    driven = make_engine(scheduler=PrefillScheduler(64))
+    handle = driven.submit(prompt, 5, kind=Kind.PRODUCE, seeds=SEEDS, stop_token_ids=(firsts[1],), **WARM)
+    driven.run()
+    (announced,) = driven.announced
+    assert len(announced.blocks) == 3
+    assert announced.first_tokens == (FirstToken(handle + 1, firsts[0], None), FirstToken(handle + 3, firsts[2], None))
+    assert [driven.tokens[handle + choice] for choice in (1, 2, 3)] == [[first] for first in firsts]
+    assert driven.finish == {handle + 2: FinishReason.STOP}
+    sequences = driven.engine.sequences
+    assert sequences.known_ids == {HandoffId(GATEWAY, handle)}
+    sequences.free(HandoffId(GATEWAY, handle))
+    driven.assert_baseline()
+
+
+def test_choices_that_all_end_at_their_first_token_are_not_handed_off():
+    driven = make_engine(scheduler=PrefillScheduler(64))
+    prompt = list(range(10))
+    stops = tuple(says(prompt, 1, seed)[0] for seed in SEEDS)
+    driven.submit(prompt, 5, kind=Kind.PRODUCE, seeds=SEEDS, stop_token_ids=stops, **WARM)
+    driven.run()
+    assert driven.announced == []
+    driven.assert_baseline()
+
+
+def test_one_token_each_is_prefill_s_alone():
+    driven = make_engine(scheduler=PrefillScheduler(64))
+    handle = driven.submit(list(range(9)), 1, seeds=SEEDS, **WARM)
+    driven.run()
+    assert [driven.tokens[handle + choice] for choice in (1, 2, 3)] == [says(list(range(9)), 1, seed) for seed in SEEDS]
+    driven.assert_baseline()
+
+
+def test_more_choices_than_there_are_slots_are_refused():
+    driven = make_engine(max_num_seqs=3)
+    driven.submit([1, 2, 3], 4, seeds=SEEDS)
+    driven.take()
+    assert [failure.code for failure in driven.failures] == [FailureCode.TOO_LARGE]
+    driven.assert_baseline()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_small_pools_preempt_and_change_no_token(seed: int):
+    """Prompts are preempted with the choices that wait for them, and choices alone."""
+    rng = random.Random(seed)
+    driven = make_engine(num_blocks=24, max_num_seqs=8, scheduler=DecodeScheduler(12, prefill_chunk=3))
+    expected: dict[int, list[int]] = {}
+    for _ in range(12):
+        prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 20))]
+        seeds = tuple(rng.randrange(2**32) for _ in range(rng.choice([0, 0, 2, 3])))
+        count = rng.randint(1, 16)
+        own = rng.randrange(2**32)
+        handle = driven.submit(prompt, count, seeds=seeds, seed=own, **WARM)
+        numbered = enumerate(seeds, start=handle + 1) if seeds else [(handle, own)]
+        expected |= {number: says(prompt, count, of) for number, of in numbered}
+        for _ in range(rng.randrange(4)):
+            driven.step()
+    driven.run()
+    assert driven.failures == []
+    assert driven.tokens == expected
+    driven.assert_baseline()
+
+
+def test_penalties_of_choices_count_each_one_s_own_tokens():
+    prompt = [5, 6, 7, 5]
+    penalties = {"frequency_penalty": 1.5, "repetition_penalty": 1.5}
+    driven = make_engine(vocab_size=12)
+    handle = driven.submit(prompt, 30, seeds=SEEDS, **WARM, **penalties)
+    driven.run()
+    for choice, seed in enumerate(SEEDS, start=1):
+        assert driven.tokens[handle + choice] == says(prompt, 30, seed, vocab_size=12, **penalties)
+
+
+def test_the_prompt_s_scores_are_said_once_under_its_own_handle():
+    driven = make_engine()
+    handle = driven.submit(list(range(9)), 4, seeds=SEEDS, num_prompt_logprobs=2, **WARM)
+    driven.run()
+    assert list(driven.scores) == [handle]
+    assert len(driven.scores[handle]) == 8
+    assert np.all([len(score.top) == 2 for score in driven.scores[handle]])
