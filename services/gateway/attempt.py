@@ -1,4 +1,4 @@
-"""One attempt at a request: a handle, the workers that know it, and whose word on it still counts.
+"""One attempt at a choice: a handle, the workers that know it, and whose word on it still counts.
 
     phase     PREFILL            HANDOFF            DECODE
               ├───────────────────┼──────────────────┤
@@ -6,9 +6,11 @@
     counts    both workers        both workers        decode alone
 
 An attempt at one worker alone goes from PREFILL to DECODE with that worker's first row.
+
+First attempts at several choices over one prompt are sent as a group: what is said of the prompt holds for all of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.gateway.router import Candidate, Plan, WorkerId
@@ -24,12 +26,13 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A request at the workers of one plan, under one handle."""
+    """A choice at the workers of one plan, under one handle."""
 
     handle: int
     plan: Plan
-    queued_tokens: int  # that `plan.computes` was taken to compute
-    predicted_cached: int
+    queued_tokens: int  # that `plan.computes` was taken to compute for it
+    predicted_cached: int | None  # None: its group counts once, by another one
+    group: "Group | None" = None
     phase: Phase = Phase.PREFILL
 
     @property
@@ -52,10 +55,21 @@ class Attempt:
         return next(candidate for candidate in self.workers() if candidate.id == worker)
 
     def row_from(self, worker: WorkerId) -> bool:
-        """Takes note of a row. True when it completes a handoff."""
+        """Takes note of a row. True when it completes a handoff: for a group, when it is the first one to."""
         if worker != self.plan.generates.id:
             self.phase = Phase.HANDOFF
             return False
-        completes = self.split and self.phase is not Phase.DECODE
+        completes = self.split and self.phase is not Phase.DECODE and not (self.group and self.group.forked)
         self.phase = Phase.DECODE
+        if self.group is not None:
+            self.group.forked = True
         return completes
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Choices that were sent as one. `handle` names their prompt at the workers, until that is forked."""
+
+    handle: int
+    handles: set[int] = field(default_factory=set)  # of the choices whose attempt is not over
+    forked: bool = False  # a choice has its first row from the worker that generates

@@ -7,7 +7,7 @@ token.
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import NoReturn, Protocol
 
@@ -15,9 +15,10 @@ import structlog
 
 from services.config import WorkerRole
 from services.gateway.fleet import Fleet, LiveWorker
-from services.gateway.generation import Delta, GenerationRequest, Overloaded, TooLarge, Unavailable
-from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow
+from services.gateway.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
+from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow, handles_needed
 from services.gateway.links import LinkRefused, WorkerLink
+from services.gateway.reader import Reader
 from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
 from services.prefix_index.base import PrefixIndex
 from services.protocol.frames import Failure, Frame, Load
@@ -104,37 +105,30 @@ class Dispatcher:
         return self._fleet.has(WorkerRole.DECODE) and self._tried
 
     @asynccontextmanager
-    async def generate(self, request: GenerationRequest) -> AsyncIterator["Running"]:
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Reader]:
         """See Generator."""
-        if len(self._ledger) >= self._max_waiting:
-            raise Overloaded(f"{self._max_waiting} requests are in flight already")
-        news = asyncio.Event()
-        row = self._ledger.open(request, news.set)
-        timer = self._loop.call_at(row.deadline, self._ledger.on_deadline, row)
+        if len(self._ledger) + len(request.capsules) > self._max_waiting:
+            raise Overloaded(f"{len(self._ledger)} of at most {self._max_waiting} choices are in flight already")
+        reader = Reader(self._place, self._ledger.close)
+        rows = [self._ledger.open(request, choice, reader.wake) for choice in range(len(request.capsules))]
+        timer = self._loop.call_at(rows[0].deadline, self._expire, rows)
         try:
-            if await self._place(row) is NoPlan.NO_WORKER:
-                raise Unavailable("no worker that can run the request is connected")
-            if row.error is not None:
-                raise row.error
-            yield Running(self, row, news)
+            for first in range(0, len(rows), request.num_choices):
+                if await self._place(rows[first : first + request.num_choices]) is NoPlan.NO_WORKER:
+                    raise Unavailable("no worker that can run the request is connected")
+            for row in rows:
+                if row.error is not None:
+                    raise row.error
+            reader.start(rows)
+            yield reader
         finally:
             timer.cancel()
-            self._ledger.close(row)
+            for row in rows:
+                self._ledger.close(row)
 
-    async def next_delta(self, row: LedgerRow, news: asyncio.Event) -> Delta:
-        """What is new in a row, waiting for it and placing the row again as often as that takes."""
-        while True:
-            news.clear()
-            delta = row.take()
-            if delta is not None:
-                return delta
-            if row.error is not None:
-                raise row.error
-            assert not row.closed, "a request that has ended was asked for more"
-            if row.attempt is not None:
-                await news.wait()
-            elif await self._place(row) is not None and not row.closed:
-                await _news_before(min(row.avoid.values(), default=None), news)
+    def _expire(self, rows: Sequence[LedgerRow]) -> None:
+        for row in rows:
+            self._ledger.on_deadline(row)
 
     # For the links
 
@@ -194,13 +188,13 @@ class Dispatcher:
             "workers": [_describe_worker(worker) for worker in self._fleet],
         }
 
-    async def _place(self, row: LedgerRow) -> NoPlan | None:
-        """Starts the row's next attempt. Closes the row when no worker is large enough."""
-        capsule = row.capsule()
-        prefix = await self._fleet.look_up(capsule)
+    async def _place(self, rows: Sequence[LedgerRow]) -> NoPlan | None:
+        """Starts the next attempt of rows that have the same tokens. Closes them when no worker is large enough."""
+        row = rows[0]
+        prefix = await self._fleet.look_up(row.capsule())
         if row.closed:
             return None
-        if self._ledger.highest_handle == MAX_HANDLE:
+        if self._ledger.highest_handle + handles_needed(len(rows)) > MAX_HANDLE:
             self._begin_again()
         demand = Demand(
             num_tokens=row.length,
@@ -213,19 +207,24 @@ class Dispatcher:
         self._turn += 1
         if isinstance(plan, NoPlan):
             if plan is NoPlan.TOO_LARGE:
-                self._ledger.close(row, TooLarge("the request needs more KV memory than any worker has"))
+                for row in rows:
+                    self._ledger.close(row, TooLarge("the request needs more KV memory than any worker has"))
             return plan
-        self._start(row, plan)
+        most = self._fleet.most_choices(plan)
+        for first in range(0, len(rows), most):
+            self._start(rows[first : first + most], plan)
         self._fleet.placed(prefix, plan)
         return None
 
-    def _start(self, row: LedgerRow, plan: Plan) -> None:
-        self._ledger.start(row, plan)
+    def _start(self, rows: Sequence[LedgerRow], plan: Plan) -> None:
+        self._ledger.start(rows, plan)
+        row = rows[0]
         assert row.attempt is not None
         log.info(
             "placed",
             request_id=row.request.request_id,
             handle=row.attempt.handle,
+            choices=len(rows),
             attempt=row.attempts,
             tokens=row.length,
             predicted_cached=row.attempt.predicted_cached,
@@ -250,12 +249,11 @@ class Dispatcher:
             live.link.send(command)
 
     def _on_failure(self, worker: WorkerId, failure: Failure) -> None:
-        row = self._ledger.find(failure.handle)
-        if row is None:
+        if not (rows := self._ledger.find(failure.handle)):
             return
         log.info(
             "attempt failed",
-            request_id=row.request.request_id,
+            request_id=rows[0].request.request_id,
             handle=failure.handle,
             worker=f"{worker:016x}",
             code=failure.code.name,
@@ -279,27 +277,6 @@ class Dispatcher:
         self._bytes_moved[address] = (id, total)
 
 
-class Running:
-    """A `Generation` of the dispatcher."""
-
-    def __init__(self, dispatcher: Dispatcher, row: LedgerRow, news: asyncio.Event) -> None:
-        self._dispatcher = dispatcher
-        self._row = row
-        self._news = news
-
-    async def next(self) -> Delta:
-        """See Generation."""
-        return await self._dispatcher.next_delta(self._row, self._news)
-
-
-async def _news_before(when: float | None, news: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout_at(when):
-            await news.wait()
-    except TimeoutError:
-        return
-
-
 def _describe_row(row: LedgerRow, now: float) -> dict[str, object]:
     attempt = row.attempt
     plan = attempt.plan if attempt else None
@@ -309,7 +286,8 @@ def _describe_row(row: LedgerRow, now: float) -> dict[str, object]:
         "phase": attempt.phase.value if attempt else "waiting",
         "prefill": plan.prefill.address if plan and plan.prefill else None,
         "decode": plan.decode.address if plan and plan.decode else None,
-        "prompt_tokens": row.request.capsule.num_prompt,
+        "choice": row.choice,
+        "prompt_tokens": row.num_prompt,
         "tokens_delivered": len(row.generated),
         "attempts": row.attempts,
         "deadline_in_s": round(row.deadline - now, 3),

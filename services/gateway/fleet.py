@@ -69,6 +69,11 @@ class Fleet:
         """What every live worker can hold; None: there is none."""
         return min((worker.hello.max_model_len for worker in self), default=None)
 
+    def most_choices(self, plan: Plan) -> int:
+        """How many choices over one prompt can be sent to a plan's workers as one, beside the prompt itself."""
+        workers = (self._workers[candidate.id] for candidate in plan.workers())
+        return max(1, min(worker.hello.max_num_seqs for worker in workers) - 1)
+
     async def look_up(self, capsule: Capsule) -> Prefix:
         """Asks the index who caches the capsule's tokens: once for each model that the fleet serves."""
         prefix = Prefix({}, {})

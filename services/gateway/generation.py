@@ -50,31 +50,38 @@ class Failed(GenerationError):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One choice of one client request."""
+    """One client request: all its choices, `num_choices` for each of its prompts, one prompt's next to each other."""
 
     request_id: str
-    capsule: Capsule
+    capsules: tuple[Capsule, ...]  # by choice
     timeout_s: float
+    num_choices: int = 1
 
 
 @dataclass(slots=True)
 class Delta:
-    """New tokens since the last delta; each position of the sequence once, in order."""
+    """New tokens of one choice since its last delta; each position of the sequence once, in order."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None  # beside tokens, when asked for
     finish: FinishReason
     cached_tokens: int  # prompt tokens found in a cache; known with the first delta
+    choice: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None  # from the prompt's second token on; in the first delta
 
 
 class Generation(Protocol):
     """A running request."""
 
     async def next(self) -> Delta:
-        """Waits for new tokens; all that came since the last call, in one delta.
+        """Waits for new tokens of any choice; all that came for it since its last delta, in one.
 
-        Raises GenerationError. After a delta with a finish reason there is none.
+        Raises GenerationError: what ends one choice so ends the request. After a delta with a finish reason there is
+        none for that choice.
         """
+
+    def end(self, choice: int) -> None:
+        """No more of this choice: its client has all that it wants."""
 
 
 class Generator(Protocol):

@@ -1,4 +1,4 @@
-"""The ledger: one row for each request in flight, and the rules by which it goes on or ends.
+"""The ledger: one row for each choice of each request in flight, and the rules by which it goes on or ends.
 
 Told what workers say (rows, failures, lost streams), it delivers each position of a sequence once and in order, gives
 attempts up, and says what to send. It does no IO and never waits; an attempt that failed leaves its row without one,
@@ -7,13 +7,13 @@ and whoever owns the row starts the next. Every way out of a request goes throug
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from services.gateway.attempt import Attempt, Phase
+from services.gateway.attempt import Attempt, Group, Phase
 from services.gateway.generation import Delta, Expired, Failed, GenerationError, GenerationRequest, Unavailable
 from services.gateway.router import Plan, WorkerId, uncached_tokens
 from services.protocol.capsule import Capsule
@@ -44,16 +44,19 @@ class LedgerObserver(Protocol):
 
 @dataclass(slots=True, eq=False)
 class LedgerRow:
-    """A request in flight, and what its reader has not taken yet."""
+    """A choice in flight, and what its reader has not taken yet."""
 
     request: GenerationRequest
+    choice: int
     deadline: float  # on the ledger's clock
-    wake: Callable[[], None]  # called when there is news for the reader
-    start: int = field(init=False)  # length of the request's capsule
+    on_news: Callable[["LedgerRow"], None]  # there is something for the reader
+    start: int = field(init=False)  # length of its capsule
+    num_prompt: int = field(init=False)
     max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
     wants_logprobs: bool = field(init=False)  # a token counts as delivered only together with its logprobs
     generated: "array[int]" = field(default_factory=lambda: array("i"))  # delivered tokens
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not taken yet
+    prompt_logprobs: list[TokenLogprobs] | None = field(init=False)  # None: not wanted, or taken
     taken: int = 0  # of `generated`
     attempt: Attempt | None = None
     attempts: int = 0  # that count against MAX_ATTEMPTS
@@ -66,10 +69,12 @@ class LedgerRow:
     closed: bool = False
 
     def __post_init__(self) -> None:
-        capsule = self.request.capsule
+        capsule = self.request.capsules[self.choice]
         self.start = len(capsule.token_ids)
+        self.num_prompt = capsule.num_prompt
         self.max_len = capsule.max_len
         self.wants_logprobs = capsule.sampling.num_logprobs is not None
+        self.prompt_logprobs = None if capsule.sampling.num_prompt_logprobs is None else []
 
     @property
     def length(self) -> int:
@@ -78,11 +83,22 @@ class LedgerRow:
 
     def capsule(self) -> Capsule:
         """What the next attempt starts from."""
-        start = self.request.capsule
-        if not self.generated:
-            return start
-        generated = np.frombuffer(self.generated.tobytes(), np.int32)
-        return Capsule(np.concatenate([start.token_ids, generated]), start.num_prompt, start.sampling)
+        start = self.request.capsules[self.choice]
+        sampling, token_ids = start.sampling, start.token_ids
+        if sampling.num_prompt_logprobs is not None and not self.lacks_prompt:
+            sampling = replace(sampling, num_prompt_logprobs=None)
+        if self.generated:
+            token_ids = np.concatenate([token_ids, np.frombuffer(self.generated.tobytes(), np.int32)])
+        return Capsule(token_ids, start.num_prompt, sampling)
+
+    @property
+    def lacks_prompt(self) -> bool:
+        """True while logprobs of the prompt are wanted and not all there; no token counts as delivered before."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    def wake(self) -> None:
+        """Tells the reader that there is news."""
+        self.on_news(self)
 
     def still_avoided(self, now: float) -> frozenset[WorkerId]:
         """Workers that refused it and are not to be asked again yet; forgets those whose time is over."""
@@ -91,16 +107,20 @@ class LedgerRow:
 
     def take(self) -> Delta | None:
         """All that came since the last call; None: nothing did."""
+        if self.lacks_prompt:
+            return None
         tokens = self.generated[self.taken :].tolist()
         if not tokens and self.finish is FinishReason.NONE:
             return None
         self.taken += len(tokens)
         logprobs, self.logprobs = self.logprobs, []
-        return Delta(tokens, logprobs if self.wants_logprobs else None, self.finish, self.cached_tokens or 0)
+        prompt, self.prompt_logprobs = self.prompt_logprobs, None
+        cached = self.cached_tokens or 0
+        return Delta(tokens, logprobs if self.wants_logprobs else None, self.finish, cached, self.choice, prompt)
 
 
 class Ledger:
-    """All requests in flight. `send` must not wait, and drops what is for a worker without a stream."""
+    """All choices in flight. `send` must not wait, and drops what is for a worker without a stream."""
 
     def __init__(
         self, send: Callable[[WorkerId, Command], None], clock: Callable[[], float], observer: LedgerObserver
@@ -110,6 +130,7 @@ class Ledger:
         self._observer = observer
         self._rows: dict[LedgerRow, None] = {}
         self._by_handle: dict[int, LedgerRow] = {}
+        self._groups: dict[int, Group] = {}
         self.highest_handle = 0
         self.queued_tokens: Counter[WorkerId] = Counter()  # prompt tokens sent there and not answered
         self.assigned: Counter[WorkerId] = Counter()  # attempts that it generates for
@@ -120,31 +141,52 @@ class Ledger:
     def __iter__(self) -> Iterator[LedgerRow]:
         return iter(list(self._rows))
 
-    def open(self, request: GenerationRequest, wake: Callable[[], None]) -> LedgerRow:
+    def open(self, request: GenerationRequest, choice: int, on_news: Callable[[LedgerRow], None]) -> LedgerRow:
         """A new row, without an attempt."""
-        row = LedgerRow(request, self._clock() + request.timeout_s, wake)
+        row = LedgerRow(request, choice, self._clock() + request.timeout_s, on_news)
         self._rows[row] = None
         return row
 
-    def find(self, handle: int) -> LedgerRow | None:
-        """The row whose attempt has this handle; None: the handle was given up."""
-        return self._by_handle.get(handle)
+    def find(self, handle: int) -> list[LedgerRow]:
+        """The rows whose attempts a handle names, as their own or as their group's; none: it was given up."""
+        group = self._groups.get(handle)
+        handles = {handle} if group is None else group.handles
+        return [self._by_handle[one] for one in sorted(handles) if one in self._by_handle]
 
-    def start(self, row: LedgerRow, plan: Plan) -> None:
-        """The row's next attempt: its handle is allocated and sent in one step."""
+    def start(self, rows: Sequence[LedgerRow], plan: Plan) -> None:
+        """The next attempt of rows that have the same tokens: handles are allocated and sent in one step."""
+        assert self.highest_handle + handles_needed(len(rows)) <= MAX_HANDLE
+        group = Group(self._allocate()) if len(rows) > 1 else None
+        for row in rows:
+            self._begin(row, plan, group)
+        if group is None:
+            self._submit(rows[0], plan, self.highest_handle)
+        else:
+            self._groups[group.handle] = group
+            self._submit(rows[0], plan, group.handle, tuple(row.capsule().sampling.seed for row in rows))
+        self._observer.attempt_started()
+
+    def _begin(self, row: LedgerRow, plan: Plan, group: Group | None) -> None:
         assert row.attempt is None
         assert not row.closed
-        assert self.highest_handle < MAX_HANDLE
-        self.highest_handle += 1
-        uncached = uncached_tokens(plan.computes, row.length)
-        attempt = Attempt(self.highest_handle, plan, uncached, row.length - uncached)
-        row.attempt = attempt
+        if row.lacks_prompt:
+            row.prompt_logprobs = []
+        uncached, cached = uncached_tokens(plan.computes, row.length), None
+        if group is None or not group.handles:
+            cached = row.length - uncached
+        else:
+            uncached = 0  # computed once, for the first of the group
+        row.attempt = Attempt(self._allocate(), plan, uncached, cached, group)
         row.attempts += 1
-        self._by_handle[attempt.handle] = row
+        if group is not None:
+            group.handles.add(row.attempt.handle)
+        self._by_handle[row.attempt.handle] = row
         self.queued_tokens[plan.computes.id] += uncached
         self.assigned[plan.generates.id] += 1
-        self._observer.attempt_started()
-        self._submit(row, attempt)
+
+    def _allocate(self) -> int:
+        self.highest_handle += 1
+        return self.highest_handle
 
     def on_rows(self, worker: WorkerId, rows: Iterable[Row]) -> None:
         """Takes the rows of one frame; those of handles that were given up are dropped. Wakes each reader once."""
@@ -152,13 +194,15 @@ class Ledger:
             row = self._by_handle.get(said.handle)
             if row is not None and row.attempt is not None:
                 self._on_row(worker, row, row.attempt, said)
+            elif said.handle in self._groups:
+                for row in self.find(said.handle):
+                    self._deliver_prompt(row, said)
 
     def on_failure(self, worker: WorkerId, failure: Failure) -> None:
         """A worker gave a handle up."""
-        row = self._by_handle.get(failure.handle)
-        if row is None or row.attempt is None or not row.attempt.heeds(worker):
-            return
-        self._fail(row, row.attempt, worker, failure.code)
+        for row in self.find(failure.handle):
+            if row.attempt is not None and row.attempt.heeds(worker):
+                self._fail(row, row.attempt, worker, failure.code)
 
     def on_lost(self, worker: WorkerId) -> None:
         """A worker's stream broke, and with it all that this gateway had there."""
@@ -185,21 +229,27 @@ class Ledger:
         row.error = error
         row.wake()
 
-    def _submit(self, row: LedgerRow, attempt: Attempt) -> None:
-        prefill, decode = attempt.plan.prefill, attempt.plan.decode
+    def _submit(self, row: LedgerRow, plan: Plan, handle: int, seeds: tuple[int, ...] = ()) -> None:
+        prefill, decode = plan.prefill, plan.decode
         timeout_s = max(0.0, row.deadline - self._clock())
         capsule, request_id = row.capsule(), row.request.request_id
         if prefill is not None:
             hand_to = HandTo(decode.id) if decode is not None else None
-            self._send(prefill.id, Submit(attempt.handle, capsule, timeout_s, request_id, handoff=hand_to))
+            self._send(prefill.id, Submit(handle, capsule, timeout_s, request_id, hand_to, seeds))
         if decode is not None:
             take_from = TakeFrom(prefill.address, prefill.id) if prefill is not None else None
-            self._send(decode.id, Submit(attempt.handle, capsule, timeout_s, request_id, handoff=take_from))
+            self._send(decode.id, Submit(handle, capsule, timeout_s, request_id, take_from, seeds))
 
     def _on_row(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, said: Row) -> None:
         if said.cached >= 0:
             self._note_cached(worker, row, attempt, said.cached)
         if not attempt.heeds(worker):
+            return
+        if said.position < row.num_prompt:
+            self._deliver_prompt(row, said)
+            return
+        if row.lacks_prompt and worker != attempt.plan.computes.id:
+            self._fail(row, attempt, None, FailureCode.HANDOFF)  # decode's word came before prefill's
             return
         if attempt.phase is not Phase.DECODE:
             self._advance(worker, row, attempt)
@@ -215,6 +265,14 @@ class Ledger:
             self._observer.handoff_ended("completed")
         self._settle_queue(attempt)
         row.refusals = 0
+
+    def _deliver_prompt(self, row: LedgerRow, said: Row) -> None:
+        if row.prompt_logprobs is not None and said.logprobs is not None:
+            skip = len(row.prompt_logprobs) + 1 - said.position
+            if skip >= 0:
+                row.prompt_logprobs += said.logprobs[skip : row.num_prompt - said.position]
+                if not row.lacks_prompt:
+                    row.wake()
 
     def _deliver(self, row: LedgerRow, said: Row) -> bool:
         length = row.length
@@ -242,9 +300,10 @@ class Ledger:
     def _note_cached(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, cached: int) -> None:
         if worker != attempt.plan.computes.id:
             return
-        self._observer.cached_tokens(attempt.predicted_cached, cached)
+        if attempt.predicted_cached is not None:
+            self._observer.cached_tokens(attempt.predicted_cached, cached)
         if row.cached_tokens is None:
-            row.cached_tokens = min(cached, row.request.capsule.num_prompt)
+            row.cached_tokens = min(cached, row.num_prompt)
 
     def _finish(
         self, row: LedgerRow, attempt: Attempt, worker: WorkerId, reason: FinishReason, cut: bool = False
@@ -269,7 +328,8 @@ class Ledger:
             row.wake()
         elif code is FailureCode.TOO_LARGE and worker is not None:
             row.attempts -= 1
-            row.larger_than = max(row.larger_than, attempt.candidate(worker).num_blocks)
+            if attempt.group is None:  # a choice alone may fit where all of them do not
+                row.larger_than = max(row.larger_than, attempt.candidate(worker).num_blocks)
             row.wake()
         else:
             self._again(row, f"the last one with {code.name}")
@@ -288,15 +348,28 @@ class Ledger:
         del self._by_handle[attempt.handle]
         self._settle_queue(attempt)
         _count_down(self.assigned, attempt.plan.generates.id, 1)
-        if attempt.split and attempt.phase is not Phase.DECODE:
+        handles, forked = [attempt.handle], attempt.phase is Phase.DECODE
+        if (group := attempt.group) is not None:
+            group.handles.remove(attempt.handle)
+            if not group.handles:
+                del self._groups[group.handle]
+            forked = group.forked or bool(group.handles)  # the prompt goes on, or went on, for another choice
+            handles += [] if forked else [group.handle]
+        if attempt.split and not forked:
             self._observer.handoff_ended(outcome)
         for worker in attempt.workers():
             if abort and worker.id != over_at:
-                self._send(worker.id, Abort(attempt.handle))
+                for handle in handles:
+                    self._send(worker.id, Abort(handle))
 
     def _settle_queue(self, attempt: Attempt) -> None:
         _count_down(self.queued_tokens, attempt.plan.computes.id, attempt.queued_tokens)
         attempt.queued_tokens = 0
+
+
+def handles_needed(num_choices: int) -> int:
+    """For an attempt at so many choices of one prompt."""
+    return 1 if num_choices == 1 else 1 + num_choices
 
 
 def _count_down(counter: Counter[WorkerId], worker: WorkerId, by: int) -> None:

@@ -56,8 +56,9 @@ class Stack:
     async def ask(self, prefix: list[int]) -> None:
         """One request over a prefix, with its own end; its tokens must be right."""
         prompt = [*prefix, *divmod(next(self._numbers), 900)]
-        capsule = Capsule(np.array(prompt, np.int32), len(prompt), SamplingParams(max_tokens=NUM_TOKENS))
-        async with self.dispatcher.generate(GenerationRequest("r", capsule, 300.0)) as generation:
+        sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
+        capsule = Capsule(np.array(prompt, np.int32), len(prompt), sampling)
+        async with self.dispatcher.generate(GenerationRequest("r", (capsule,), 300.0)) as generation:
             tokens, _ = await read_all(generation)
         assert tokens == reference(prompt, NUM_TOKENS)
         self.completed += 1

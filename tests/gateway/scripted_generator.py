@@ -1,9 +1,9 @@
 """A Generator without workers: gives scripted deltas, and remembers what it was asked and how it was left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.gateway.generation import Delta, GenerationError, GenerationRequest
 from services.protocol.frames import TokenLogprobs
@@ -12,9 +12,10 @@ from services.protocol.outcomes import FinishReason
 
 @dataclass
 class Script:
-    """What every request gets: these deltas, then `error`."""
+    """What every request gets: these deltas for each of its choices in turn, then `error`."""
 
     deltas: Iterable[Delta]
+    for_all: bool = True  # False: the deltas say themselves for which choice they are
     error: Exception | None = None
     pause_s: float = 0.0
     hangs: bool = False  # after the deltas
@@ -31,6 +32,7 @@ class ScriptedGenerator:
     requests: list[GenerationRequest] = field(default_factory=list)
     running: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: list[int] = field(default_factory=list)  # choices whose client had all it wanted
 
     def ready(self) -> bool:
         return self.is_ready
@@ -42,20 +44,31 @@ class ScriptedGenerator:
             raise self.error
         self.running += 1
         try:
-            yield ScriptedGeneration(self.script)
+            yield ScriptedGeneration(self.script, len(request.capsules), self.ended)
         finally:
             self.running -= 1
             self.left.set()
 
 
 class ScriptedGeneration:
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, num_choices: int, ended: list[int]) -> None:
         self._script = script
-        self._deltas = iter(script.deltas)
+        self._deltas = self._all(num_choices) if script.for_all else iter(script.deltas)
+        self._ended = ended
+        self._over: set[int] = set()
+
+    def _all(self, num_choices: int) -> Iterator[Delta]:
+        for delta in self._script.deltas:
+            for choice in range(num_choices):
+                yield replace(delta, choice=choice)
+
+    def end(self, choice: int) -> None:
+        self._ended.append(choice)
+        self._over.add(choice)
 
     async def next(self) -> Delta:
         await asyncio.sleep(self._script.pause_s)
-        delta = next(self._deltas, None)
+        delta = next((delta for delta in self._deltas if delta.choice not in self._over), None)
         if delta is not None:
             return delta
         if self._script.hangs:

@@ -122,12 +122,12 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"n": 0}, "n", "integer_below_min_value"),
     ({"n": -1}, "n", "integer_below_min_value"),
     ({"n": 129}, "n", "integer_above_max_value"),
-    ({"n": 2}, "n", "unsupported_parameter"),
+    ({"n": 1.5}, "n", "invalid_type"),
     ({"presence_penalty": 3}, "presence_penalty", "decimal_above_max_value"),
     ({"frequency_penalty": -2.5}, "frequency_penalty", "decimal_below_min_value"),
-    ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty", "unsupported_parameter"),
+    ({"presence_penalty": "0.5"}, "presence_penalty", "invalid_type"),
     ({"repetition_penalty": 0}, "repetition_penalty", None),
+    ({"repetition_penalty": 2.1}, "repetition_penalty", "decimal_above_max_value"),
     ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
     ({"max_tokens": -1}, "max_tokens", "integer_below_min_value"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
@@ -156,8 +156,17 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"nobody_knows_this": None}, "nobody_knows_this", "unknown_parameter"),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
-    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
-    ({"echo": True}, "echo", "unsupported_parameter"),
+    ({"logit_bias": {"abc": 1}}, "logit_bias", None),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", None),
+    ({"logit_bias": {"5": 101}}, "logit_bias", None),
+    ({"logit_bias": {"5": "1"}}, "logit_bias", None),
+    ({"logit_bias": {"100000": 1}}, "logit_bias", None),
+    ({"logit_bias": {"99999999999": 1}}, "logit_bias", None),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", None),
+    ({"logit_bias": [[5, 1]]}, "logit_bias", None),
+    ({"bad_words": "word"}, "bad_words", "invalid_type"),
+    ({"bad_words": [""]}, "bad_words[0]", None),
+    ({"bad_words": ["x"] * 129}, "bad_words", "array_above_max_length"),
     ({"cache_salt": "x"}, "cache_salt", "unsupported_parameter"),
     ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
@@ -175,7 +184,7 @@ async def test_bad_field(api: Api, fields: dict[str, Any], param: str, code: str
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
 async def test_number_that_is_not_finite(api: Api, field: str, number: bytes):
     body = b'{"model":"m","prompt":"x","' + field.encode() + b'":' + number + b"}"
     assert_refused(await api.http.post("/v1/completions", content=body, headers=JSON), field)
@@ -220,6 +229,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"echo": True}, "echo", "unsupported_parameter"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", None),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "invalid_type"),
@@ -245,14 +256,28 @@ async def test_bad_prompt(api: Api, prompt: Any):
     assert_refused(await api.complete(prompt=prompt), "prompt")
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]], ["x"] * 1025])
-async def test_several_prompts_are_refused_by_name(api: Api, prompt: Any):
-    assert_refused(await api.complete(prompt=prompt), "prompt", "unsupported_parameter")
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"prompt": ["x"] * 1025}, "prompt", "array_above_max_length"),
+    ({"prompt": ["x", ""]}, "prompt", "empty_string"),
+    ({"prompt": [[1], []]}, "prompt", "empty_array"),
+    ({"prompt": ["x", 5]}, "prompt", "invalid_type"),
+    ({"prompt": [[1], [100_000]]}, "prompt", None),
+    ({"prompt": ["x", "word " * 100]}, "prompt", "context_length_exceeded"),
+    ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
+    ({"logprobs": -1}, "logprobs", "integer_below_min_value"),
+    ({"logprobs": True}, "logprobs", "invalid_type"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "integer_below_min_value"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None),
+    ({"echo": "x"}, "echo", "invalid_type"),
+]
 
 
-@pytest.mark.parametrize("fields", [{"logprobs": 21}, {"logprobs": -1}, {"logprobs": True}])
-async def test_bad_logprobs_of_completions(api: Api, fields: dict[str, Any]):
-    assert_refused(await api.complete(**fields), "logprobs")
+@pytest.mark.parametrize(
+    ("fields", "param", "code"), BAD_COMPLETIONS, ids=[json.dumps(case[0])[:60] for case in BAD_COMPLETIONS]
+)
+async def test_bad_completion(api: Api, fields: dict[str, Any], param: str, code: str | None):
+    assert_refused(await api.complete(**fields), param, code)
 
 
 @pytest.mark.parametrize("fields", [{"best_of": 2}, {"suffix": "x"}])

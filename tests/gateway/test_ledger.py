@@ -61,17 +61,17 @@ class Bench:
     def cached_tokens(self, predicted: int, actual: int) -> None:
         self.cached.append((predicted, actual))
 
-    def wake(self) -> None:
+    def wake(self, row: LedgerRow) -> None:
         self.woken += 1
 
     def open(self, max_tokens: int = 5, logprobs: int | None = None) -> LedgerRow:
         sampling = SamplingParams(max_tokens=max_tokens, num_logprobs=logprobs)
-        request = GenerationRequest("r", Capsule(np.array(PROMPT, np.int32), len(PROMPT), sampling), 10.0)
-        return self.ledger.open(request, self.wake)
+        request = GenerationRequest("r", (Capsule(np.array(PROMPT, np.int32), len(PROMPT), sampling),), 10.0)
+        return self.ledger.open(request, 0, self.wake)
 
     def started(self, plan: Plan = PAIR, **request: Any) -> LedgerRow:
         row = self.open(**request)
-        self.ledger.start(row, plan)
+        self.ledger.start([row], plan)
         self.sent.clear()
         return row
 
@@ -101,7 +101,7 @@ def taken(row: LedgerRow) -> list[int]:
 def test_an_attempt_is_sent_to_both_workers_in_one_step(bench: Bench):
     row = bench.open()
     bench.now += 4
-    bench.ledger.start(row, PAIR)
+    bench.ledger.start([row], PAIR)
     (to_prefill, first), (to_decode, second) = bench.sent
     assert (to_prefill, to_decode) == (P.id, D.id)
     assert isinstance(first, Submit)
@@ -113,7 +113,7 @@ def test_an_attempt_is_sent_to_both_workers_in_one_step(bench: Bench):
 
 def test_a_worker_alone_hears_of_no_handoff(bench: Bench):
     row = bench.open()
-    bench.ledger.start(row, DECODE_ALONE)
+    bench.ledger.start([row], DECODE_ALONE)
     ((_, submit),) = bench.sent
     assert isinstance(submit, Submit)
     assert submit.handoff is None
@@ -161,7 +161,7 @@ def test_a_new_attempt_starts_from_what_was_delivered(bench: Bench):
     bench.fail(D, 1, FailureCode.HANDOFF)
     assert row.attempt is None
     bench.sent.clear()
-    bench.ledger.start(row, DECODE_ALONE)
+    bench.ledger.start([row], DECODE_ALONE)
     ((_, submit),) = bench.sent
     assert isinstance(submit, Submit)
     assert submit.handle == 2
@@ -219,7 +219,7 @@ def test_attempts_are_bounded(bench: Bench):
     row = bench.open()
     for handle in range(1, MAX_ATTEMPTS + 1):
         assert row.error is None
-        bench.ledger.start(row, PAIR)
+        bench.ledger.start([row], PAIR)
         bench.fail(D, handle, FailureCode.HANDOFF)
     assert isinstance(row.error, Failed)
     assert len(bench.ledger) == 0
@@ -237,7 +237,7 @@ def test_not_now_costs_no_attempt_and_is_left_alone_longer_each_time(bench: Benc
     row = bench.open()
     waits = []
     for handle in range(1, 9):
-        bench.ledger.start(row, DECODE_ALONE)
+        bench.ledger.start([row], DECODE_ALONE)
         bench.fail(D, handle, FailureCode.NOT_NOW)
         waits.append(row.avoid[D.id] - bench.now)
         assert row.still_avoided(bench.now) == {D.id}
@@ -246,7 +246,7 @@ def test_not_now_costs_no_attempt_and_is_left_alone_longer_each_time(bench: Benc
     assert row.attempts == 0
     assert waits == sorted(waits)
     assert waits[-1] == waits[-2] == 1.0
-    bench.ledger.start(row, DECODE_ALONE)
+    bench.ledger.start([row], DECODE_ALONE)
     bench.say(D, 9, 3, [50])
     assert row.refusals == 0
 
@@ -337,7 +337,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.row.attempt is None and not self.row.closed)
     @rule(plan=st.sampled_from([PAIR, DECODE_ALONE]))
     def start(self, plan: Plan) -> None:
-        self.bench.ledger.start(self.row, plan)
+        self.bench.ledger.start([self.row], plan)
         assert self.row.attempt is not None
         handle, start = self.row.attempt.handle, len(self.row.generated)
         last = len(TOKENS) - 1

@@ -68,7 +68,8 @@ class _ChunkwiseSequences(Sequences):
     chunkwise = False
 
     def blocks_needed(self, request: Request) -> int:
-        return 1 if self.chunkwise and request.kind is Kind.LOCAL else super().blocks_needed(request)
+        one = self.chunkwise and request.kind is Kind.LOCAL and not request.branches
+        return 1 if one else super().blocks_needed(request)
 
     def _take_blocks(self, held: list[int], needed: int, watermark: int) -> list[int] | None:
         return super()._take_blocks(held, max(needed, len(held)), watermark)

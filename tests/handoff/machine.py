@@ -37,6 +37,7 @@ _ASKS = st.builds(
     timeout_s=st.sampled_from([1000.0, 1000.0, 1000.0, 4.0]),
     alone=st.sampled_from([False, False, False, True]),
     turn=st.integers(0, 3),
+    num_choices=st.sampled_from([1, 1, 1, 2, 3]),
 )
 _WHICH = st.integers(0, 63)
 
@@ -124,6 +125,7 @@ def _any_ask(choose: random.Random) -> Ask:
         timeout_s=choose.choice([1000.0, 1000.0, 1000.0, 1000.0, 4.0]),
         alone=choose.random() < 0.2,
         turn=choose.randrange(4),
+        num_choices=choose.choice([1, 1, 1, 1, 2, 3]),
     )
 
 

@@ -13,21 +13,19 @@ import numpy as np
 
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
-from kvtransfer.messages import HandoffId
 from kvtransfer.producer import Producer
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.request import Kind, Request
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sequences import Sequences
 from services.gateway.generation import GenerationRequest
-from services.gateway.ledger import Command, Ledger, LedgerRow
+from services.gateway.ledger import Command, Ledger, LedgerRow, handles_needed
 from services.gateway.router import Candidate, Plan, WorkerId
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
-from services.protocol.messages import HandTo, Submit, TakeFrom
+from services.protocol.messages import Submit
 from services.protocol.outcomes import FinishReason
 from services.protocol.sampling import SamplingParams
 from services.worker.core import WorkerCore
@@ -106,19 +104,6 @@ class WorkerProcess:
         )
 
 
-def worker_request(gateway: int, submit: Submit, now: float) -> Request:
-    """What a worker makes of a submit."""
-    match submit.handoff:
-        case HandTo(incarnation):
-            kind, peer = Kind.PRODUCE, incarnation
-        case TakeFrom(_, incarnation):
-            kind, peer = Kind.CONSUME, incarnation
-        case None:
-            kind, peer = Kind.LOCAL, 0
-    id = HandoffId(gateway, submit.handle)
-    return Request(id, submit.capsule, kind, arrival=now, deadline=now + submit.timeout_s, peer=peer)
-
-
 @cache
 def model_says(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The tokens that follow a prompt."""
@@ -136,6 +121,7 @@ class Ask:
     timeout_s: float = 1000.0
     alone: bool = False  # on a decode worker, without handoff
     turn: int = 0
+    num_choices: int = 1
 
     def expected(self) -> tuple[int, ...]:
         """All tokens of the answer."""
@@ -147,7 +133,7 @@ class Ask:
         """For the ledger."""
         sampling = SamplingParams(max_tokens=self.max_tokens, temperature=0, stop_token_ids=self._stop_token_ids())
         capsule = Capsule(np.array(self.prompt, dtype=np.int32), len(self.prompt), sampling)
-        return GenerationRequest("", capsule, self.timeout_s)
+        return GenerationRequest("", (capsule,) * self.num_choices, self.timeout_s, self.num_choices)
 
     def _stop_token_ids(self) -> tuple[int, ...]:
         return () if self.stop_token_at is None else (model_says(self.prompt, self.stop_token_at)[-1],)
@@ -155,7 +141,7 @@ class Ask:
 
 @dataclass(eq=False)
 class Client:
-    """A client of one request; ended exactly once, in one way."""
+    """A client of one choice; ended exactly once, in one way."""
 
     ask: Ask
     row: LedgerRow
@@ -203,19 +189,21 @@ class GatewayNode:
         self._aborts_prefill = aborts_prefill
 
     def ask(self, ask: Ask) -> Client:
-        """A client's request comes."""
-        row = self.ledger.open(ask.generation_request(), lambda: None)
-        client = Client(ask, row)
-        self.clients.append(client)
+        """A client's request comes. Returns its first choice."""
+        request = ask.generation_request()
+        rows = [self.ledger.open(request, choice, lambda row: None) for choice in range(ask.num_choices)]
+        clients = [Client(ask, row) for row in rows]
+        self.clients += clients
+        self._place(clients)
         self.look_after()
-        return client
+        return clients[0]
 
     def look_after(self) -> None:
         """Readers read, and requests without an attempt get one."""
         for client in self.open_clients():
             client.read(self.ledger)
             if not client.ended and client.row.attempt is None:
-                self._place(client)
+                self._place([client])
 
     def open_clients(self) -> Iterator[Client]:
         """Those that still wait."""
@@ -228,7 +216,8 @@ class GatewayNode:
                 self.ledger.on_deadline(client.row)
         self.look_after()
 
-    def _place(self, client: Client) -> None:
+    def _place(self, clients: list[Client]) -> None:
+        client = clients[0]
         row, ask = client.row, client.ask
         avoided = row.still_avoided(self._clock())
         ready = [stream.worker.candidate() for id, stream in self.workers.items() if WorkerId(id) not in avoided]
@@ -241,9 +230,12 @@ class GatewayNode:
             decode = None
         elif decode is None:
             return
-        client.attempts += 1
-        self.ask_of_handle[self.ledger.highest_handle + 1] = ask
-        self.ledger.start(row, Plan(prefill, decode))
+        for each in clients:
+            each.attempts += 1
+        before = self.ledger.highest_handle
+        for handle in range(before + 1, before + 1 + handles_needed(len(clients))):
+            self.ask_of_handle[handle] = ask
+        self.ledger.start([each.row for each in clients], Plan(prefill, decode))
 
     def _send(self, worker: WorkerId, command: Command) -> None:
         stream = self.workers.get(worker)

@@ -23,7 +23,7 @@ ID = HandoffId(gateway=1, handle=5)
 OTHER = HandoffId(gateway=2, handle=1)
 PRODUCER = 77
 S1, S2 = StreamId(1), StreamId(2)
-FIRST = FirstToken(42, None)
+FIRST = (FirstToken(ID.handle, 42, None),)
 DEADLINE = 100.0
 OPEN, RELEASE = SendToProducer(S1, Open(ID, PRODUCER)), SendToProducer(S1, Release(ID))
 
@@ -36,11 +36,11 @@ def consumer() -> Consumer:
     return consumer
 
 
-def announcement(first_index: int, blocks: list[int], first: FirstToken | None = None) -> Announcement:
+def announcement(first_index: int, blocks: list[int], first: tuple[FirstToken, ...] = ()) -> Announcement:
     return Announcement(ID, first_index, tuple(blocks), tuple(block + 100 for block in blocks), first)
 
 
-def announce(consumer: Consumer, first_index: int, blocks: list[int], first: FirstToken | None = None) -> None:
+def announce(consumer: Consumer, first_index: int, blocks: list[int], first: tuple[FirstToken, ...] = ()) -> None:
     consumer.announcement(S1, announcement(first_index, blocks, first), 0.0)
 
 
@@ -120,7 +120,7 @@ def test_an_announcement_that_contradicts_an_older_one_fails_the_handoff(consume
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, [3])
     actions(consumer)
-    consumer.announcement(S1, Announcement(ID, 0, (3,), (999,), None), 0.0)
+    consumer.announcement(S1, Announcement(ID, 0, (3,), (999,)), 0.0)
     assert actions(consumer)[-1] == ConsumerReport(ID, EndReason.STALE)
 
 

@@ -17,7 +17,7 @@ ID = HandoffId(gateway=1, handle=5)
 OLDER = HandoffId(gateway=1, handle=4)
 OURS, OTHERS = 77, 78  # incarnations
 S1, S2 = StreamId(1), StreamId(2)
-FIRST = FirstToken(42, None)
+FIRST = (FirstToken(ID.handle, 42, None),)
 LIMITS = ProducerLimits(grace_s=3.0, open_wait_s=5.0, max_early_opens=2)
 DEADLINE = 100.0
 
@@ -46,13 +46,13 @@ def ended(reason: EndReason, stream: StreamId = S1, id: HandoffId = ID) -> SendT
 
 
 def announced(
-    first_index: int, blocks: list[int], first: FirstToken | None = None, stream: StreamId = S1
+    first_index: int, blocks: list[int], first: tuple[FirstToken, ...] = (), stream: StreamId = S1
 ) -> SendToConsumer:
     generations = tuple(block + 100 for block in blocks)
     return SendToConsumer(stream, Announcement(ID, first_index, tuple(blocks), generations, first))
 
 
-def announce(producer: Producer, blocks: list[int], first: FirstToken | None = None) -> None:
+def announce(producer: Producer, blocks: list[int], first: tuple[FirstToken, ...] = ()) -> None:
     producer.announce(ID, blocks, [block + 100 for block in blocks], first)
 
 

@@ -16,6 +16,7 @@ from services.config import WorkerRole
 from services.protocol.frames import Frame
 from services.protocol.messages import Abort, GatewayHello, Submit
 from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.gateway_servicer import engine_request
 from tests.handoff.invariants import check_worker
 from tests.handoff.processes import (
     Ask,
@@ -26,7 +27,6 @@ from tests.handoff.processes import (
     Violation,
     WorkerProcess,
     model_says,
-    worker_request,
 )
 from tests.handoff.wires import Break, ControlStream, Flight, GatewayStream, Stream
 
@@ -287,7 +287,7 @@ class World:
                 worker.gateways[gateway] = stream
                 self._call(worker, lambda core: core.gateway_hello(gateway, highest_handle))
             case Submit():
-                request = worker_request(gateway, message, self.now)
+                request = engine_request(gateway, message, self.now)
                 self._call(worker, lambda core: core.submit(request, self.now))
             case Abort(handle):
                 id = HandoffId(gateway, handle)

@@ -20,6 +20,11 @@ _OPTIONAL = (
     "min_tokens",
     "skip_special_tokens",
     "add_special_tokens",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "prompt_logprobs",
 )
 # OpenAI's name of a field, and ours, where they differ.
 _CHAT_NAMES = {
@@ -47,6 +52,8 @@ def generation_fields(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         "stop": list(request.stop) or None,
         "stop_token_ids": list(request.stop_token_ids) or None,
+        "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()} or None,
+        "bad_words": list(request.bad_words) or None,
     }
     if request.HasField("logprobs"):
         chat = request.WhichOneof("prompt") == "chat"

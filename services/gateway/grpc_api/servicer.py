@@ -19,6 +19,7 @@ from services.gateway.openai.exchange import taken_or_made
 from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.openai.validation import validate_request
 from services.gateway.request_record import RequestRecord
+from services.protocol.frames import TokenLogprobs
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -105,12 +106,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             asyncio.timeout(timeout_s + READING_GRACE_S),
             runner.run(request, request_id, record, timeout_s) as updates,
         ):
-            finished = False
-            while not finished:
+            while not updates.done:
                 update = await updates.next()
-                finished = update.finish_reason is not None
-                if finished or update.tokens:
-                    await context.write(_response(update, updates.usage() if finished else None))
+                if update.finish_reason is not None or update.tokens:
+                    await context.write(_response(update, updates.usage() if updates.done else None))
 
     @asynccontextmanager
     async def _answering(
@@ -141,7 +140,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 
 async def _tokenize(runner: RequestRunner[Request], fields: dict[str, Any]) -> list[int]:
-    return await runner.tokenize(_checked(runner, fields))
+    (prompt,) = await runner.tokenize(_checked(runner, fields))
+    return prompt.token_ids
 
 
 def _checked(runner: RequestRunner[Request], fields: dict[str, Any]) -> Request:
@@ -166,13 +166,20 @@ async def _fail(
 
 def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:
     response = inference_pb2.GenerateResponse(
-        text=update.text, token_ids=update.tokens, finish_reason=_FINISH_REASONS[update.finish_reason]
+        text=update.text,
+        token_ids=update.tokens,
+        logprobs=[_logprobs(entry) for entry in update.logprobs or () if entry],
+        finish_reason=_FINISH_REASONS[update.finish_reason],
+        choice=update.choice,
+        prompt_logprobs=[_logprobs(entry) for _, entry in update.prompt_logprobs or ()],
     )
-    for logprobs in update.logprobs or ():
-        top = [inference_pb2.Alternative(token_id=token, logprob=logprob) for token, logprob in logprobs.top]
-        response.logprobs.append(inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top))
     if usage is not None:
         response.usage.prompt_tokens = usage.prompt_tokens
         response.usage.completion_tokens = usage.completion_tokens
         response.usage.cached_tokens = usage.cached_tokens
     return response
+
+
+def _logprobs(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
+    top = [inference_pb2.Alternative(token_id=token, logprob=logprob) for token, logprob in logprobs.top]
+    return inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top)

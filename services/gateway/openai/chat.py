@@ -1,14 +1,15 @@
 """POST /v1/chat/completions: messages in, the assistant's message out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from services.gateway.openai.choice import Update, Usage
+from services.gateway.openai.choice import PromptShown, Update, Usage
 from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
 from services.gateway.openai.errors import invalid
 from services.gateway.openai.neutral import CHAT_NEUTRAL
-from services.gateway.openai.prompts import check_text_length
+from services.gateway.openai.prompts import Prompt, check_text_length
 from services.gateway.openai.schema import ChatRequest, Message
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
@@ -27,11 +28,11 @@ class ChatDialect:
         self._tokenizer = tokenizer
         self._template = template
 
-    async def prompt(self, request: ChatRequest, max_tokens: int) -> list[int]:
+    async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
         text = self._render(request)
         check_text_length(self._tokenizer, text, max_tokens, self.prompt_param)
-        return await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        return [Prompt(await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))]
 
     def _render(self, request: ChatRequest) -> str:
         if self._template is None:
@@ -51,6 +52,10 @@ class ChatDialect:
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
 
+    def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
+        """See Dialect."""
+        return None
+
     def answer(self, request: ChatRequest, request_id: str, model: str, created: int) -> "ChatAnswer":
         """See Dialect."""
         return ChatAnswer(self._tokenizer, f"chatcmpl-{request_id}", model, created, with_usage=request.include_usage)
@@ -66,35 +71,38 @@ class ChatAnswer:
         self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
         self._opening = ChunkTemplate(head, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
 
-    def opening(self) -> bytes:
+    def opening(self, num_choices: int) -> bytes:
         """See Answer."""
-        return self._opening.plain("")
+        return b"".join(self._opening.plain(choice, "") for choice in range(num_choices))
 
     def chunk(self, update: Update) -> bytes:
         """See Answer."""
         if update.logprobs is None and update.finish_reason is None:
-            return self._chunks.plain(update.text)
-        return self._chunks.full(update.text, self._logprobs(update), update.finish_reason)
+            return self._chunks.plain(update.choice, update.text)
+        return self._chunks.full(update, self._logprobs(update))
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""
         return self._chunks.usage(usage)
 
-    def body(self, update: Update, usage: Usage) -> bytes:
+    def body(self, choices: Sequence[Update], usage: Usage) -> bytes:
         """See Answer."""
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": update.text, "refusal": None},
-            "logprobs": self._logprobs(update),
-            "finish_reason": update.finish_reason,
-        }
-        return orjson.dumps({**self._about, "object": "chat.completion", "choices": [choice], "usage": usage.as_json()})
+        listed = [
+            {
+                "index": update.choice,
+                "message": {"role": "assistant", "content": update.text, "refusal": None},
+                "logprobs": self._logprobs(update),
+                "finish_reason": update.finish_reason,
+            }
+            for update in choices
+        ]
+        return orjson.dumps({**self._about, "object": "chat.completion", "choices": listed, "usage": usage.as_json()})
 
     def _logprobs(self, update: Update) -> dict[str, Any] | None:
         if update.logprobs is None:
             return None
         pairs = zip(update.tokens, update.logprobs, strict=True)
-        return {"content": [self._token(token, logprobs) for token, logprobs in pairs], "refusal": None}
+        return {"content": [self._token(token, entry) for token, entry in pairs if entry], "refusal": None}
 
     def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         top = [self._entry(other, logprob) for other, logprob in logprobs.top]

@@ -1,12 +1,13 @@
 """What differs between the endpoints that generate: how a prompt is written, and how text is wrapped in JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from services.gateway.openai.choice import Update, Usage
+from services.gateway.openai.choice import PromptShown, Update, Usage
 from services.gateway.openai.neutral import Neutral
+from services.gateway.openai.prompts import Prompt
 from services.gateway.openai.schema import CommonRequest
 
 Request = TypeVar("Request", bound=CommonRequest)
@@ -21,7 +22,7 @@ LOWEST_LOGPROB = -9999.0
 class Answer(Protocol):
     """Writes the answer to one request: either chunks, or one body."""
 
-    def opening(self) -> bytes:
+    def opening(self, num_choices: int) -> bytes:
         """Events before the first chunk."""
 
     def chunk(self, update: Update) -> bytes:
@@ -30,8 +31,8 @@ class Answer(Protocol):
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that reports the usage and no choice."""
 
-    def body(self, update: Update, usage: Usage) -> bytes:
-        """The whole answer; `update` holds all of the text."""
+    def body(self, choices: Sequence[Update], usage: Usage) -> bytes:
+        """The whole answer; an update holds all of a choice."""
 
 
 class Dialect(Protocol[Request]):
@@ -45,34 +46,45 @@ class Dialect(Protocol[Request]):
     neutral: Neutral
     prompt_param: str
 
-    async def prompt(self, request: Request, max_tokens: int) -> list[int]:
-        """The prompt's token ids. Raises ApiError, also for a text that cannot fit into `max_tokens`."""
+    async def prompts(self, request: Request, max_tokens: int) -> list[Prompt]:
+        """The request's prompts, at least one. Raises ApiError, also for a text that cannot fit into `max_tokens`."""
+
+    def shown(self, request: Request, prompt: Prompt) -> PromptShown | None:
+        """What the answer shows of a prompt; None: nothing."""
 
     def answer(self, request: Request, request_id: str, model: str, created: int) -> Answer:
         """A writer for this request's answer."""
 
 
 class ChunkTemplate:
-    """A chunk's JSON, of which only text, logprobs and finish reason change: the rest is made once for each stream."""
+    """A chunk's JSON, of which only choice, text, logprobs and finish reason change: the rest is made once a stream."""
 
     def __init__(self, head: Mapping[str, Any], before_text: bytes, after_text: bytes, *, with_usage: bool) -> None:
         """The text stands between `before_text` and `after_text`, inside the choice."""
         opened = orjson.dumps(head)[:-1]
         self._head = b"data: " + opened
         self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
-        self._before = self._head + b',"choices":[{"index":0,' + before_text
+        self._before_text = before_text
+        self._before: dict[int, bytes] = {}  # by choice
         self._after = after_text
         self._plain_end = after_text + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def plain(self, text: str) -> bytes:
+    def plain(self, choice: int, text: str) -> bytes:
         """A chunk with nothing but text."""
-        return self._before + orjson.dumps(text) + self._plain_end
+        return self._opened(choice) + orjson.dumps(text) + self._plain_end
 
-    def full(self, text: str, logprobs: object, finish_reason: str | None) -> bytes:
+    def full(self, update: Update, logprobs: object) -> bytes:
         """A chunk with everything."""
-        parts = (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', orjson.dumps(finish_reason), b"}]")
-        return self._before + orjson.dumps(text) + self._after + b"".join(parts) + self._tail
+        finish_reason = orjson.dumps(update.finish_reason)
+        parts = (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', finish_reason, b"}]")
+        return self._opened(update.choice) + orjson.dumps(update.text) + self._after + b"".join(parts) + self._tail
 
     def usage(self, usage: Usage) -> bytes:
         """A chunk without choices."""
         return self._head + b',"choices":[],"usage":' + orjson.dumps(usage.as_json()) + b"}\n\n"
+
+    def _opened(self, choice: int) -> bytes:
+        before = self._before.get(choice)
+        if before is None:
+            before = self._before[choice] = self._head + b',"choices":[{"index":%d,' % choice + self._before_text
+        return before

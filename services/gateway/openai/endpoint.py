@@ -1,6 +1,7 @@
 """The life of a generating request over HTTP: read, checked, run, written to its client."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -9,7 +10,6 @@ from services.gateway.openai.dialect import DONE, Answer, Request
 from services.gateway.openai.exchange import Exchange
 from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Updates
 from services.gateway.openai.validation import parse_request
-from services.protocol.frames import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
     await exchange.start_events()
-    events = answer.opening() + answer.chunk(update)
-    while update.finish_reason is None:
+    events = answer.opening(updates.num_choices) + answer.chunk(update)
+    while not updates.done:
         if events:
             await exchange.write(events)
         update = await updates.next()
@@ -62,16 +62,21 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
 
 
 async def _collect(exchange: Exchange, updates: Updates, answer: Answer) -> None:
-    texts: list[str] = []
-    tokens: list[int] = []
-    logprobs: list[TokenLogprobs] | None = None
-    while True:
+    parts: list[list[Update]] = [[] for _ in range(updates.num_choices)]
+    while not updates.done:
         update = await updates.next()
-        texts.append(update.text)
-        tokens += update.tokens
-        if update.logprobs is not None:
-            logprobs = [*(logprobs or ()), *update.logprobs]
-        if update.finish_reason is not None:
-            break
-    whole = Update("".join(texts), tokens, logprobs, update.finish_reason)
-    await exchange.respond(200, answer.body(whole, updates.usage()))
+        parts[update.choice].append(update)
+    await exchange.respond(200, answer.body([_joined(choice) for choice in parts], updates.usage()))
+
+
+def _joined(parts: Sequence[Update]) -> Update:
+    """All updates of one choice as one."""
+    first, last = parts[0], parts[-1]
+    return Update(
+        first.choice,
+        "".join(part.text for part in parts),
+        [token for part in parts for token in part.tokens],
+        None if first.logprobs is None else [entry for part in parts for entry in part.logprobs or ()],
+        last.finish_reason,
+        first.prompt_logprobs,
+    )

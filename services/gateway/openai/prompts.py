@@ -1,9 +1,20 @@
 """Prompts as the completions endpoint takes them, and what is too long to be looked at."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.openai.errors import invalid, unsupported
+from services.gateway.openai.errors import invalid
 from services.gateway.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. echo: what its answers begin with."""
+
+    token_ids: list[int]
+    echo: str = ""
 
 
 def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:
@@ -13,20 +24,25 @@ def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: s
         raise invalid(message, param, "context_length_exceeded")
 
 
-def single_prompt(prompt: str | list[Any]) -> str | list[int]:
-    """The one prompt, text or token ids, in any of the forms that OpenAI allows. Raises ApiError."""
-    if isinstance(prompt, list) and prompt and all(isinstance(entry, str | list) for entry in prompt):
-        if len(prompt) > 1:
-            raise unsupported("prompt", "Several prompts in one request are not supported by this server.")
-        prompt = prompt[0]
+def separate_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """The prompts, texts or token ids, of a request in any of the forms that OpenAI allows. Raises ApiError."""
+    several = isinstance(prompt, list) and len(prompt) > 0 and all(isinstance(entry, str | list) for entry in prompt)
+    prompts = prompt if several and isinstance(prompt, list) else [prompt]
+    if len(prompts) > MAX_PROMPTS:
+        raise invalid(
+            f"Invalid 'prompt': it must have at most {MAX_PROMPTS} entries.", "prompt", "array_above_max_length"
+        )
+    for one in prompts:
+        _check_prompt(one)
+    return prompts
+
+
+def _check_prompt(prompt: str | list[Any]) -> None:
     if len(prompt) == 0:
         code = "empty_array" if isinstance(prompt, list) else "empty_string"
         raise invalid("Invalid 'prompt': it must not be empty.", "prompt", code)
     if isinstance(prompt, list) and not all(type(entry) is int for entry in prompt):
-        raise invalid(
-            "Invalid type for 'prompt': expected a string or an array of token ids.", "prompt", "invalid_type"
-        )
-    return prompt
+        raise invalid("Invalid type for 'prompt': expected strings or arrays of token ids.", "prompt", "invalid_type")
 
 
 def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:

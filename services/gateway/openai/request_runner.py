@@ -4,23 +4,23 @@ The HTTP endpoints and the gRPC service both run their requests here.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic
 
 import numpy as np
 
-from services.gateway.generation import Generation, GenerationError, GenerationRequest, Generator
+from services.gateway.generation import Delta, Generation, GenerationError, GenerationRequest, Generator
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatDialect
 from services.gateway.openai.choice import Choice, Update, Usage
 from services.gateway.openai.completions import CompletionDialect
 from services.gateway.openai.dialect import Dialect, Request
-from services.gateway.openai.errors import ApiError, from_generation_error, unavailable
-from services.gateway.openai.prompts import check_token_ids
-from services.gateway.openai.sampling import check_combinations, resolve_sampling
+from services.gateway.openai.errors import ApiError, from_generation_error, invalid, unavailable
+from services.gateway.openai.prompts import Prompt, check_token_ids
+from services.gateway.openai.sampling import bad_word_tokens, check_combinations, resolve_sampling, seed_of_choice
 from services.gateway.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.request_record import RequestRecord
 from services.gateway.text.chat_template import ChatTemplate
@@ -29,9 +29,12 @@ from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
 from services.protocol.model_dir import GenerationDefaults, ModelInfo
+from services.protocol.outcomes import FinishReason
 
 # A client that does not read its answer keeps it this much longer than the answer may take.
 READING_GRACE_S = 10.0
+
+MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +81,30 @@ class RequestRunner(Generic[Request]):
     ) -> AsyncIterator["Updates"]:
         """Starts a request; leaving the context ends it, wherever it is. Raises ApiError."""
         try:
-            capsule = await self._capsule(request)
-            record.prompt_tokens = capsule.num_prompt
-            self._metrics.prompt_tokens.inc(capsule.num_prompt)
-            async with self._generator.generate(GenerationRequest(request_id, capsule, timeout_s)) as generation:
-                yield Updates(generation, self._choice(request, capsule), record, self._metrics)
+            prompts, num_choices = await self.tokenize(request), request.n or 1
+            capsules = self._capsules(request, prompts, num_choices)
+            record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+            self._metrics.prompt_tokens.inc(record.prompt_tokens)
+            choices = [
+                self._choice(index, request, prompts[index // num_choices], capsule)
+                for index, capsule in enumerate(capsules)
+            ]
+            wanted = GenerationRequest(request_id, capsules, timeout_s, num_choices)
+            async with self._generator.generate(wanted) as generation:
+                yield Updates(generation, choices, num_choices, record, self._metrics)
             self._metrics.duration.observe(monotonic() - record.arrived)
         except GenerationError as error:
             raise from_generation_error(error, self.dialect.prompt_param) from error
 
-    async def tokenize(self, request: Request) -> list[int]:
-        """The prompt's token ids, at least one. Raises ApiError."""
+    async def tokenize(self, request: Request) -> list[Prompt]:
+        """The prompts, at least one, each of at least one token. Raises ApiError."""
         param = self.dialect.prompt_param
-        token_ids = await self.dialect.prompt(request, self.max_model_len)
-        if not token_ids:
-            raise ApiError(400, f"Invalid '{param}': it has no tokens.", param, "empty_string")
-        check_token_ids(token_ids, self.model.vocab_size, param)
-        return token_ids
+        prompts = await self.dialect.prompts(request, self.max_model_len)
+        for prompt in prompts:
+            if not prompt.token_ids:
+                raise ApiError(400, f"Invalid '{param}': it has no tokens.", param, "empty_string")
+            check_token_ids(prompt.token_ids, self.model.vocab_size, param)
+        return prompts
 
     @property
     def max_model_len(self) -> int:
@@ -104,19 +114,27 @@ class RequestRunner(Generic[Request]):
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
         return max_model_len
 
-    async def _capsule(self, request: Request) -> Capsule:
-        token_ids = await self.tokenize(request)
-        sampling = resolve_sampling(
-            request, self.model.defaults, len(token_ids), self.max_model_len, self.model.vocab_size
-        )
-        return Capsule(np.array(token_ids, np.int32), len(token_ids), sampling)
+    def _capsules(self, request: Request, prompts: Sequence[Prompt], num_choices: int) -> tuple[Capsule, ...]:
+        """Of all choices, one prompt's next to each other."""
+        if len(prompts) * num_choices > MAX_SEQUENCES:
+            raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
+        bad_words = bad_word_tokens(self._tokenizer, request.bad_words or ())
+        capsules = []
+        for prompt in prompts:
+            token_ids = np.array(prompt.token_ids, np.int32)
+            sampling = resolve_sampling(
+                request, self.model.defaults, len(token_ids), self.max_model_len, self.model.vocab_size, bad_words
+            )
+            for index in range(num_choices):
+                own = replace(sampling, seed=seed_of_choice(sampling.seed, index))
+                capsules.append(Capsule(token_ids, len(token_ids), own))
+        return tuple(capsules)
 
-    def _choice(self, request: Request, capsule: Capsule) -> Choice:
+    def _choice(self, index: int, request: Request, prompt: Prompt, capsule: Capsule) -> Choice:
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
-        detokenizer = make_detokenizer(
-            self._tokenizer, capsule.token_ids[-16:].tolist(), skip_special_tokens=skip_special_tokens
-        )
-        return Choice(SequenceText(detokenizer, tuple(request.stop or ()), capsule.sampling.min_tokens))
+        detokenizer = make_detokenizer(self._tokenizer, prompt.token_ids[-16:], skip_special_tokens=skip_special_tokens)
+        text = SequenceText(detokenizer, tuple(request.stop or ()), capsule.sampling.min_tokens)
+        return Choice(index, text, self.dialect.shown(request, prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,40 +165,65 @@ def make_runners(
 
 
 class Updates:
-    """The updates of one choice, counted and timed."""
+    """The updates of a request's choices, counted and timed."""
 
-    def __init__(self, generation: Generation, choice: Choice, record: RequestRecord, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        choices: Sequence[Choice],
+        choices_per_prompt: int,
+        record: RequestRecord,
+        metrics: GatewayMetrics,
+    ) -> None:
         self._generation = generation
-        self._choice = choice
+        self._choices = choices
+        self._choices_per_prompt = choices_per_prompt
         self._record = record
         self._metrics = metrics
-        self._last = record.arrived
-        self._started = False
+        self._last: list[float | None] = [None] * len(choices)  # when each one's last update came
+        self._num_open = len(choices)
+        self._num_generated = 0
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts."""
+        return len(self._choices)
+
+    @property
+    def done(self) -> bool:
+        """True when every choice has its finish reason."""
+        return self._num_open == 0
 
     async def next(self) -> Update:
-        """Waits for the next one. Raises GenerationError."""
+        """Waits for the next one, of any choice that goes on. Raises GenerationError."""
         delta = await self._generation.next()
-        now = monotonic()
-        elapsed, self._last = now - self._last, now
-        before = self._choice.num_generated
-        update = self._choice.take(delta)
-        self._record.generated_tokens = self._choice.num_generated
-        self._record.finish_reason = update.finish_reason
-        self._metrics.generated_tokens.inc(self._choice.num_generated - before)
-        if self._started:
-            self._metrics.itl.observe(elapsed)
-        else:
-            self._note_first(elapsed, delta.cached_tokens)
+        self._note_time(delta)
+        choice = self._choices[delta.choice]
+        before = choice.num_generated
+        update = choice.take(delta)
+        self._num_generated += choice.num_generated - before
+        self._metrics.generated_tokens.inc(choice.num_generated - before)
+        self._record.generated_tokens = self._num_generated
+        if update.finish_reason is not None:
+            self._num_open -= 1
+            self._record.finish_reason = update.finish_reason
+            if delta.finish is FinishReason.NONE:
+                self._generation.end(delta.choice)
         return update
 
-    def _note_first(self, ttft_s: float, cached_tokens: int) -> None:
-        self._started = True
-        self._record.ttft_s = ttft_s
-        self._record.cached_tokens = cached_tokens
-        self._metrics.ttft.observe(ttft_s)
-        self._metrics.prompt_cached.inc(cached_tokens)
+    def _note_time(self, delta: Delta) -> None:
+        now, last = monotonic(), self._last[delta.choice]
+        self._last[delta.choice] = now
+        if last is not None:
+            self._metrics.itl.observe(now - last)
+            return
+        if delta.choice % self._choices_per_prompt == 0:
+            self._record.cached_tokens = (self._record.cached_tokens or 0) + delta.cached_tokens
+            self._metrics.prompt_cached.inc(delta.cached_tokens)
+        if self._record.ttft_s is None:
+            self._record.ttft_s = now - self._record.arrived
+            self._metrics.ttft.observe(self._record.ttft_s)
 
     def usage(self) -> Usage:
-        """So far."""
-        prompt_tokens = self._record.prompt_tokens or 0
-        return Usage(prompt_tokens, self._choice.num_generated, self._choice.cached_tokens)
+        """So far. A prompt counts once, however many choices it has."""
+        return Usage(self._record.prompt_tokens or 0, self._num_generated, self._record.cached_tokens or 0)

@@ -3,6 +3,7 @@
 A field without a value (absent or null) is None here; defaults are `sampling`'s business.
 """
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,26 +20,24 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_CHOICES = 128
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20
 MAX_MESSAGES = 16_384
 TOKEN_ID_LIMIT = 2**31
 
-
-def _one_choice(count: int) -> int:
-    if count > 1:
-        raise PydanticCustomError("unsupported", "More than one choice ('n' above 1) is not supported by this server.")
-    return count
+_TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 
-def _neutral(neutral: float) -> AfterValidator:
-    def check(value: float) -> float:
-        if value != neutral:
-            raise PydanticCustomError(
-                "unsupported", "Only {neutral} is supported by this server.", {"neutral": f"{neutral:g}"}
-            )
-        return value
-
-    return AfterValidator(check)
+def _logit_bias(value: object) -> object:
+    """JSON's keys are strings; ours are token ids."""
+    if not isinstance(value, dict) or not all(_TOKEN_KEY.fullmatch(str(key)) for key in value):
+        raise PydanticCustomError("logit_bias", "It must be an object whose keys are token ids.")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("logit_bias", "It must have at most {limit} entries.", {"limit": MAX_BIASES})
+    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise PydanticCustomError("logit_bias", "Its values must be numbers from -100 to 100.")
+    return {int(token): float(bias) for token, bias in value.items()}
 
 
 def _as_list(value: object) -> object:
@@ -77,7 +76,9 @@ def _top_k(value: int) -> int:
     return value
 
 
-Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False), _neutral(0.0)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STOPS), AfterValidator(_stop_lengths)]
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT)]
 TokenCount = Annotated[int, Field(ge=1)]
@@ -126,10 +127,12 @@ class CommonRequest(Strict):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), AfterValidator(_one_choice)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False), _neutral(1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2, allow_inf_nan=False)] | None = None
+    logit_bias: LogitBias | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -199,3 +202,5 @@ class CompletionRequest(CommonRequest):
 
     prompt: Annotated[str | list[Any], BeforeValidator(_prompt_type)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None

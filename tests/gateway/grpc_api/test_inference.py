@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from prometheus_client import CollectorRegistry
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.metrics import GatewayMetrics
@@ -111,19 +111,43 @@ async def test_every_parameter_reaches_the_capsule(served: Served):
         stop=["x"],
         stop_token_ids=[8],
         logprobs=4,
+        n=2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={6: -1.0},
+        bad_words=["x"],
+        prompt_logprobs=3,
     )
-    capsule = served.generator.requests[0].capsule
+    assert len(served.generator.requests[0].capsules) == 2
+    capsule = served.generator.requests[0].capsules[0]
     assert capsule.token_ids.tolist() == [5, 6, 7]
     sampling = capsule.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (9, 0.5, 0.25, 3)
     assert (sampling.min_p, sampling.seed, sampling.min_tokens, sampling.ignore_eos) == (0.125, 11, 2, True)
-    assert (sampling.stop_token_ids, sampling.num_logprobs) == ((8,), 4)
+    assert (sampling.stop_token_ids, sampling.num_logprobs, sampling.num_prompt_logprobs) == ((8,), 4, 3)
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.5)
+    assert (sampling.logit_bias, len(sampling.bad_words)) == (((6, -1.0),), 2)
+
+
+async def test_choices_and_the_prompt_s_logprobs(served: Served):
+    scores = [TokenLogprobs(-0.5, ((7, -0.25),))]
+    deltas = [
+        Delta(served.tokens("a"), None, FinishReason.LENGTH, 0, 1, scores),
+        Delta(served.tokens("b"), None, FinishReason.LENGTH, 1, 0, scores),
+    ]
+    served.generator.script = Script(deltas, for_all=False)
+    answers = await served.generate(token_ids={"ids": [5, 6]}, n=2, prompt_logprobs=1)
+    assert [(answer.choice, answer.text) for answer in answers] == [(1, "a"), (0, "b")]
+    assert [answer.HasField("usage") for answer in answers] == [False, True]
+    assert [(found.logprob, found.top[0].token_id) for found in answers[0].prompt_logprobs] == [(-0.5, 7)]
+    assert answers[1].usage.completion_tokens == 2
 
 
 async def test_absent_parameters_are_the_model_s_and_zero_is_not_absent(served: Served):
     await served.generate()
     await served.generate(temperature=0.0)
-    absent, zero = (request.capsule.sampling for request in served.generator.requests)
+    absent, zero = (request.capsules[0].sampling for request in served.generator.requests)
     assert (absent.temperature, absent.max_tokens, absent.num_logprobs) == (1.0, 16, None)
     assert zero.temperature == 0.0
 
@@ -134,14 +158,14 @@ async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):
     assert "".join(answer.text for answer in answers) == "one "
     assert answers[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
     prompt = served.tokenizer.backend.decode(
-        served.generator.requests[0].capsule.token_ids.tolist(), skip_special_tokens=False
+        served.generator.requests[0].capsules[0].token_ids.tolist(), skip_special_tokens=False
     )
     assert "Hi" in prompt
     assert "assistant" in prompt
     tokenized = await served.stub.Tokenize(
         inference_pb2.TokenizeRequest(chat={"messages": [{"role": "user", "content": "Hi"}]})
     )
-    assert list(tokenized.token_ids) == served.generator.requests[0].capsule.token_ids.tolist()
+    assert list(tokenized.token_ids) == served.generator.requests[0].capsules[0].token_ids.tolist()
 
 
 async def test_logprobs_come_beside_their_tokens(served: Served):

@@ -46,7 +46,7 @@ async def test_chat(api: Api):
     tokens = api.tokens("Hello, world!")
     api.generator.script = Script(delta_per_token(tokens, cached_tokens=3))
     body = (await api.chat()).json()
-    prompt = api.generator.requests[0].capsule
+    prompt = api.generator.requests[0].capsules[0]
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
     assert body["model"] == "m"
@@ -127,9 +127,9 @@ async def test_stop_string_ends_the_request_at_the_workers(api: Api, stream: boo
 async def test_sampling_defaults_are_the_models(api: Api):
     await api.chat()
     await api.complete()
-    chat, completion = (request.capsule.sampling for request in api.generator.requests)
+    chat, completion = (request.capsules[0].sampling for request in api.generator.requests)
     assert (chat.temperature, chat.top_p, chat.top_k, chat.min_p) == (0.6, 0.9, 20, 0.0)
-    assert chat.max_tokens == 256 - api.generator.requests[0].capsule.num_prompt
+    assert chat.max_tokens == 256 - api.generator.requests[0].capsules[0].num_prompt
     assert completion.max_tokens == 16
     assert chat.seed != completion.seed
 
@@ -137,7 +137,7 @@ async def test_sampling_defaults_are_the_models(api: Api):
 async def test_sampling_is_what_the_client_says(api: Api):
     wanted = {"temperature": 0, "top_p": 0.5, "top_k": 0, "min_p": 0.1, "seed": -1, "min_tokens": 2, "ignore_eos": True}
     await api.complete(**wanted, max_tokens=7, stop_token_ids=[5], logprobs=2)
-    sampling = api.generator.requests[0].capsule.sampling
+    sampling = api.generator.requests[0].capsules[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, -1, 0.1)
     assert (sampling.seed, sampling.min_tokens, sampling.ignore_eos) == (2**64 - 1, 2, True)
     assert (sampling.max_tokens, sampling.stop_token_ids, sampling.num_logprobs) == (7, (5,), 2)
@@ -151,7 +151,7 @@ async def test_prompts(api: Api):
     await api.chat(
         messages=[{"role": "developer", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]}]
     )
-    text, ids, nested, chat = (request.capsule.token_ids.tolist() for request in api.generator.requests)
+    text, ids, nested, chat = (request.capsules[0].token_ids.tolist() for request in api.generator.requests)
     assert text == [api.tokenizer.backend.token_to_id("<|bos|>"), *api.tokens("Hi")]
     assert ids == nested == [5, 6, 7]
     assert chat == api.tokens("<|im_start|>system\nA\nB<|im_end|>\n<|im_start|>assistant\n")
@@ -161,7 +161,7 @@ async def test_last_message_is_continued(api: Api):
     messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "one, "}]
     await api.chat(messages=messages, continue_final_message=True)
     text = "<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\none, "
-    assert api.generator.requests[0].capsule.token_ids.tolist() == api.tokens(text)
+    assert api.generator.requests[0].capsules[0].token_ids.tolist() == api.tokens(text)
 
 
 async def test_assistant_without_content(api: Api):

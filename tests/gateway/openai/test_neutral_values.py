@@ -89,7 +89,7 @@ async def test_what_vllm_bench_serve_sends(api: Api):
     messages = [{"role": "user", "content": content}]
     chat = await api.chat(messages=messages, max_completion_tokens=10, **common)
     assert chat.status_code == 200
-    assert all(request.capsule.sampling.ignore_eos for request in api.generator.requests[-2:])
+    assert all(request.capsules[0].sampling.ignore_eos for request in api.generator.requests[-2:])
 
 
 async def test_an_answer_sent_back_is_a_valid_message(api: Api):
