@@ -12,6 +12,8 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.gateway.http_protocol import BoundedHttpProtocol
+
 # After the first signal, how long answers in progress may take to end.
 DRAIN_S = 30
 # Idle connections are for clients to close: one that we close may just be getting the client's next request, which is
@@ -40,7 +42,7 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
     """How the gateway speaks HTTP."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         loop="none",  # there is one already
         ws="none",
         lifespan="off",

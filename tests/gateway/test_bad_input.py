@@ -1,5 +1,6 @@
 """Bad input to the OpenAI API: each gets its status and one envelope that names the field; nothing reaches a worker."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -9,6 +10,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from services.gateway import http_protocol
+from services.gateway.openai import exchange
 from tests.gateway.api import MAX_BODY_BYTES, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -106,6 +109,53 @@ async def test_body_over_the_limit(api: Api):
     assert_refused(await api.http.post("/v1/completions", content=chunks(), headers=JSON), None, status=413)
 
 
+async def raw_answer(api: Api, *parts: bytes) -> bytes:
+    """What comes back for these bytes until the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(0.01)
+    async with asyncio.timeout(120):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        HEAD + b"Content-Length: -1\r\n\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)
+async def test_what_is_no_http_gets_the_envelope_too(api: Api, request_bytes: bytes):
+    head, _, body = (await raw_answer(api, request_bytes)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_connection_that_says_nothing_or_drips_is_closed(api: Api, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.5)
+    assert await raw_answer(api) == b""
+    assert await raw_answer(api, *(HEAD[at : at + 1] for at in range(40))) == b""
+    answered = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert (await raw_answer(api, answered, HEAD)).count(b"HTTP/1.1") == 1  # the second request never gets further
+
+
+async def test_a_body_that_drips_is_refused(api: Api, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.5)
+    answer = await raw_answer(api, HEAD + b"Content-Length: 100\r\n\r\n", b"{", b'"')
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
 # (fields, param, code); sent to both endpoints
 BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"temperature": -0.1}, "temperature", "decimal_below_min_value"),
@@ -168,6 +218,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"bad_words": [""]}, "bad_words[0]", None),
     ({"bad_words": ["x"] * 129}, "bad_words", "array_above_max_length"),
     ({"cache_salt": "x"}, "cache_salt", "unsupported_parameter"),
+    ({"cache_salt": ""}, "cache_salt", "unsupported_parameter"),
+    ({"guided_regex": "(a+)+$"}, "guided_regex", "unsupported_parameter"),
+    ({"structured_outputs": {"json": {}}}, "structured_outputs", "unsupported_parameter"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_parameter"),
     ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
     ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
     ({"response_format": {"type": "poem"}}, "response_format.type", "invalid_value"),
@@ -226,6 +280,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens", "integer_below_min_value"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens", None),
     ({"tools": []}, "tools", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),

@@ -16,6 +16,8 @@ from services.gateway.request_record import RequestRecord
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
+BODY_TIMEOUT_S = 60.0
+
 # Of a body that is too large: how much more of it is read and thrown away, in multiples of the limit, and for how long.
 _DISCARD_LIMITS = 4
 _DISCARD_S = 5.0
@@ -43,13 +45,24 @@ class Exchange:
         self.request_id = taken_or_made(self._headers.get(b"x-request-id", b"").decode("latin-1"))
 
     async def read_json(self, limit: int) -> bytes:
-        """The whole body. Raises ApiError when it is no JSON or larger than `limit` bytes, ClientGone."""
+        """The whole body. Raises ApiError when it is no JSON, larger than `limit` bytes or too slow, and ClientGone."""
         media_type = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")
         announced = self._headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
             raise await self._refuse_rest(limit)
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await self._read_body(limit)
+        except TimeoutError:
+            message = f"The body did not come within {BODY_TIMEOUT_S:g} seconds."
+            raise ApiError(408, message, code="request_timeout", headers={"connection": "close"}) from None
+        if not body:
+            raise invalid("The body is empty; it must be a JSON object.", None)
+        return bytes(body)
+
+    async def _read_body(self, limit: int) -> bytearray:
         body = bytearray()
         more = True
         while more:
@@ -57,9 +70,7 @@ class Exchange:
             body += chunk
             if len(body) > limit:
                 raise await self._refuse_rest(limit) if more else _too_large(limit)
-        if not body:
-            raise invalid("The body is empty; it must be a JSON object.", None)
-        return bytes(body)
+        return body
 
     async def _read(self) -> tuple[bytes, bool]:
         """More of the body, and whether that was not all of it. Raises ClientGone."""
