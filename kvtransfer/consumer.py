@@ -55,6 +55,14 @@ class PostRead:
     producer: int
     source: tuple[int, ...]
     destination: tuple[int, ...]
+    generations: tuple[int, ...]  # of the source's blocks, as announced
+
+
+@dataclass(frozen=True, slots=True)
+class StopRead:
+    """Nobody wants this read any more. Its end is still to be answered with `read_ended`, whenever it comes."""
+
+    read_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class ConsumerReport:
     reason: EndReason
 
 
-ConsumerAction = SendToProducer | Enqueue | PostRead | Arrived | Ready | Drop | GiveBack | ConsumerReport
+ConsumerAction = SendToProducer | Enqueue | PostRead | StopRead | Arrived | Ready | Drop | GiveBack | ConsumerReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,10 +321,11 @@ class Consumer:
         if start < end:
             read_id = next(self._read_ids)
             destination = row.destination[start:end]
+            blocks, generations = tuple(row.blocks[start:end]), tuple(row.generations[start:end])
             row.posted = end
             row.reads.add(read_id)
             self._reads[read_id] = _Read(id, start, end, row.producer, destination)
-            self._actions.append(PostRead(read_id, row.producer, tuple(row.blocks[start:end]), destination))
+            self._actions.append(PostRead(read_id, row.producer, blocks, destination, generations))
         self._finish_if_complete(id, row)
 
     def _advance(self, id: HandoffId, row: _Row) -> None:
@@ -345,6 +354,7 @@ class Consumer:
             self.quarantine.add(read_id, QuarantinedRead(read.producer, read.blocks, now))
             held_back += read.blocks
         self._actions.append(Drop(id, held_back))
+        self._actions += [StopRead(read_id) for read_id in row.reads]
         self._release(id, row)
         if report is not None:
             self._actions.append(ConsumerReport(id, report))

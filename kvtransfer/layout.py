@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 LAYOUT_VERSION = 1
-KV_PROTOCOL_VERSION = 1
+KV_PROTOCOL_VERSION = 2
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

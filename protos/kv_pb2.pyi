@@ -28,30 +28,36 @@ class ProducerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
 
 class ConsumerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
-    transport: str
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ProducerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transport", "descriptor")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
-    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
+    offers: _containers.RepeatedCompositeFieldContainer[Offer]
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("transport", "descriptor")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTOR_FIELD_NUMBER: _ClassVar[int]
     transport: str
     descriptor: bytes
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transport: _Optional[str] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, transport: _Optional[str] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
 
 class HandoffId(_message.Message):
     __slots__ = ("gateway", "handle")
@@ -106,3 +112,21 @@ class Ended(_message.Message):
     id: HandoffId
     reason: int
     def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., reason: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("key", "blocks", "generations")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    blocks: bytes
+    generations: bytes
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...
+
+class ReadPiece(_message.Message):
+    __slots__ = ("data", "generations")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    generations: bytes
+    def __init__(self, data: _Optional[bytes] = ..., generations: _Optional[bytes] = ...) -> None: ...

@@ -95,3 +95,81 @@ class KvControl:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KvBytesStub:
+    """The blocks themselves, for consumers that cannot reach the producer's memory. A stream apart, on a connection apart:
+    bulk must not delay announcements.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Read = channel.unary_stream(
+                '/baton.v1.KvBytes/Read',
+                request_serializer=protos_dot_kv__pb2.ReadRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__pb2.ReadPiece.FromString,
+                _registered_method=True)
+
+
+class KvBytesServicer:
+    """The blocks themselves, for consumers that cannot reach the producer's memory. A stream apart, on a connection apart:
+    bulk must not delay announcements.
+    """
+
+    def Read(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvBytesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=protos_dot_kv__pb2.ReadRequest.FromString,
+                    response_serializer=protos_dot_kv__pb2.ReadPiece.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.KvBytes', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.KvBytes', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvBytes:
+    """The blocks themselves, for consumers that cannot reach the producer's memory. A stream apart, on a connection apart:
+    bulk must not delay announcements.
+    """
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.KvBytes/Read',
+            protos_dot_kv__pb2.ReadRequest.SerializeToString,
+            protos_dot_kv__pb2.ReadPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

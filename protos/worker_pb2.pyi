@@ -90,14 +90,14 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transport", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model")
+    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -110,14 +110,14 @@ class WorkerHello(_message.Message):
     role: Role
     fingerprint: str
     kv_protocol: int
-    transport: str
+    transports: _containers.RepeatedScalarFieldContainer[str]
     block_size: int
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
     vocab_size: int
     model: str
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transport: _Optional[str] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load")

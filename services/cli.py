@@ -21,6 +21,7 @@ from services.config import (
     GatewayConfig,
     HandoffMode,
     LogFormat,
+    TransportName,
     UpConfig,
     WorkerConfig,
     WorkerRole,
@@ -48,13 +49,6 @@ class Dtype(StrEnum):
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-
-
-class TransportName(StrEnum):
-    """How KV moves between workers."""
-
-    AUTO = "auto"
-    NIXL = "nixl"
 
 
 def parse_memory(text: str) -> int:
@@ -119,7 +113,11 @@ KvMemoryOption = Annotated[
     ),
 ]
 NumThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads of each worker. Default: all cores.")]
-TransportOption = Annotated[TransportName, typer.Option(help="How KV moves from worker to worker.")]
+TransportOption = Annotated[
+    TransportName,
+    typer.Option(help="How KV moves. nixl: shared memory, RDMA. grpc: bytes, works anywhere. auto: for each pair of "
+                 "workers nixl if one can read the other's memory, else grpc; the decode worker logs which and why."),
+]  # fmt: skip
 HandoffOption = Annotated[
     HandoffMode,
     typer.Option(help="always: every request is handed from prefill to decode. never: decode does it all. auto: long "
@@ -217,7 +215,7 @@ def up(
         num_prefill=prefill,
         num_decode=decode,
         redis_url=redis_url,
-        transport=transport.value,
+        transport=transport,
         handoff=handoff,
         handoff_threshold=handoff_threshold,
         request_timeout_s=request_timeout,
@@ -307,7 +305,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
             engine=engine,
             host=_worker_host(host, allow_plaintext),
             port=port,
-            transport=transport.value,
+            transport=transport,
             allow_plaintext=allow_plaintext,
             redis_url=redis_url,
             advertised_host=_advertised_host(host, advertise_host, redis_url),

@@ -22,6 +22,14 @@ class HandoffMode(StrEnum):
     AUTO = "auto"  # when more prompt tokens than a threshold are not cached on the decode worker
 
 
+class TransportName(StrEnum):
+    """How KV moves between workers."""
+
+    AUTO = "auto"  # for each pair: nixl where gets are one-sided, grpc elsewhere
+    NIXL = "nixl"
+    GRPC = "grpc"
+
+
 class LogFormat(StrEnum):
     """How log lines look."""
 
@@ -52,7 +60,7 @@ class WorkerConfig:
     engine: EngineConfig
     host: str = "127.0.0.1"
     port: int = 9100
-    transport: str = "auto"  # "auto", "nixl"
+    transport: TransportName = TransportName.AUTO
     allow_plaintext: bool = False
     redis_url: str | None = None  # registry and prefix index
     advertised_host: str | None = None  # in the registry; None: `host`
@@ -90,7 +98,7 @@ class UpConfig:
     num_prefill: int = 1
     num_decode: int = 1
     redis_url: str | None = None  # None: a server of its own, where the wheel with one is installed
-    transport: str = "auto"
+    transport: TransportName = TransportName.AUTO
     handoff: HandoffMode = HandoffMode.ALWAYS
     handoff_threshold: int = 256
     request_timeout_s: float = 600.0

@@ -1,7 +1,7 @@
 """The seam between the handoff protocol and whatever moves bytes.
 
-A transport is used by one thread, the transfer thread. Reads only: the consumer pulls. A posted read cannot be taken
-back; it is over when `poll` reports it, or when its source process is proven dead and `forget_peer` was called.
+A transport is used by one thread, the transfer thread. Reads only: the consumer pulls. A read is over when `poll`
+reports it, and not before: where something else than this process writes the bytes, a posted read cannot be taken back.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,12 @@ class BlockRead:
     peer: Incarnation
     source: np.ndarray  # uint32[n] block ids in the peer's pool
     destination: np.ndarray  # uint32[n] block ids in our pool
+    generations: np.ndarray  # uint64[n] as announced: a source that takes part in the read gives no other content
 
     def fits(self, num_source: int, num_destination: int) -> bool:
         """True when it has blocks, and all of them lie in pools of these sizes."""
         return (
-            0 < self.source.size == self.destination.size
+            0 < self.source.size == self.destination.size == self.generations.size
             and int(self.source.max()) < num_source
             and int(self.destination.max()) < num_destination
         )
@@ -39,7 +40,7 @@ class ReadEnd:
     """A read is over: nothing will land in its destination blocks any more."""
 
     read_id: int
-    generations: np.ndarray | None  # uint64[n], read after the data; None: the read failed
+    generations: np.ndarray | None  # uint64[n], looked at after the data; None: the read failed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +51,14 @@ class Memory:
     generations: np.ndarray  # uint64[num_blocks]
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How reads of a peer would run."""
+
+    one_sided: bool  # the peer's process has no part in them
+    why: str  # for a person
+
+
 class Transport(Protocol):
     """Registered with one `Memory` when it is made."""
 
@@ -58,8 +67,14 @@ class Transport(Protocol):
     def descriptor(self) -> bytes:
         """What a peer needs to read our memory. As good as a key to it: only for registered workers."""
 
-    def add_peer(self, peer: Incarnation, descriptor: bytes) -> None:
-        """Makes a peer readable; again for the same peer is no change. Raises TransportError."""
+    def reach(self, descriptor: bytes) -> Reach:
+        """How reads of the peer with this descriptor would run; changes nothing. Raises TransportError."""
+
+    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
+        """Makes a peer readable; again for the same peer is no change. Raises TransportError.
+
+        address: host:port at which its process listens, for transports that have to connect to it.
+        """
 
     def forget_peer(self, peer: Incarnation) -> None:
         """Lets go of a peer that is proven dead. Its open reads are reported as failed by the next `poll`."""
@@ -68,6 +83,13 @@ class Transport(Protocol):
         """Starts a read: first the data, then the generation words of the same blocks.
 
         A failure to post is reported by `poll`, like any other end.
+        """
+
+    def give_up(self, read_id: int) -> None:
+        """Nobody wants this read any more; unknown ones change nothing.
+
+        A transport that writes the bytes itself ends it: nothing lands from now on, and the next `poll` reports it as
+        failed. Any other lets it run: its end is reported when it comes.
         """
 
     def poll(self) -> list[ReadEnd]:

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import numpy as np
 
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, TransportError
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
 
 _DESCRIPTOR = struct.Struct("<8sQQQ")  # magic, incarnation, blocks, bytes of a block
 _MAGIC = b"BTMEMORY"
@@ -141,13 +141,16 @@ class MemoryTransport:
         """Names this transport on its fabric."""
         return _DESCRIPTOR.pack(_MAGIC, self.incarnation, *self.memory.blocks.shape)
 
-    def add_peer(self, peer: Incarnation, descriptor: bytes) -> None:
+    def reach(self, descriptor: bytes) -> Reach:
+        """The fabric moves everything."""
+        _unpack(descriptor)
+        return Reach(one_sided=True, why="both are in one process")
+
+    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
         """Makes a peer of the same fabric readable. Raises TransportError."""
         if peer in self._peers:
             return
-        if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(_MAGIC):
-            raise TransportError("not a descriptor of the memory transport")
-        _, incarnation, _, block_bytes = _DESCRIPTOR.unpack(descriptor)
+        incarnation, block_bytes = _unpack(descriptor)
         if incarnation != peer:
             raise TransportError(f"the descriptor is of {incarnation:016x}, not of {peer:016x}")
         if block_bytes != self.memory.blocks.shape[1]:
@@ -174,6 +177,9 @@ class MemoryTransport:
             else:
                 self._fabric._send(_Flight(self, source, read))
 
+    def give_up(self, read_id: int) -> None:
+        """The fabric carries it on: it ends when it lands."""
+
     def poll(self) -> list[ReadEnd]:
         """Reads that ended since the last call."""
         with self._fabric._lock:
@@ -193,6 +199,14 @@ class MemoryTransport:
         """Notes a read's end, once: a forgotten read that lands later is no news."""
         if self._open.pop(read_id, None) is not None:
             self._ends.append(ReadEnd(read_id, generations))
+
+
+def _unpack(descriptor: bytes) -> tuple[int, int]:
+    """Incarnation and bytes of a block. Raises TransportError."""
+    if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(_MAGIC):
+        raise TransportError("not a descriptor of the memory transport")
+    _, incarnation, _, block_bytes = _DESCRIPTOR.unpack(descriptor)
+    return incarnation, block_bytes
 
 
 def _land_data(flight: _Flight) -> None:

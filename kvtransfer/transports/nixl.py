@@ -13,8 +13,8 @@ NIXL has no timeout. A read ends when NIXL says so, or when its peer is proven d
 """
 
 import logging
+import os
 import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, TransportError
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
+from kvtransfer.transports.one_sided import Here, Whereabouts
+from kvtransfer.transports.sealed import Seal
 
 _PAGE_WORDS = 512  # generation words are read by pages of 4 KiB: about as fast as one word
 _WORD_BYTES = 8
@@ -42,26 +44,22 @@ class _State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Descriptor:
-    """What a reader must know of a pool. On the wire: magic, version, CRC-32 of the rest, and the rest.
-
-    The checksum finds damage, not malice: descriptors only come from registered workers.
-    """
+    """What a reader must know of a pool."""
 
     incarnation: Incarnation
-    agent_metadata: bytes
     device: int  # NIXL's device id; 0 for host memory
     blocks_address: int
     num_blocks: int
     block_bytes: int
     generations_address: int
+    whereabouts: Whereabouts
+    agent_metadata: bytes
 
-    _MAGIC: ClassVar = b"BTNX"
-    _VERSION: ClassVar = 1
-    _HEAD: ClassVar = struct.Struct("<4sHI")
-    _BODY: ClassVar = struct.Struct("<QIQQQQ")
+    _SEAL: ClassVar = Seal("nixl", b"BTNX", 2)
+    _NUMBERS: ClassVar = struct.Struct("<QIQQQQ")
 
     def pack(self) -> bytes:
-        body = self._BODY.pack(
+        numbers = self._NUMBERS.pack(
             self.incarnation,
             self.device,
             self.blocks_address,
@@ -69,22 +67,16 @@ class _Descriptor:
             self.block_bytes,
             self.generations_address,
         )
-        body += self.agent_metadata
-        return self._HEAD.pack(self._MAGIC, self._VERSION, zlib.crc32(body)) + body
+        return self._SEAL.close(numbers + self.whereabouts.pack() + self.agent_metadata)
 
     @classmethod
     def unpack(cls, packed: bytes) -> "_Descriptor":
         """Raises TransportError for anything that `pack` did not make."""
-        if len(packed) < cls._HEAD.size + cls._BODY.size or not packed.startswith(cls._MAGIC):
-            raise TransportError("not a descriptor of the nixl transport")
-        _, version, checksum = cls._HEAD.unpack_from(packed)
-        body = packed[cls._HEAD.size :]
-        if version != cls._VERSION:
-            raise TransportError(f"descriptor version {version}, this worker knows {cls._VERSION}")
-        if zlib.crc32(body) != checksum:
-            raise TransportError("a damaged descriptor")
-        incarnation, *numbers = cls._BODY.unpack_from(body)
-        return cls(Incarnation(incarnation), body[cls._BODY.size :], *numbers)
+        where_end = cls._NUMBERS.size + Whereabouts.BODY.size
+        body = cls._SEAL.open(packed, where_end)
+        incarnation, *numbers = cls._NUMBERS.unpack_from(body)
+        whereabouts = Whereabouts.unpack(body[cls._NUMBERS.size : where_end])
+        return cls(Incarnation(incarnation), *numbers, whereabouts, body[where_end:])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,6 +122,7 @@ class NixlTransport:
         self._ends: list[ReadEnd] = []
         self._lost: list[object] = []  # transfers and buffers that may still be written to, kept for good
         nixl = _import_nixl()
+        self._here = Here(os.environ)
         self._errors = _error_types(nixl)
         with self._translated("cannot set up NIXL"):
             config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
@@ -141,20 +134,25 @@ class NixlTransport:
             # Made before any scratch buffer is registered, so that it opens nothing but the pool and its generations.
             self._descriptor = _Descriptor(
                 incarnation=incarnation,
-                agent_metadata=self._agent.get_agent_metadata(),
                 device=_HOST_DEVICE,
                 blocks_address=memory.blocks.ctypes.data,
                 num_blocks=memory.blocks.shape[0],
                 block_bytes=memory.blocks.shape[1],
                 generations_address=memory.generations.ctypes.data,
+                whereabouts=self._here.whereabouts,
+                agent_metadata=self._agent.get_agent_metadata(),
             ).pack()
 
     def descriptor(self) -> bytes:
-        """Agent metadata and addresses: some 550 bytes, a key to the pool."""
+        """Agent metadata and addresses: some 600 bytes, a key to the pool."""
         return self._descriptor
 
-    def add_peer(self, peer: Incarnation, descriptor: bytes) -> None:
-        """Prepares the descriptor lists of a peer's whole pool. Raises TransportError."""
+    def reach(self, descriptor: bytes) -> Reach:
+        """See `one_sided`: NIXL itself does not say which wire UCX takes."""
+        return self._here.reach(_Descriptor.unpack(descriptor).whereabouts)
+
+    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
+        """Prepares the descriptor lists of a peer's whole pool; the wire is UCX's. Raises TransportError."""
         if peer in self._peers:
             return
         remote = _Descriptor.unpack(descriptor)
@@ -193,6 +191,9 @@ class NixlTransport:
             return
         self._open[read.read_id] = open_read = _OpenRead(read, peer, transfer)
         self._advance(open_read, self._start(transfer))
+
+    def give_up(self, read_id: int) -> None:
+        """It runs on: NIXL cannot take a posted read back."""
 
     def poll(self) -> list[ReadEnd]:
         """Reads that ended since the last call; half a microsecond when there is nothing to do."""

@@ -1,7 +1,7 @@
 """Sequences that have KV are rows of persistent arrays, not objects.
 
 A sequence has a slot from admission to its end. All that a step needs is read from these arrays in a handful of numpy
-operations, whatever the number of rows; Python loops only touch rows that start or finish.
+operations, whatever the number of rows; Python loops only touch rows that start, finish or fill a block.
 
 Of a sequence's tokens   [0 ─── computed ───┬─── this step ───┬─── known, not computed ───]
                           KV is in blocks                                          length

@@ -73,11 +73,6 @@ class BlockPool:
             self._free[self._num_free] = block
             self._num_free += 1
 
-    def touch(self, block: int) -> None:
-        """A cached block was used as the parent of newer content: it must not be evicted before that."""
-        if self._stamp[block] != 0:
-            self._enqueue(block)
-
     def check(self) -> None:
         """Asserts that every block is in exactly one place. Slow; for tests and for an idle worker."""
         free = set(self._free[: self._num_free].tolist())

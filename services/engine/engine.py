@@ -1,7 +1,8 @@
 """The step loop: plan → launch → collect.
 
 One thread drives an engine. `step` does one round; everything that the rest of the worker needs to know of it is in
-`take_outputs`. Per step the number of Python lines executed does not depend on how many sequences decode.
+`take_outputs`. Per step the number of Python lines executed does not depend on how many sequences decode, only on how
+many of them fill a block in it.
 """
 
 import numpy as np
@@ -178,6 +179,7 @@ class Engine:
         computing = plan.slots[batch.phase[plan.slots] == Phase.PREFILL]
         for slot in computing.tolist():
             self.sequences.make_ready(slot, int(batch.computed[slot]) // batch.block_size)
+        self.sequences.enter_filled(plan.slots[batch.phase[plan.slots] == Phase.DECODE])
         self._report_scores(plan, step, output)
         rows = self._append(sampled, output)
         if len(computing):

@@ -144,6 +144,16 @@ class Sequences:
             self.cache.make_ready(block)
         batch.num_ready[slot] = max(end, int(batch.num_ready[slot]))
 
+    def enter_filled(self, slots: np.ndarray) -> None:
+        """Of these decoding slots, those that filled a block enter it into the cache, for others to find.
+
+        No step that reads the slots' blocks may be under way.
+        """
+        batch = self.batch
+        filled = slots[batch.computed[slots] // batch.block_size > batch.num_entered[slots]]
+        for slot in filled.tolist():
+            self._enter_filled(slot)
+
     def sampled(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What a token is sampled for when the known tokens of these slots are computed: their branches, or themselves.
 
@@ -193,8 +203,8 @@ class Sequences:
         """Frees a slot and its blocks, except those held back; computed full blocks stay as cached content."""
         batch = self.batch
         self._release_branches(slot)
+        self._enter_filled(slot)
         blocks = batch.blocks(slot)
-        same_content = self._enter_generated(slot, blocks)
         for index in range(len(blocks) - 1, -1, -1):
             block = blocks[index]
             if index >= batch.num_ready[slot] and self.cache.is_pending(block):
@@ -203,8 +213,6 @@ class Sequences:
                 self._held_back.add(block)
             else:
                 self.pool.release(block)
-            if index in same_content:
-                self.pool.touch(same_content[index])
         del self._slot[batch.request(slot).id]
         batch.close(slot)
 
@@ -391,24 +399,30 @@ class Sequences:
             parent = blocks[index]
         return len(raw) // step
 
-    def _enter_generated(self, slot: int, blocks: list[int]) -> dict[int, int]:
-        """Enters computed full blocks that are no nodes yet. Returns, by index, the cached twins of duplicates."""
+    def _enter_filled(self, slot: int) -> None:
+        """Enters computed full blocks that are no nodes yet; a ready one with the same content takes their place.
+
+        So sequences that generate the same text share its blocks, and a duplicate is free at once.
+        """
         batch, step = self.batch, self.batch.block_size
-        twins: dict[int, int] = {}
         entered = int(batch.num_entered[slot])
         if batch.num_ready[slot] < entered:
-            return twins
+            return
+        table = batch.block_table[slot]
         for index in range(entered, int(batch.computed[slot]) // step):
-            parent = twins.get(index - 1, blocks[index - 1]) if index else NO_BLOCK
+            block = int(table[index])
+            parent = int(table[index - 1]) if index else NO_BLOCK
             tokens = batch.tokens[slot, index * step : (index + 1) * step].tobytes()
             twin = self.cache.find(parent, tokens)
             if twin is None:
-                self.cache.insert(parent, tokens, blocks[index], pending=False)
+                self.cache.insert(parent, tokens, block, pending=False)
             elif self.cache.is_pending(twin):
-                break
+                return
             else:
-                twins[index] = twin
-        return twins
+                self.pool.reference([twin])
+                table[index] = twin
+                self.pool.release(block)
+            batch.num_entered[slot] = batch.num_ready[slot] = index + 1
 
 
 def _own_blocks(request: Request) -> int:

@@ -144,7 +144,11 @@ class Dispatcher:
         if hello.model and self._model and hello.model != self._model:
             raise LinkRefused("it serves another model: its config.json or tokenizer.json differs")
         load = Load(available_blocks=hello.num_blocks)
-        self._fleet.add(LiveWorker(worker, link, hello, load))
+        self._fleet.add(live := LiveWorker(worker, link, hello, load))
+        for other in self._fleet.cut_off_from(live):
+            has, others = ", ".join(hello.transports), ", ".join(other.hello.transports)
+            words = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
+            log.warning("two workers never pair", reason=words)
         self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
         others_missing = any(not other.connected for other in self._links.values() if other is not link)
@@ -304,5 +308,6 @@ def _describe_worker(worker: LiveWorker) -> dict[str, object]:
         "available_blocks": worker.load.available_blocks,
         "quarantined_blocks": worker.load.quarantined_blocks,
         "num_blocks": worker.hello.num_blocks,
+        "transports": worker.hello.transports,
         "max_num_seqs": worker.hello.max_num_seqs,
     }

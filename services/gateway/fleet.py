@@ -57,6 +57,17 @@ class Fleet:
         self.index.drop(id)
         return self._workers.pop(id)
 
+    def cut_off_from(self, worker: LiveWorker) -> list[LiveWorker]:
+        """Workers of the other role that it never pairs with for one reason: no transport is on both sides."""
+        speaks = (worker.hello.fingerprint, worker.hello.kv_protocol)
+        return [
+            other
+            for other in self
+            if other.hello.role is not worker.hello.role
+            and (other.hello.fingerprint, other.hello.kv_protocol) == speaks
+            and set(other.hello.transports).isdisjoint(worker.hello.transports)
+        ]
+
     def get(self, id: WorkerId) -> LiveWorker | None:
         """The worker with this incarnation, if its stream lives."""
         return self._workers.get(id)
@@ -100,7 +111,8 @@ class Fleet:
                 id=worker.id,
                 address=worker.link.address,
                 role=worker.hello.role,
-                pairs_by=(worker.hello.fingerprint, worker.hello.kv_protocol, worker.hello.transport),
+                pairs_by=(worker.hello.fingerprint, worker.hello.kv_protocol),
+                transports=frozenset(worker.hello.transports),
                 block_size=worker.hello.block_size,
                 num_blocks=worker.hello.num_blocks,
                 load=worker.load,

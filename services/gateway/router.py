@@ -28,7 +28,8 @@ class Candidate:
     id: WorkerId
     address: str
     role: WorkerRole
-    pairs_by: tuple[str, int, str]  # fingerprint, kv protocol, transport: equal ones can hand over to each other
+    pairs_by: tuple[str, int]  # fingerprint, kv protocol: equal ones can hand over to each other ...
+    transports: frozenset[str]  # ... if they have one of these in common
     block_size: int
     num_blocks: int
     load: Load
@@ -163,7 +164,8 @@ def _best_pair(prefills: Sequence[Candidate], decodes: Sequence[Candidate], dema
 
 
 def _can_pair(prefill: Candidate, decode: Candidate) -> bool:
-    return prefill.pairs_by == decode.pairs_by and prefill.id not in decode.load.avoid
+    speak = prefill.pairs_by == decode.pairs_by and not prefill.transports.isdisjoint(decode.transports)
+    return speak and prefill.id not in decode.load.avoid
 
 
 def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: Demand) -> NoPlan:

@@ -93,7 +93,7 @@ def worker_arguments(config: WorkerConfig) -> list[str]:
         config.role.value,
         *_engine_arguments(config.engine),
         *("--host", config.host, "--port", str(config.port)),
-        *("--transport", config.transport),
+        *("--transport", config.transport.value),
         *(["--allow-plaintext"] if config.allow_plaintext else []),
         *(["--advertise-host", config.advertised_host] if config.advertised_host else []),
         *("--log-format", config.log_format.value),

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from services.config import HandoffMode, LogFormat, UpConfig
+from services.config import HandoffMode, LogFormat, TransportName, UpConfig
 from services.launcher.commands import local_url
 
 
@@ -96,7 +96,7 @@ def ready_lines(config: UpConfig) -> str:
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),
         "prefix index": _prefix_index(config),
-        "transport": "nixl (by auto: the only one there is yet)" if config.transport == "auto" else config.transport,
+        "transport": _transport(config),
         "try": f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
         "end it": "Ctrl-C",
     }
@@ -107,6 +107,12 @@ def _prefix_index(config: UpConfig) -> str:
     if config.redis_url is None:
         return "in the gateway's memory"
     return f"redis at {urlsplit(config.redis_url).netloc.rpartition('@')[2] or 'a socket'}"
+
+
+def _transport(config: UpConfig) -> str:
+    if config.transport is TransportName.AUTO:
+        return "auto: nixl or grpc, by pair; a decode worker says at its first read which, and why"
+    return config.transport.value
 
 
 def _handoff(config: UpConfig) -> str:

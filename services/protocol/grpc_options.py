@@ -21,10 +21,22 @@ _KEEPALIVE = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
 )
 
-CLIENT_OPTIONS = (
-    *_KEEPALIVE,
+_OUR_CHANNELS = (
     ("grpc.enable_http_proxy", 0),  # our processes find each other by address, whatever the environment says
     ("grpc.use_local_subchannel_pool", 1),  # a new channel connects anew, whatever became of the last one
+)
+
+CLIENT_OPTIONS = (*_KEEPALIVE, *_OUR_CHANNELS)
+
+# For bytes between two that watch each other on another stream: here nothing is gained by taking a busy machine for a
+# stopped one, and a connection that broke is tried again at once.
+BULK_CLIENT_OPTIONS = (
+    *_OUR_CHANNELS,
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
 SERVER_OPTIONS = (

@@ -41,7 +41,7 @@ class WorkerHello:
     role: WorkerRole
     fingerprint: str
     kv_protocol: int
-    transport: str
+    transports: tuple[str, ...]  # how its KV can move
     block_size: int
     num_blocks: int
     max_model_len: int

@@ -18,6 +18,7 @@ from kvtransfer.consumer import (
     PostRead,
     Ready,
     SendToProducer,
+    StopRead,
 )
 from kvtransfer.handles import HandleMarks
 from kvtransfer.messages import (
@@ -56,6 +57,7 @@ class CoreOutputs:
     frames: dict[int, Frame] = field(default_factory=dict)  # by gateway incarnation
     messages: list[tuple[StreamId, ToConsumer | ToProducer]] = field(default_factory=list)
     reads: list[PostRead] = field(default_factory=list)
+    stopped_reads: list[int] = field(default_factory=list)  # ids; to be told to the transport after `reads`
     block_events: list[CacheEvent] = field(default_factory=list)
 
 
@@ -277,6 +279,8 @@ class WorkerCore:
                 self._outputs.messages.append((stream, to_producer))
             case PostRead():
                 self._outputs.reads.append(action)
+            case StopRead(read_id):
+                self._outputs.stopped_reads.append(read_id)
             case Enqueue(id):
                 sequences.enqueue(id)
             case Arrived(id, num_blocks):

@@ -1,11 +1,11 @@
 """The control streams of handoffs: the producer's end (a servicer) and the consumer's end (a client).
 
-Messages go to and come from the core; here they only cross the network. The transport's descriptor, as good as a key
-to our KV memory, is given on no other channel.
+Messages go to and come from the core; here they only cross the network. The transports' descriptors, as good as keys
+to our KV memory, are given on no other channel.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -38,8 +38,7 @@ class KvIdentity:
 
     incarnation: int
     fingerprint: str
-    transport: str
-    descriptor: bytes
+    offers: Mapping[str, bytes]  # descriptors, by transport
 
 
 class KvStreams:
@@ -136,7 +135,8 @@ class KvStreams:
             if not isinstance(answer, kv_pb2.ProducerMessage):
                 raise WireError("it ended the stream")
             self._check(answer.hello, producer)
-            self.transfer.add_peer(producer.incarnation, answer.hello.descriptor)
+            offers = {offer.transport: offer.descriptor for offer in answer.hello.offers}
+            self.transfer.add_peer(producer.incarnation, producer.address, offers)
             stream = StreamId(next(self._stream_ids))
             outbox: Outbox[ToProducer] = Outbox(_MAX_UNREAD_MESSAGES, call.cancel)
             self._producers[stream] = outbox
@@ -164,15 +164,15 @@ class KvStreams:
             kv_protocol=KV_PROTOCOL_VERSION,
             fingerprint=identity.fingerprint,
             incarnation=identity.incarnation,
-            transport=identity.transport,
+            transports=identity.offers,
         )
 
     def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
         if hello.incarnation != producer.incarnation:
             raise _AnotherLife
         identity = self.identity
-        ours = (KV_PROTOCOL_VERSION, identity.fingerprint, identity.transport)
-        theirs = (hello.kv_protocol, hello.fingerprint, hello.transport)
+        ours = (KV_PROTOCOL_VERSION, identity.fingerprint)
+        theirs = (hello.kv_protocol, hello.fingerprint)
         if ours != theirs:
             raise WireError(f"its KV is not ours: {theirs}, not {ours}")
 
@@ -227,9 +227,11 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         except (TimeoutError, StopAsyncIteration):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello")
         identity = self._streams.identity
-        ours = (KV_PROTOCOL_VERSION, identity.fingerprint, identity.transport)
-        if (hello.kv_protocol, hello.fingerprint, hello.transport) != ours:
-            words = "KV protocol {}, fingerprint {} and transport {} are spoken here".format(*ours)
+        ours = (KV_PROTOCOL_VERSION, identity.fingerprint)
+        theirs = (hello.kv_protocol, hello.fingerprint)
+        if theirs != ours or identity.offers.keys().isdisjoint(hello.transports):
+            transports = ", ".join(identity.offers)
+            words = "KV protocol {}, fingerprint {} and transport {} are spoken here".format(*ours, transports)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
         _log.info("consumer connected", worker=f"{hello.incarnation:016x}")
 
@@ -239,8 +241,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             kv_protocol=KV_PROTOCOL_VERSION,
             fingerprint=identity.fingerprint,
             incarnation=identity.incarnation,
-            transport=identity.transport,
-            descriptor=identity.descriptor,
+            offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in identity.offers.items()],
         )
 
 

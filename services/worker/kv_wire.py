@@ -16,6 +16,7 @@ from kvtransfer.messages import (
     ToConsumer,
     ToProducer,
 )
+from kvtransfer.transports.byte_stream import ByteRequest
 from protos import kv_pb2
 from services.protocol.frames import PackedLogprobs, TokenLogprobs
 from services.protocol.wire import WireError, pack_logprobs, parse_logprobs
@@ -59,6 +60,34 @@ def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
             return _parse_announcement(message.announcement)
         case other:
             raise WireError(f"{other} from a producer")
+
+
+def pack_read(request: ByteRequest) -> kv_pb2.ReadRequest:
+    """The protobuf form of what a consumer asks of the blocks themselves."""
+    return kv_pb2.ReadRequest(
+        key=request.key,
+        blocks=request.blocks.astype("<u4").tobytes(),
+        generations=request.generations.astype("<u8").tobytes(),
+    )
+
+
+def parse_read(request: kv_pb2.ReadRequest) -> ByteRequest:
+    """Which blocks a consumer wants. Raises WireError."""
+    if len(request.blocks) % 4 or len(request.generations) != 2 * len(request.blocks):
+        raise WireError(f"{len(request.blocks)} bytes of blocks, {len(request.generations)} of generations")
+    return ByteRequest(request.key, np.frombuffer(request.blocks, "<u4"), np.frombuffer(request.generations, "<u8"))
+
+
+def pack_words(words: np.ndarray) -> kv_pb2.ReadPiece:
+    """The last piece of a read."""
+    return kv_pb2.ReadPiece(generations=words.astype("<u8").tobytes())
+
+
+def parse_words(piece: kv_pb2.ReadPiece) -> np.ndarray:
+    """uint64[n] of a read's last piece. Raises WireError."""
+    if len(piece.generations) % 8:
+        raise WireError(f"{len(piece.generations)} bytes of generations")
+    return np.frombuffer(piece.generations, "<u8")
 
 
 def _pack_announcement(message: Announcement) -> kv_pb2.Announcement:

@@ -7,7 +7,7 @@ import sys
 
 import structlog
 
-from kvtransfer.transports.base import Incarnation, Memory, Transport, TransportError
+from kvtransfer.transports.base import TransportError
 from services.config import WorkerConfig
 from services.engine.runner.memory import keep_freed_memory
 from services.engine.runner.torch_runner import load_runner
@@ -15,7 +15,8 @@ from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_dir import ModelError, model_digest
-from services.worker.worker import MakeTransport, Worker, WorkerError, WorkerParts
+from services.worker.transports import make_transports
+from services.worker.worker import Worker, WorkerError, WorkerParts
 
 # The engine issues many small torch operations, and each gives the interpreter lock away; with Python's default of
 # 5 ms a busy event loop would keep it that long every time.
@@ -45,7 +46,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
         role=config.role,
         runner=loaded.runner,
         scheduler=scheduler,
-        make_transport=_transport(config.transport),
+        make_transports=make_transports(config.transport),
         fingerprint=loaded.fingerprint,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
@@ -67,16 +68,3 @@ async def _serve(worker: Worker, address: str) -> int:
         _log.error("this worker ends", reason=reason)
     await worker.stop()
     return 0 if reason is None else 1
-
-
-def _transport(name: str) -> MakeTransport:
-    """`auto` takes the only one there is yet. Raises WorkerError."""
-    if name not in ("auto", "nixl"):
-        raise WorkerError(f"there is no transport {name!r} (only 'auto' and 'nixl')")
-    return _make_nixl
-
-
-def _make_nixl(incarnation: Incarnation, memory: Memory) -> Transport:
-    from kvtransfer.transports.nixl import NixlTransport
-
-    return NixlTransport(incarnation, memory)

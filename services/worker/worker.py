@@ -8,12 +8,12 @@ engine thread     the core: engine, both sides of all handoffs
     │  ▲
 reads  their ends
     ▼  │
-transfer thread   the transport
+transfer thread   the transports; one of them has its bytes carried by the event loop
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -25,6 +25,7 @@ from kvtransfer.handles import HandleMarks
 from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport
+from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
 from services.engine.engine import Engine
@@ -37,10 +38,11 @@ from services.worker.core import CoreOutputs, WorkerCore
 from services.worker.engine_thread import EngineThread
 from services.worker.gateway_servicer import GatewayServicer
 from services.worker.index_link import IndexLink
+from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from services.worker.kv_streams import KvIdentity, KvServicer, KvStreams
 from services.worker.transfer_thread import TransferThread
 
-MakeTransport = Callable[[Incarnation, Memory], Transport]
+MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
 
 _STOP_GRACE_S = 0.5
 
@@ -58,7 +60,7 @@ class WorkerParts:
     role: WorkerRole
     runner: Runner
     scheduler: Scheduler
-    make_transport: MakeTransport  # called on the transfer thread
+    make_transports: MakeTransports  # called on the transfer thread
     fingerprint: str
     eos_token_ids: tuple[int, ...]
     max_model_len: int
@@ -84,29 +86,30 @@ class Worker:
         generations = engine.sequences.pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.
         generations[:] = secrets.randbits(62)
-        memory = Memory(parts.runner.kv_bytes(), generations)
+        self._source = BlockSource(self._incarnation, Memory(parts.runner.kv_bytes(), generations))
         marks = HandleMarks()
         core = WorkerCore(engine, self._incarnation, Producer(self._incarnation, marks), Consumer(), marks)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal)
         self._index: IndexLink | None = None
         self._transfer = TransferThread(
-            lambda: parts.make_transport(self._incarnation, memory), self._on_read_ended, self._on_fatal
+            lambda: parts.make_transports(self._source, self._dial), self._on_read_ended, self._on_fatal
         )
 
     async def start(self, address: str) -> int:
         """Opens the port, when all else is ready; returns its number. Raises WorkerError and TransportError."""
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
-        transport, descriptor = self._transfer.start()
-        identity = KvIdentity(self._incarnation, self._parts.fingerprint, transport, descriptor)
+        offers = self._transfer.start()
+        identity = KvIdentity(self._incarnation, self._parts.fingerprint, offers)
         self._kv = KvStreams(self.engine, self._transfer, identity)
-        self._gateways = GatewayServicer(self.engine, self._hello(transport), self._kv.ensure)
+        self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure)
         self.engine.start()
         port = await self._open(address)
         if self._parts.redis_url is not None:
             await self._join(self._parts.redis_url, port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        _log.info("ready", role=self._parts.role.value, port=port, worker=f"{self._incarnation:016x}")
+        worker, transports = f"{self._incarnation:016x}", ", ".join(offers)
+        _log.info("ready", role=self._parts.role.value, port=port, worker=worker, transports=transports)
         return port
 
     async def stop(self) -> None:
@@ -125,6 +128,8 @@ class Worker:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._gateways, self._server)
         kv_pb2_grpc.add_KvControlServicer_to_server(KvServicer(self._kv), self._server)
+        if ByteStreamTransport.name in self._kv.identity.offers:
+            kv_pb2_grpc.add_KvBytesServicer_to_server(KvBytesServicer(self._source), self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         try:
@@ -156,14 +161,18 @@ class Worker:
             _log.error("publishing failed", exc_info=error)
             self.end("it cannot publish what it caches")
 
-    def _hello(self, transport: str) -> WorkerHello:
+    def _dial(self, address: str) -> GrpcByteChannel:
+        """Called on the transfer thread."""
+        return GrpcByteChannel(address, self._loop)
+
+    def _hello(self, transports: tuple[str, ...]) -> WorkerHello:
         parts = self._parts
         return WorkerHello(
             incarnation=self._incarnation,
             role=parts.role,
             fingerprint=parts.fingerprint,
             kv_protocol=KV_PROTOCOL_VERSION,
-            transport=transport,
+            transports=transports,
             block_size=parts.runner.layout.block_size,
             num_blocks=parts.runner.num_blocks,
             max_model_len=parts.max_model_len,
@@ -177,6 +186,8 @@ class Worker:
         self._transfer.set_active(has_handoffs)
         for read in outputs.reads:
             self._transfer.post(read)
+        for read_id in outputs.stopped_reads:
+            self._transfer.give_up(read_id)
         if outputs.frames or outputs.messages or outputs.block_events:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 

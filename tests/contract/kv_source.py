@@ -1,20 +1,28 @@
-"""Workers to read from: in this process over the memory fabric, or in a process of their own over NIXL.
+"""Workers to read from: in this process over the memory fabric, or in a process of their own over NIXL or gRPC.
 
 `InProcessSource` and `ProcessSource` answer to the same calls, so that a contract test need not know which it has.
 """
 
+import asyncio
 import os
 import secrets
 import signal
+import threading
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 
 from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport
+from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
+from protos import kv_pb2_grpc
+from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from tests.forkserver import FORKSERVER
 
 NUM_BLOCKS = 24
@@ -38,8 +46,75 @@ def pattern(block: int, salt: int) -> np.ndarray:
     return ((np.arange(BLOCK_BYTES) * 31 + block * 7 + salt) % 251).astype(np.uint8)
 
 
-def block_read(read_id: int, peer: Incarnation, source: list[int], destination: list[int]) -> BlockRead:
-    return BlockRead(read_id, peer, np.array(source, dtype=np.uint32), np.array(destination, dtype=np.uint32))
+def block_read(
+    read_id: int,
+    peer: Incarnation,
+    source: list[int],
+    destination: list[int],
+    *,
+    salt: int = 1,
+    generations: list[int] | None = None,
+) -> BlockRead:
+    """A read of blocks as `fill` left them, unless other generations are named."""
+    words = [block + salt * 1000 for block in source] if generations is None else generations
+    return BlockRead(
+        read_id,
+        peer,
+        np.array(source, dtype=np.uint32),
+        np.array(destination, dtype=np.uint32),
+        np.array(words, dtype=np.uint64),
+    )
+
+
+@dataclass
+class End:
+    """A transport, and where its worker listens."""
+
+    transport: Transport
+    address: str = "nowhere:0"
+
+    def close(self) -> None:
+        """Ends what carries its bytes."""
+
+
+class GrpcEnd(End):
+    """A worker's end of byte streams: a server, and the loop that carries what this worker reads."""
+
+    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
+        self.source = BlockSource(incarnation, memory)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._server, port = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(_DEADLINE_S)
+        super().__init__(ByteStreamTransport(self.source, self.dial), f"127.0.0.1:{port}")
+
+    def dial(self, address: str) -> GrpcByteChannel:
+        return GrpcByteChannel(address, self._loop)
+
+    async def _serve(self) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server()  # without the pings of a worker's, which take a busy machine for a stopped reader
+        kv_pb2_grpc.add_KvBytesServicer_to_server(KvBytesServicer(self.source), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return server, port
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _stop(self) -> None:
+        await self._server.stop(None)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def make_end(kind: str, incarnation: Incarnation, memory: Memory) -> End:
+    """Of a transport between processes."""
+    return GrpcEnd(incarnation, memory) if kind == "grpc" else End(NixlTransport(incarnation, memory))
 
 
 def wait_for_ends(transport: Transport, num_ends: int, *others: Transport) -> dict[int, ReadEnd]:
@@ -76,11 +151,11 @@ class Worker:
     def set_generation(self, block: int, generation: int) -> None:
         self.memory.generations[block] = generation
 
-    def read_all(self, peer: Incarnation, descriptor: bytes) -> np.ndarray | None:
+    def read_all(self, peer: Incarnation, address: str, descriptor: bytes, generation: int) -> np.ndarray | None:
         """Reads the peer's whole pool to the same ids here; returns the generation words."""
-        self.transport.add_peer(peer, descriptor)
+        self.transport.add_peer(peer, address, descriptor)
         every = list(range(NUM_BLOCKS))
-        self.transport.post(block_read(1, peer, every, every))
+        self.transport.post(block_read(1, peer, every, every, generations=[generation] * NUM_BLOCKS))
         return wait_for_ends(self.transport, 1)[1].generations
 
     def blocks(self) -> np.ndarray:
@@ -89,6 +164,8 @@ class Worker:
 
 class InProcessSource:
     """A worker over the memory fabric."""
+
+    address = "nowhere:0"
 
     def __init__(self, fabric: MemoryFabric) -> None:
         self.incarnation = new_incarnation()
@@ -111,30 +188,40 @@ class InProcessSource:
 
 
 class ProcessSource:
-    """A worker over NIXL in a process of its own."""
+    """A worker over NIXL or gRPC in a process of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
         self.incarnation = new_incarnation()
         self._pipe, theirs = FORKSERVER.Pipe()
-        self._process = FORKSERVER.Process(target=_serve, args=(theirs, self.incarnation), daemon=True)
+        self._process = FORKSERVER.Process(target=_serve, args=(theirs, kind, self.incarnation), daemon=True)
         self._process.start()
         theirs.close()
-        self._descriptor: bytes | None = None
+        self._hello: tuple[str, bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return self._said()[0]
 
     @property
     def descriptor(self) -> bytes:
+        return self._said()[1]
+
+    def _said(self) -> tuple[str, bytes]:
         """Waits for the process on first use, so that several can start side by side."""
-        if self._descriptor is None:
-            self._descriptor = self._receive()
-        return self._descriptor
+        if self._hello is None:
+            self._hello = self._receive()
+        return self._hello
 
     def call(self, method: str, *arguments: Any) -> Any:
-        assert self.descriptor
+        self._said()
         self._pipe.send((method, arguments))
         return self._receive()
 
     def stop(self) -> None:
+        """SIGSTOP, and waits until every thread has stopped."""
         os.kill(self._pid, signal.SIGSTOP)
+        while not all("State:\tT" in status.read_text() for status in Path(f"/proc/{self._pid}/task").glob("*/status")):
+            time.sleep(0.001)
 
     def go_on(self) -> None:
         os.kill(self._pid, signal.SIGCONT)
@@ -163,14 +250,14 @@ class ProcessSource:
 Source = InProcessSource | ProcessSource
 
 
-def _serve(pipe: Connection, incarnation: Incarnation) -> None:
+def _serve(pipe: Connection, kind: str, incarnation: Incarnation) -> None:
     """Answers calls, and polls in between as a worker's transfer thread does."""
     memory = new_memory()
-    transport = NixlTransport(incarnation, memory)
-    worker = Worker(transport, memory)
-    pipe.send(transport.descriptor())
+    end = make_end(kind, incarnation, memory)
+    worker = Worker(end.transport, memory)
+    pipe.send((end.address, end.transport.descriptor()))
     while True:
-        transport.poll()
+        end.transport.poll()
         if not pipe.poll(0.0005):
             continue
         call = pipe.recv()
@@ -178,4 +265,5 @@ def _serve(pipe: Connection, incarnation: Incarnation) -> None:
             break
         method, arguments = call
         pipe.send(getattr(worker, method)(*arguments))
-    transport.close()
+    end.transport.close()
+    end.close()

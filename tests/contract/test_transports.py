@@ -1,27 +1,33 @@
-"""What every transport must do. NIXL's sources are real processes; the memory transport's live in this one."""
+"""What every transport must do. Sources are real processes; the memory transport's alone live in this one."""
 
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport, TransportError
+from kvtransfer.transports.byte_stream import PIECE_BYTES, BlockSource, ByteRequest
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
 from tests.contract.kv_source import (
     CANARY,
     NUM_BLOCKS,
+    End,
+    GrpcEnd,
     InProcessSource,
     ProcessSource,
     Source,
     block_read,
+    make_end,
     new_incarnation,
     new_memory,
     pattern,
@@ -36,58 +42,84 @@ NUM_FRESH_PROCESSES = 2  # as many as tests below ask for sources that they may 
 class World:
     """One transport's way to make readers and sources."""
 
-    make_transport: Callable[[Memory, Incarnation], Transport]
+    make_end: Callable[[Incarnation, Memory], End]
     source: Source  # outlives the test
     fresh_source: Callable[[], Source]  # the test may kill it
 
 
 @dataclass
 class Reader:
-    transport: Transport
+    end: End
     memory: Memory
     incarnation: Incarnation
 
+    @property
+    def transport(self) -> Transport:
+        return self.end.transport
+
+    def close(self) -> None:
+        self.transport.close()
+        self.end.close()
+
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[list[ProcessSource]]:
+def nixl_processes() -> Iterator[list[ProcessSource]]:
+    yield from started("nixl")
+
+
+@pytest.fixture(scope="module")
+def grpc_processes() -> Iterator[list[ProcessSource]]:
+    yield from started("grpc")
+
+
+def started(kind: str) -> Iterator[list[ProcessSource]]:
     """Source processes that start side by side; the first is the shared one."""
-    started = [ProcessSource() for _ in range(1 + NUM_FRESH_PROCESSES)]
-    yield started
-    for process in started:
+    processes = [ProcessSource(kind) for _ in range(1 + NUM_FRESH_PROCESSES)]
+    yield processes
+    for process in processes:
         process.kill()
 
 
-@pytest.fixture(params=["memory", "nixl"])
+@pytest.fixture(params=["memory", "nixl", "grpc"])
 def world(request: pytest.FixtureRequest) -> World:
     if request.param == "memory":
         fabric = MemoryFabric()
         return World(
-            lambda memory, incarnation: MemoryTransport(fabric, incarnation, memory),
+            lambda incarnation, memory: End(MemoryTransport(fabric, incarnation, memory)),
             InProcessSource(fabric),
             lambda: InProcessSource(fabric),
         )
-    return _nixl_world(request.getfixturevalue("processes"))
+    return _process_world(request.param, request.getfixturevalue(f"{request.param}_processes"))
 
 
 @pytest.fixture
-def nixl_world(processes: list[ProcessSource]) -> World:
-    return _nixl_world(processes)
+def nixl_world(nixl_processes: list[ProcessSource]) -> World:
+    return _process_world("nixl", nixl_processes)
 
 
-def _nixl_world(processes: list[ProcessSource]) -> World:
-    return World(lambda memory, incarnation: NixlTransport(incarnation, memory), processes[0], lambda: processes.pop())
+@pytest.fixture
+def grpc_world(grpc_processes: list[ProcessSource]) -> World:
+    return _process_world("grpc", grpc_processes)
+
+
+def _process_world(kind: str, processes: list[ProcessSource]) -> World:
+    return World(partial(make_end, kind), processes[0], lambda: processes.pop())
 
 
 @pytest.fixture
 def reader(world: World) -> Iterator[Reader]:
     reader = make_reader(world)
     yield reader
-    reader.transport.close()
+    reader.close()
 
 
-def make_reader(world: World) -> Reader:
-    memory, incarnation = new_memory(), new_incarnation()
-    return Reader(world.make_transport(memory, incarnation), memory, incarnation)
+def make_reader(world: World, memory: Memory | None = None) -> Reader:
+    memory, incarnation = memory or new_memory(), new_incarnation()
+    return Reader(world.make_end(incarnation, memory), memory, incarnation)
+
+
+def add_peer(reader: Reader, source: Source) -> None:
+    reader.transport.add_peer(source.incarnation, source.address, source.descriptor)
 
 
 def connect(reader: Reader, source: Source, salt: int = 1) -> None:
@@ -96,8 +128,8 @@ def connect(reader: Reader, source: Source, salt: int = 1) -> None:
     Both sides then settle: NIXL's connecting outlasts the first read.
     """
     source.call("fill", salt)
-    reader.transport.add_peer(source.incarnation, source.descriptor)
-    reader.transport.post(block_read(0, source.incarnation, [0], [0]))
+    add_peer(reader, source)
+    reader.transport.post(block_read(0, source.incarnation, [0], [0], salt=salt))
     assert wait_for_ends(reader.transport, 1)[0].generations is not None
     for _ in range(5):  # whoever answered a call has polled
         source.call("ping")
@@ -151,8 +183,8 @@ def poll_for(transport: Transport, seconds: float) -> list[ReadEnd]:
 )
 def test_blocks_arrive_in_their_places_and_nowhere_else(world, reader, source_ids, destination_ids):
     world.source.call("fill", 3)
-    reader.transport.add_peer(world.source.incarnation, world.source.descriptor)
-    reader.transport.post(block_read(7, world.source.incarnation, source_ids, destination_ids))
+    add_peer(reader, world.source)
+    reader.transport.post(block_read(7, world.source.incarnation, source_ids, destination_ids, salt=3))
     end = wait_for_ends(reader.transport, 1)[7]
 
     expected = np.full_like(reader.memory.blocks, CANARY)
@@ -165,9 +197,10 @@ def test_blocks_arrive_in_their_places_and_nowhere_else(world, reader, source_id
 
 def test_reads_of_several_requests_run_at_once(world, reader):
     world.source.call("fill", 4)
-    reader.transport.add_peer(world.source.incarnation, world.source.descriptor)
+    add_peer(reader, world.source)
     for block in EVERY:
-        reader.transport.post(block_read(100 + block, world.source.incarnation, [block], [NUM_BLOCKS - 1 - block]))
+        destination = [NUM_BLOCKS - 1 - block]
+        reader.transport.post(block_read(100 + block, world.source.incarnation, [block], destination, salt=4))
     ends = wait_for_ends(reader.transport, NUM_BLOCKS)
 
     for block in EVERY:
@@ -180,11 +213,12 @@ def test_two_workers_read_each_other(world, reader):
     connect(reader, world.source, salt=5)
     reader.memory.blocks[:] = 77
     reader.memory.generations[:] = 99
+    ours = (reader.incarnation, reader.end.address, reader.transport.descriptor())
     if isinstance(world.source, ProcessSource):
         with polling(reader.transport):
-            words = world.source.call("read_all", reader.incarnation, reader.transport.descriptor())
+            words = world.source.call("read_all", *ours, 99)
     else:
-        words = world.source.call("read_all", reader.incarnation, reader.transport.descriptor())
+        words = world.source.call("read_all", *ours, 99)
     assert words.tolist() == [99] * NUM_BLOCKS
     assert (world.source.call("blocks") == 77).all()
 
@@ -192,10 +226,10 @@ def test_two_workers_read_each_other(world, reader):
 def test_two_workers_of_one_process_read_each_other(world):
     one, two = make_reader(world), make_reader(world)
     one.memory.blocks[:], two.memory.blocks[:] = 11, 22
-    one.transport.add_peer(two.incarnation, two.transport.descriptor())
-    two.transport.add_peer(one.incarnation, one.transport.descriptor())
-    one.transport.post(block_read(1, two.incarnation, [0], [1]))
-    two.transport.post(block_read(1, one.incarnation, [2], [3]))
+    one.transport.add_peer(two.incarnation, two.end.address, two.transport.descriptor())
+    two.transport.add_peer(one.incarnation, one.end.address, one.transport.descriptor())
+    one.transport.post(block_read(1, two.incarnation, [0], [1], generations=[0]))
+    two.transport.post(block_read(1, one.incarnation, [2], [3], generations=[0]))
     with polling(two.transport) as ends_of_two:
         assert wait_for_ends(one.transport, 1)[1].generations is not None
         ends_of_one = poll_for(one.transport, 0.1)
@@ -203,13 +237,24 @@ def test_two_workers_of_one_process_read_each_other(world):
     assert [end.read_id for end in ends_of_two] == [1]
     assert (one.memory.blocks[1] == 22).all()
     assert (two.memory.blocks[3] == 11).all()
+    one.close()
+    two.close()
 
 
 def test_generation_words_are_those_of_the_time_of_the_read(world, reader):
     connect(reader, world.source)
     world.source.call("set_generation", 6, 123456789012345)
-    reader.transport.post(block_read(1, world.source.incarnation, [6], [6]))
+    reader.transport.post(block_read(1, world.source.incarnation, [6], [6], generations=[123456789012345]))
     assert words(wait_for_ends(reader.transport, 1)[1]) == [123456789012345]
+
+
+def test_blocks_that_were_given_to_other_content_are_never_taken_for_what_was_announced(world, reader):
+    connect(reader, world.source)
+    world.source.call("set_generation", 6, 123456789012345)
+    reader.transport.post(block_read(1, world.source.incarnation, [5, 6, 7], [5, 6, 7]))
+    found = words(wait_for_ends(reader.transport, 1)[1])
+    assert (found[0], found[2]) == (1005, 1007)
+    assert found[1] != 1006
 
 
 def test_generation_words_are_read_after_the_data():
@@ -218,7 +263,7 @@ def test_generation_words_are_read_after_the_data():
     source = InProcessSource(fabric)
     memory = new_memory()
     transport = MemoryTransport(fabric, new_incarnation(), memory)
-    transport.add_peer(source.incarnation, source.descriptor)
+    transport.add_peer(source.incarnation, source.address, source.descriptor)
     source.call("fill", 1)
     source.stop()
     transport.post(block_read(1, source.incarnation, [2], [2]))
@@ -238,7 +283,7 @@ def test_nixl_reads_generation_words_after_the_data():
     source_memory.blocks[:] = 0
     reader, source = new_incarnation(), new_incarnation()
     transport, source_transport = NixlTransport(reader, memory), NixlTransport(source, source_memory)
-    transport.add_peer(source, source_transport.descriptor())
+    transport.add_peer(source, "nowhere:0", source_transport.descriptor())
     over = threading.Event()
 
     def write() -> None:
@@ -283,26 +328,27 @@ def test_a_garbled_descriptor_is_refused(world, reader):
     flipped = [good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :] for at in range(0, 16)]
     for descriptor in (b"", b"x", good[:-1], good[: len(good) // 2], b"\0" * len(good), os.urandom(400), *flipped):
         with pytest.raises(TransportError):
-            reader.transport.add_peer(world.source.incarnation, descriptor)
+            reader.transport.add_peer(world.source.incarnation, world.source.address, descriptor)
     connect(reader, world.source)
 
 
 def test_a_descriptor_of_another_worker_is_refused(world, reader):
     with pytest.raises(TransportError):
-        reader.transport.add_peer(new_incarnation(), world.source.descriptor)
+        reader.transport.add_peer(new_incarnation(), world.source.address, world.source.descriptor)
     connect(reader, world.source)
 
 
 def test_blocks_of_another_size_are_refused(world):
-    transport = world.make_transport(new_memory(block_bytes=512), new_incarnation())
+    reader = make_reader(world, new_memory(block_bytes=512))
     with pytest.raises(TransportError, match="512"):
-        transport.add_peer(world.source.incarnation, world.source.descriptor)
+        add_peer(reader, world.source)
+    reader.close()
 
 
 def test_adding_a_peer_again_changes_nothing(world, reader):
     connect(reader, world.source)
-    reader.transport.add_peer(world.source.incarnation, world.source.descriptor)
-    reader.transport.add_peer(world.source.incarnation, b"not even looked at")
+    add_peer(reader, world.source)
+    reader.transport.add_peer(world.source.incarnation, world.source.address, b"not even looked at")
     reader.transport.post(block_read(1, world.source.incarnation, [1], [1]))
     assert wait_for_ends(reader.transport, 1)[1].generations is not None
 
@@ -322,7 +368,7 @@ def test_a_killed_peer_fails_its_reads_and_a_restarted_one_serves(world, reader)
     connect(reader, new, salt=2)
     reader.transport.forget_peer(old.incarnation)
     reader.transport.post(block_read(3, old.incarnation, [3], [3]))
-    reader.transport.post(block_read(4, new.incarnation, [3], [4]))
+    reader.transport.post(block_read(4, new.incarnation, [3], [4], salt=2))
     ends = wait_for_ends(reader.transport, 2)
     assert ends[3].generations is None
     assert words(ends[4]) == [2003]
@@ -333,7 +379,7 @@ def test_a_killed_peer_fails_its_reads_and_a_restarted_one_serves(world, reader)
 def test_a_peer_killed_during_a_read_can_be_forgotten(world, reader):
     """The source stops before it could take the reader's connection, so the read cannot run."""
     source = world.fresh_source()
-    reader.transport.add_peer(source.incarnation, source.descriptor)
+    add_peer(reader, source)
     source.stop()
     reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY))
     assert poll_for(reader.transport, 0.05) == []
@@ -348,9 +394,9 @@ def test_a_peer_killed_during_a_read_can_be_forgotten(world, reader):
 def test_a_read_of_a_stopped_peer_ends_when_it_goes_on(world, reader):
     source = world.source
     source.call("fill", 8)
-    reader.transport.add_peer(source.incarnation, source.descriptor)
+    add_peer(reader, source)
     source.stop()
-    reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY))
+    reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
     try:
         assert poll_for(reader.transport, 0.05) == []
         with pytest.raises(TransportError, match="open"):
@@ -377,7 +423,106 @@ def test_a_connected_peer_on_the_same_host_is_read_without_its_help(nixl_world):
         wait_for_ends(reader.transport, 1)
     assert ended_in_post
     assert np.array_equal(reader.memory.blocks[NUM_BLOCKS - 1], pattern(NUM_BLOCKS - 1, 2))
-    reader.transport.close()
+    reader.close()
+
+
+def test_when_a_read_that_was_given_up_has_ended_nothing_of_it_lands_any_more(world, reader):
+    source = world.source
+    source.call("fill", 8)
+    add_peer(reader, source)
+    source.stop()
+    try:
+        reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
+        reader.transport.give_up(1)
+        early = poll_for(reader.transport, 0.05)
+    finally:
+        source.go_on()
+    if not early:
+        wait_for_ends(reader.transport, 1)
+    before = reader.memory.blocks.copy()
+    assert poll_for(reader.transport, 0.2) == []
+    assert np.array_equal(reader.memory.blocks, before)
+    connect(reader, source, salt=9)
+
+
+def test_a_byte_stream_ends_a_read_that_is_given_up_whatever_its_source_does(grpc_world):
+    """So nothing of it waits in quarantine for a source that is frozen."""
+    reader, source = make_reader(grpc_world), grpc_world.source
+    connect(reader, source, salt=8)
+    before = reader.memory.blocks.copy()
+    source.stop()
+    try:
+        reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
+        reader.transport.give_up(1)
+        assert [(end.read_id, end.generations) for end in reader.transport.poll()] == [(1, None)]
+    finally:
+        source.go_on()
+    assert poll_for(reader.transport, 0.2) == []
+    assert np.array_equal(reader.memory.blocks, before)
+    reader.close()
+
+
+def test_a_byte_stream_gives_nothing_to_who_was_not_told_the_generation(grpc_world):
+    """Neither the bytes nor the generation."""
+    reader, source = make_reader(grpc_world), grpc_world.source
+    connect(reader, source)
+    before = reader.memory.blocks.copy()
+    reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, generations=[5] * NUM_BLOCKS))
+    found = words(wait_for_ends(reader.transport, 1)[1])
+    assert not set(found) & {block + 1000 for block in EVERY}
+    assert np.array_equal(reader.memory.blocks, before)
+    reader.close()
+
+
+class Collected:
+    """A sink that keeps what it gets."""
+
+    wanted = True
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.ended: Future[np.ndarray | None] = Future()
+
+    def take(self, data: bytes) -> bool:
+        self.data.append(data)
+        return True
+
+    def end(self, generations: np.ndarray | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(generations)
+
+
+@pytest.mark.parametrize("wrong", ["key", "block", "nothing", "too many"])
+def test_a_byte_stream_refuses_what_no_reader_asks_for(grpc_world, wrong):
+    reader = make_reader(grpc_world)
+    end = reader.end
+    assert isinstance(end, GrpcEnd)
+    blocks = {"block": [NUM_BLOCKS], "nothing": [], "too many": EVERY + EVERY}.get(wrong, [0])
+    key = b"guessed" if wrong == "key" else end.source._key
+    request = ByteRequest(key, np.array(blocks, dtype=np.uint32), np.zeros(len(blocks), dtype=np.uint64))
+    channel, sink = end.dial(end.address), Collected()
+    channel.read(request, sink)
+    assert sink.ended.result(120) is None
+    assert sink.data == []
+    channel.close()
+    reader.close()
+
+
+@pytest.mark.parametrize("changed_after", [0, 1, 2, 5])
+def test_a_byte_stream_never_vouches_for_a_torn_block(changed_after):
+    """A block of five pieces is given to other content after so many of them were copied."""
+    memory = new_memory(block_bytes=5 * PIECE_BYTES - 1, num_blocks=2)
+    memory.generations[:] = 7
+    source = BlockSource(new_incarnation(), memory)
+    asked = ByteRequest(source._key, np.array([1], dtype=np.uint32), np.array([7], dtype=np.uint64))
+    reading = source.open(asked)
+    pieces = reading.pieces()
+    copied = [next(pieces) for _ in range(changed_after)]
+    memory.generations[1] = 8
+    memory.blocks[1] = 0
+    assert list(pieces) == []
+    assert all(set(piece) == {CANARY} for piece in copied)
+    assert reading.words() != asked.generations
 
 
 def test_a_forgotten_read_may_still_land():
@@ -386,7 +531,7 @@ def test_a_forgotten_read_may_still_land():
     source, memory = InProcessSource(fabric), new_memory()
     transport = MemoryTransport(fabric, new_incarnation(), memory)
     source.call("fill", 1)
-    transport.add_peer(source.incarnation, source.descriptor)
+    transport.add_peer(source.incarnation, source.address, source.descriptor)
     source.stop()
     transport.post(block_read(1, source.incarnation, [2], [3]))
     transport.forget_peer(source.incarnation)
@@ -401,7 +546,7 @@ def test_a_read_of_a_killed_peer_never_lands():
     fabric = MemoryFabric()
     source, memory = InProcessSource(fabric), new_memory()
     transport = MemoryTransport(fabric, new_incarnation(), memory)
-    transport.add_peer(source.incarnation, source.descriptor)
+    transport.add_peer(source.incarnation, source.address, source.descriptor)
     source.call("fill", 1)
     source.stop()
     transport.post(block_read(1, source.incarnation, [2], [3]))
@@ -427,7 +572,7 @@ def test_an_idle_poll_is_cheap(world, reader):
 def test_nixl_leaves_no_shared_memory_behind(nixl_world):
     reader = make_reader(nixl_world)
     connect(reader, nixl_world.source)
-    reader.transport.close()
+    reader.close()
     assert leaked_shared_memory() <= LEAKED_BEFORE
 
 

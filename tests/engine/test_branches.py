@@ -1,6 +1,7 @@
 """Several choices over one prompt: computed once, forked, and from then on sequences like any others."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import GATEWAY, Driven, make_engine, reference
 
 SEEDS = (3, 1, 4)
-WARM = {"temperature": 1.0}
+WARM: dict[str, Any] = {"temperature": 1.0}
 
 
 def says(prompt: list[int], count: int, seed: int, **sampling) -> list[int]:
@@ -51,7 +52,8 @@ def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared():
     while Phase.BRANCH in phases(driven) or not phases(driven):
         driven.step()
     sequences = driven.engine.sequences
-    tables = [sequences.batch.blocks(sequences.slot_of(HandoffId(GATEWAY, handle + choice))) for choice in (1, 2, 3)]
+    slots = [sequences.slot_of(HandoffId(GATEWAY, handle + choice)) for choice in (1, 2, 3)]
+    tables = [sequences.batch.blocks(slot) for slot in slots if slot is not None]
     assert [len(table) for table in tables] == [6, 6, 6]
     assert tables[0][:5] == tables[1][:5] == tables[2][:5]
     assert len({table[5] for table in tables}) == 3
@@ -154,7 +156,7 @@ def test_small_pools_preempt_and_change_no_token(seed: int):
 
 def test_penalties_of_choices_count_each_one_s_own_tokens():
     prompt = [5, 6, 7, 5]
-    penalties = {"frequency_penalty": 1.5, "repetition_penalty": 1.5}
+    penalties: dict[str, Any] = {"frequency_penalty": 1.5, "repetition_penalty": 1.5}
     driven = make_engine(vocab_size=12)
     handle = driven.submit(prompt, 30, seeds=SEEDS, **WARM, **penalties)
     driven.run()

@@ -158,7 +158,7 @@ def worker_hello(role: WorkerRole, incarnation: int, **changes: Any) -> WorkerHe
         role=role,
         fingerprint="f" * 32,
         kv_protocol=1,
-        transport="memory",
+        transports=("memory",),
         block_size=4,
         num_blocks=64,
         max_model_len=256,

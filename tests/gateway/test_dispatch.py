@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import structlog
 
 from services.config import HandoffMode, WorkerRole
 from services.gateway import dispatch
@@ -853,6 +854,16 @@ async def test_a_worker_of_another_model_is_not_taken():
         assert list(counts.loads) == [ours.address]
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_workers_without_a_transport_in_common_never_pair_and_the_log_says_so():
+    prefill, decode = prefill_peer(transports=("nixl",)), decode_peer(transports=("grpc",))
+    with structlog.testing.capture_logs() as logs:
+        async with running(prefill, decode) as stack, stack.dispatcher.generate(request()):
+            assert (await decode.submit()).handoff is None
+    (warning,) = [log for log in logs if log["event"] == "two workers never pair"]
+    assert f"{prefill.address} has nixl" in warning["reason"]
+    assert f"{decode.address} has grpc" in warning["reason"]
 
 
 async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():

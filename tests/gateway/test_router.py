@@ -20,7 +20,8 @@ def worker(id: int, role: WorkerRole, load: Load = IDLE, **changes: Any) -> Cand
         id=WorkerId(id),
         address=f"w{id}:1",
         role=role,
-        pairs_by=("f", 1, "nixl"),
+        pairs_by=("f", 1),
+        transports=frozenset({"nixl", "grpc"}),
         block_size=16,
         num_blocks=1000,
         load=load,
@@ -93,10 +94,18 @@ def test_equals_take_turns():
     assert [ids(plan(*workers, turn=turn)) for turn in range(3)] == [(1, 2), (3, 4), (1, 2)]
 
 
-@pytest.mark.parametrize("other", [("g", 1, "nixl"), ("f", 2, "nixl"), ("f", 1, "memory")])
-def test_workers_that_differ_never_pair(other: tuple[str, int, str]):
-    assert ids(plan(prefill(1, pairs_by=other), decode(2))) == (None, 2)
-    assert ids(plan(prefill(1, pairs_by=other), prefill(3, IDLE, queued_tokens=900), decode(2))) == (3, 2)
+@pytest.mark.parametrize(
+    "other", [{"pairs_by": ("g", 1)}, {"pairs_by": ("f", 2)}, {"transports": frozenset({"memory"})}]
+)
+def test_workers_that_differ_never_pair(other: dict[str, Any]):
+    assert ids(plan(prefill(1, **other), decode(2))) == (None, 2)
+    assert ids(plan(prefill(1, **other), prefill(3, IDLE, queued_tokens=900), decode(2))) == (3, 2)
+
+
+def test_one_transport_in_common_is_enough_to_pair():
+    only_grpc = frozenset({"grpc"})
+    assert ids(plan(prefill(1), decode(2, transports=only_grpc))) == (1, 2)
+    assert ids(plan(prefill(1, transports=frozenset({"nixl"})), decode(2, transports=only_grpc))) == (None, 2)
 
 
 def test_a_pair_that_the_consumer_wants_to_avoid_is_not_made():
@@ -161,8 +170,7 @@ WORKERS = st.lists(
     max_size=6,
 ).map(
     lambda drawn: [
-        worker(id, role, load, depth=depth, pairs_by=(kind, 1, "nixl"))
-        for id, (role, load, depth, kind) in enumerate(drawn)
+        worker(id, role, load, depth=depth, pairs_by=(kind, 1)) for id, (role, load, depth, kind) in enumerate(drawn)
     ]
 )
 

@@ -15,6 +15,7 @@ from kvtransfer.consumer import (
     PostRead,
     Ready,
     SendToProducer,
+    StopRead,
 )
 from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, HandoffId, Open, Release, StreamId
 from kvtransfer.transports.base import ReadEnd
@@ -71,7 +72,7 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
     assert actions(consumer) == [Enqueue(ID)]
     announce(consumer, 1, [4], FIRST)
     consumer.reserved(ID, [8, 9, 7], 0)
-    assert actions(consumer) == [PostRead(1, PRODUCER, (3, 4), (8, 9))]
+    assert actions(consumer) == [PostRead(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
     consumer.read_ended(read_end(1, [3, 4]), 0.0)
     assert actions(consumer) == [Arrived(ID, 2), RELEASE, Ready(ID, FIRST)]
     assert consumer.open_ids == set()
@@ -80,14 +81,14 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
 def test_what_is_announced_later_is_read_at_once(consumer: Consumer) -> None:
     reading(consumer, [3], [8, 9])
     announce(consumer, 1, [4], FIRST)
-    assert actions(consumer) == [PostRead(2, PRODUCER, (4,), (9,))]
+    assert actions(consumer) == [PostRead(2, PRODUCER, (4,), (9,), (104,))]
 
 
 def test_blocks_that_decode_holds_are_not_read(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, [3, 4, 5], FIRST)
     consumer.reserved(ID, [1, 2, 9], 2)
-    assert actions(consumer)[-1] == PostRead(1, PRODUCER, (5,), (9,))
+    assert actions(consumer)[-1] == PostRead(1, PRODUCER, (5,), (9,), (105,))
 
 
 def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
@@ -97,7 +98,7 @@ def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
     announce(consumer, 1, [4])
     assert not any(isinstance(action, PostRead) for action in actions(consumer))
     announce(consumer, 2, [5], FIRST)
-    assert actions(consumer) == [PostRead(1, PRODUCER, (5,), (9,))]
+    assert actions(consumer) == [PostRead(1, PRODUCER, (5,), (9,), (105,))]
 
 
 def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> None:
@@ -105,7 +106,7 @@ def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> No
     announce(consumer, 0, [3])
     assert actions(consumer) == []
     announce(consumer, 0, [3, 4], FIRST)
-    assert actions(consumer) == [PostRead(read_id + 1, PRODUCER, (4,), (9,))]
+    assert actions(consumer) == [PostRead(read_id + 1, PRODUCER, (4,), (9,), (104,))]
 
 
 def test_a_gap_in_the_announcements_fails_the_handoff(consumer: Consumer) -> None:
@@ -176,7 +177,7 @@ def test_blocks_count_as_arrived_only_in_order(consumer: Consumer) -> None:
 def test_an_abort_holds_back_what_is_being_read(consumer: Consumer) -> None:
     read_id = reading(consumer, [3, 4], [7, 8, 9])
     consumer.abort(ID, 1.0)
-    assert actions(consumer) == [Drop(ID, (7, 8)), RELEASE]
+    assert actions(consumer) == [Drop(ID, (7, 8)), StopRead(read_id), RELEASE]
     assert consumer.quarantine.oldest_since() == 1.0
     consumer.abort(ID, 2.0)
     assert actions(consumer) == []
@@ -227,12 +228,12 @@ def test_a_new_stream_opens_all_handoffs_with_that_producer_again(consumer: Cons
 
 
 def test_a_handoff_outlives_its_stream_by_the_grace(consumer: Consumer) -> None:
-    reading(consumer, [3], [8, 9])
+    read_id = reading(consumer, [3], [8, 9])
     consumer.stream_lost(PRODUCER, S1, 10.0)
     consumer.tick(12.9)
     assert actions(consumer) == []
     consumer.tick(13.0)
-    assert actions(consumer) == [Drop(ID, (8,)), ConsumerReport(ID, EndReason.PEER_LOST)]
+    assert actions(consumer) == [Drop(ID, (8,)), StopRead(read_id), ConsumerReport(ID, EndReason.PEER_LOST)]
 
 
 def test_the_loss_of_an_older_stream_changes_nothing(consumer: Consumer) -> None:
@@ -255,9 +256,10 @@ def test_a_dead_producer_ends_its_handoffs_at_once(consumer: Consumer) -> None:
 
 
 def test_a_handoff_ends_with_its_deadline(consumer: Consumer) -> None:
-    reading(consumer, [3], [8, 9])
+    read_id = reading(consumer, [3], [8, 9])
     consumer.tick(DEADLINE)
-    assert actions(consumer) == [Drop(ID, (8,)), RELEASE, ConsumerReport(ID, EndReason.EXPIRED)]
+    report = ConsumerReport(ID, EndReason.EXPIRED)
+    assert actions(consumer) == [Drop(ID, (8,)), StopRead(read_id), RELEASE, report]
 
 
 def test_a_refusal_of_our_engine_releases_the_producer(consumer: Consumer) -> None:
@@ -270,11 +272,11 @@ def test_a_refusal_of_our_engine_releases_the_producer(consumer: Consumer) -> No
 
 
 def test_a_lost_gateway_ends_its_handoffs_and_no_others(consumer: Consumer) -> None:
-    reading(consumer, [3], [8, 9])
+    read_id = reading(consumer, [3], [8, 9])
     consumer.submit(OTHER, PRODUCER, DEADLINE, 0.0)
     actions(consumer)
     consumer.gateway_lost(ID.gateway, 1.0)
-    assert actions(consumer) == [Drop(ID, (8,)), RELEASE]
+    assert actions(consumer) == [Drop(ID, (8,)), StopRead(read_id), RELEASE]
     assert consumer.open_ids == {OTHER}
 
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from kvtransfer.transports.base import Transport
+from kvtransfer.transports.byte_stream import BlockSource, Dial
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput
 from services.engine.runner.simulated import SimulatedRunner
 from services.prefill.scheduler import PrefillScheduler
-from services.worker.worker import Worker, WorkerParts
+from services.worker.worker import MakeTransports, Worker, WorkerParts
 from tests.worker.client import Stream, TestGateway
 
 BLOCK_SIZE = 4
@@ -80,15 +82,20 @@ def make_worker(
     num_blocks: int = 2000,
     max_num_seqs: int = 64,
     redis_url: str | None = None,
+    transports: MakeTransports | None = None,
 ) -> Worker:
-    """A worker over the simulated runner."""
+    """A worker over the simulated runner, and the memory transport unless others are named."""
+
+    def over_memory(source: BlockSource, dial: Dial) -> list[Transport]:
+        return [MemoryTransport(fabric, source.incarnation, source.memory)]
+
     scheduler = PrefillScheduler(32) if role is WorkerRole.PREFILL else DecodeScheduler(64, prefill_chunk=16)
     return Worker(
         WorkerParts(
             role=role,
             runner=CountingRunner(num_blocks, BLOCK_SIZE),
             scheduler=scheduler,
-            make_transport=lambda incarnation, memory: MemoryTransport(fabric, incarnation, memory),
+            make_transports=transports or over_memory,
             fingerprint="simulated",
             eos_token_ids=(),
             max_model_len=MAX_MODEL_LEN,

@@ -1,0 +1,296 @@
+"""Block reads over a stream of bytes, which somebody else carries: works wherever two workers can connect.
+
+    consumer                                       producer
+    ByteStreamTransport ── ByteRequest ──▶ ...  ──▶ BlockSource.open ─▶ Reading
+        Landing         ◀── data, data, words ◀──      pieces, words
+
+The source copies a read's blocks piece by piece and looks at their generation words afterwards. It knows what they
+should be, so it stops at a block that holds something else; the reader compares them again, as for any transport.
+
+The reader writes what arrives into its pool itself. So a read that is given up is over at once, whatever its source or
+the network do later: nothing of it waits in quarantine.
+
+Whom it trusts: a request names the source's key, which is in its descriptor, and the generation of each block, which
+starts at a random number of 62 bits in each life of a worker. Who was not told them by the control stream gets nothing;
+who was told one block's generation could guess its neighbours', so workers trust each other as they do with NIXL.
+"""
+
+import secrets
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hmac import compare_digest
+from threading import Lock
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
+from kvtransfer.transports.sealed import Seal
+
+# Each piece is one message, whose cost hardly depends on its size, and one copy on either side's event loop, which
+# holds up everything else there: 256 KiB are some 50 µs of copying.
+PIECE_BYTES = 1 << 18
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteRequest:
+    """What a reader asks of a source."""
+
+    key: bytes
+    blocks: np.ndarray  # uint32[n]
+    generations: np.ndarray  # uint64[n]
+
+
+class ByteSink(Protocol):
+    """Where the answer to a request goes. May be called on any one thread."""
+
+    @property
+    def wanted(self) -> bool:
+        """False once nobody waits for it."""
+
+    def take(self, data: bytes) -> bool:
+        """The next bytes; False when no more are wanted: the stream may end."""
+
+    def end(self, generations: np.ndarray | None) -> None:
+        """No more bytes: uint64[n] generation words, or None where the stream broke. Later calls change nothing."""
+
+
+class ByteChannel(Protocol):
+    """A way to one peer. Its methods are called on the transfer thread and do not wait."""
+
+    def read(self, request: ByteRequest, sink: ByteSink) -> None:
+        """Has the request answered into the sink, from whatever thread carries the bytes; ends it in any case."""
+
+    def close(self) -> None:
+        """Breaks what is under way."""
+
+
+Dial = Callable[[str], ByteChannel]  # to the peer that listens at host:port; connects when it is first used
+
+
+class ReadRefused(Exception):
+    """A request that no correct reader makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Descriptor:
+    """What a reader must know of a source."""
+
+    incarnation: Incarnation
+    num_blocks: int
+    block_bytes: int
+    key: bytes
+
+    _SEAL: ClassVar = Seal("grpc", b"BTBS", 1)
+    _BODY: ClassVar = struct.Struct(f"<QQQ{_KEY_BYTES}s")
+
+    def pack(self) -> bytes:
+        return self._SEAL.close(self._BODY.pack(self.incarnation, self.num_blocks, self.block_bytes, self.key))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "_Descriptor":
+        """Raises TransportError for anything that `pack` did not make."""
+        incarnation, *others = cls._BODY.unpack_from(cls._SEAL.open(packed, cls._BODY.size))
+        return cls(Incarnation(incarnation), *others)
+
+
+class BlockSource:
+    """A worker's memory, for those who hold its descriptor. Reads only, so any thread may use it."""
+
+    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
+        assert memory.blocks.flags.c_contiguous
+        self.incarnation = incarnation
+        self.memory = memory
+        self._key = secrets.token_bytes(_KEY_BYTES)
+
+    def descriptor(self) -> bytes:
+        """Names this memory, and holds its key."""
+        return _Descriptor(self.incarnation, *self.memory.blocks.shape, self._key).pack()
+
+    def open(self, request: ByteRequest) -> "Reading":
+        """Begins to answer. Raises ReadRefused."""
+        if not compare_digest(request.key, self._key):
+            raise ReadRefused("another worker's key")
+        blocks = request.blocks
+        if not 0 < blocks.size == request.generations.size <= len(self.memory.blocks):
+            raise ReadRefused(f"{blocks.size} blocks and {request.generations.size} generations")
+        if int(blocks.max()) >= len(self.memory.blocks):
+            raise ReadRefused("blocks outside the pool")
+        return Reading(self.memory, request)
+
+
+class Reading:
+    """One read, seen from its source."""
+
+    def __init__(self, memory: Memory, request: ByteRequest) -> None:
+        self._memory = memory
+        self._blocks = request.blocks
+        self._asked = request.generations
+
+    def pieces(self) -> Iterator[bytes]:
+        """The blocks' bytes, in order; stops before a block that is not what was asked for."""
+        pool, block_bytes = _flat(self._memory), self._memory.blocks.shape[1]
+        num_bytes = self._blocks.size * block_bytes
+        for start in range(0, num_bytes, PIECE_BYTES):
+            end = min(start + PIECE_BYTES, num_bytes)
+            if not self._holds(start // block_bytes, -(-end // block_bytes)):
+                return
+            yield b"".join(pool[part] for part, _ in _parts(self._blocks, block_bytes, start, end))
+
+    def words(self) -> np.ndarray:
+        """uint64[n], after the last piece: as asked, but another number where the block's word is another one.
+
+        Not that one: who does not know it has no business with the block.
+        """
+        return np.where(self._memory.generations[self._blocks] == self._asked, self._asked, ~self._asked)
+
+    def _holds(self, first: int, end: int) -> bool:
+        blocks = self._blocks[first:end]
+        return bool((self._memory.generations[blocks] == self._asked[first:end]).all())
+
+
+class Landing:
+    """One read, seen from its reader: what arrives goes into the pool, until the read is over.
+
+    Two threads meet here, the stream's and the transfer thread. Once `end` returned, nothing lands any more.
+    """
+
+    def __init__(self, read: BlockRead, memory: Memory, ended: "deque[ReadEnd]") -> None:
+        self.read = read
+        self._memory = memory
+        self._num_bytes = read.destination.size * memory.blocks.shape[1]
+        self._arrived = 0
+        self._ended = ended
+        self._over = False
+        self._lock = Lock()
+
+    @property
+    def wanted(self) -> bool:
+        """See ByteSink."""
+        return not self._over
+
+    def take(self, data: bytes) -> bool:
+        """See ByteSink."""
+        with self._lock:
+            if self._over or self._arrived + len(data) > self._num_bytes:
+                return False
+            pool, block_bytes = _flat(self._memory), self._memory.blocks.shape[1]
+            end = self._arrived + len(data)
+            source = memoryview(data)
+            for there, here in _parts(self.read.destination, block_bytes, self._arrived, end):
+                pool[there] = source[here]
+            self._arrived = end
+            return True
+
+    def end(self, generations: np.ndarray | None) -> None:
+        """See ByteSink. Words that say all is well are worth nothing where bytes are missing."""
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            if generations is not None and not self._is_sound(generations):
+                generations = None
+            self._ended.append(ReadEnd(self.read.read_id, generations))
+
+    def _is_sound(self, generations: np.ndarray) -> bool:
+        if generations.size != self.read.generations.size:
+            return False
+        return self._arrived == self._num_bytes or not np.array_equal(generations, self.read.generations)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    num_blocks: int
+    key: bytes
+    channel: ByteChannel
+
+
+class ByteStreamTransport:
+    """One worker's memory, and streams to its peers. The bytes are Baton's own gRPC's, hence the name."""
+
+    name = "grpc"
+
+    def __init__(self, source: BlockSource, dial: Dial) -> None:
+        self._source = source
+        self._dial = dial
+        self._peers: dict[Incarnation, _Peer] = {}
+        self._open: dict[int, Landing] = {}
+        self._ended: deque[ReadEnd] = deque()  # filled by streams too
+
+    def descriptor(self) -> bytes:
+        """See BlockSource."""
+        return self._source.descriptor()
+
+    def reach(self, descriptor: bytes) -> Reach:
+        """The peer sends the bytes."""
+        _Descriptor.unpack(descriptor)
+        return Reach(one_sided=False, why="it sends its blocks as bytes")
+
+    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
+        """Notes where a peer is; connects with the first read. Raises TransportError."""
+        if peer in self._peers:
+            return
+        remote, block_bytes = _Descriptor.unpack(descriptor), self._source.memory.blocks.shape[1]
+        if remote.incarnation != peer:
+            raise TransportError(f"the descriptor is of {remote.incarnation:016x}, not of {peer:016x}")
+        if remote.block_bytes != block_bytes:
+            raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {block_bytes}")
+        self._peers[peer] = _Peer(remote.num_blocks, remote.key, self._dial(address))
+
+    def forget_peer(self, peer: Incarnation) -> None:
+        """Ends the peer's reads: nothing of them lands any more, dead or not."""
+        gone = self._peers.pop(peer, None)
+        if gone is None:
+            return
+        for landing in self._open.values():
+            if landing.read.peer == peer:
+                landing.end(None)
+        gone.channel.close()
+
+    def post(self, read: BlockRead) -> None:
+        """Asks for the blocks."""
+        peer = self._peers.get(read.peer)
+        if peer is None or not read.fits(peer.num_blocks, len(self._source.memory.blocks)):
+            self._ended.append(ReadEnd(read.read_id, None))
+            return
+        landing = self._open[read.read_id] = Landing(read, self._source.memory, self._ended)
+        peer.channel.read(ByteRequest(peer.key, read.source, read.generations), landing)
+
+    def give_up(self, read_id: int) -> None:
+        """Ends it here and now; its stream ends when it brings its next bytes."""
+        if (landing := self._open.get(read_id)) is not None:
+            landing.end(None)
+
+    def poll(self) -> list[ReadEnd]:
+        """Reads that ended since the last call. Peers' reads of our memory need no help of this thread."""
+        ends = []
+        while self._ended:
+            ends.append(end := self._ended.popleft())
+            self._open.pop(end.read_id, None)
+        return ends
+
+    def close(self) -> None:
+        """Lets go of peers. Raises TransportError while a read is open."""
+        if self._open:
+            raise TransportError(f"{len(self._open)} reads are open")
+        while self._peers:
+            self._peers.popitem()[1].channel.close()
+
+
+def _flat(memory: Memory) -> memoryview:
+    """The pool as one run of bytes: the same memory."""
+    return memory.blocks.reshape(-1).data
+
+
+def _parts(blocks: np.ndarray, block_bytes: int, start: int, end: int) -> Iterator[tuple[slice, slice]]:
+    """Where bytes `start` to `end` of a read lie: in the pool, and among these bytes. One pair for each block."""
+    at = start
+    while at < end:
+        index, inside = divmod(at, block_bytes)
+        num_bytes = min(block_bytes - inside, end - at)
+        in_pool = int(blocks[index]) * block_bytes + inside
+        yield slice(in_pool, in_pool + num_bytes), slice(at - start, at - start + num_bytes)
+        at += num_bytes

@@ -1,0 +1,136 @@
+"""Whether one process can read another's memory without its help, by the means that UCX has. Linux only.
+
+UCX says nothing when it falls back to TCP, where a read needs its source's help and a reader that dies may take its
+source with it. So each process tells where it is and what may be used there, and a reader tries the one means that
+can be tried: it reads a few bytes of the other process, as UCX would (`cma`, process_vm_readv), and compares them with
+what they should be. What RDMA ports lead to cannot be tried from here: two active ports of one kind are believed.
+"""
+
+import ctypes
+import os
+import secrets
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+from typing import ClassVar
+
+from kvtransfer.transports.base import Reach
+
+_PROBE_BYTES = 16
+_BOOT_ID_BYTES = 36
+# UCX's names for a means, and for the groups that it belongs to.
+_CMA_NAMES = frozenset({"all", "shm", "sm", "cma"})
+_RDMA_NAMES = frozenset({"all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"})
+_INFINIBAND = Path("/sys/class/infiniband")
+
+
+class Means(IntFlag):
+    """How a process may be read without its help."""
+
+    NONE = 0
+    CMA = 1  # by processes of the same user on its host
+    INFINIBAND = 2
+    ROCE = 4  # RDMA over Ethernet
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a process is, and what a reader may try there. 80 bytes when packed."""
+
+    boot_id: bytes  # of the running kernel
+    pid: int  # in its own namespace
+    means: Means
+    probe_address: int
+    probe: bytes  # what is there
+
+    BODY: ClassVar = struct.Struct(f"<{_BOOT_ID_BYTES}sIIQ{_PROBE_BYTES}s")
+
+    def pack(self) -> bytes:
+        """For a descriptor."""
+        return self.BODY.pack(self.boot_id, self.pid, self.means, self.probe_address, self.probe)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Whereabouts":
+        """What `pack` made."""
+        boot_id, pid, means, address, probe = cls.BODY.unpack(packed)
+        return cls(boot_id, pid, Means(means), address, probe)
+
+
+class Here:
+    """This process. Keeps the bytes that others try to read."""
+
+    def __init__(self, environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> None:
+        self._probe = ctypes.create_string_buffer(secrets.token_bytes(_PROBE_BYTES), _PROBE_BYTES)
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()[:_BOOT_ID_BYTES]
+        means = usable_means(environ, infiniband)
+        self.whereabouts = Whereabouts(boot_id, os.getpid(), means, ctypes.addressof(self._probe), self._probe.raw)
+
+    def reach(self, there: Whereabouts) -> Reach:
+        """How UCX would read that process from here."""
+        both = self.whereabouts.means & there.means
+        why_not_cma = self._why_not_cma(there)
+        if why_not_cma is None:
+            return Reach(True, "its memory can be read from here (CMA)")
+        if both & (Means.INFINIBAND | Means.ROCE):
+            return Reach(True, f"both have an active port for RDMA ({_rdma_name(both)})")
+        return Reach(False, f"{why_not_cma}, and they share no active port for RDMA")
+
+    def _why_not_cma(self, there: Whereabouts) -> str | None:
+        if there.boot_id != self.whereabouts.boot_id:
+            return "it is on another host"
+        if not (self.whereabouts.means & there.means & Means.CMA):
+            return "UCX_TLS keeps it from reading another process's memory (CMA)"
+        return _why_unreadable(there)
+
+
+def usable_means(environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> Means:
+    """What UCX may use: what there is, less what UCX_TLS and UCX_NET_DEVICES exclude."""
+    transports = environ.get("UCX_TLS", "all")
+    means = Means.CMA if _allows(transports, _CMA_NAMES) else Means.NONE
+    if _allows(transports, _RDMA_NAMES):
+        means |= _active_ports(infiniband, environ.get("UCX_NET_DEVICES", "all"))
+    return means
+
+
+def _allows(ucx_tls: str, names: frozenset[str]) -> bool:
+    """UCX_TLS is a list of names, or, after a ^, of those that are excluded."""
+    excludes = ucx_tls.startswith("^")
+    named = {name.strip() for name in ucx_tls.removeprefix("^").split(",")}
+    return not (named & (names - {"all"})) if excludes else bool(named & names)
+
+
+def _active_ports(infiniband: Path, net_devices: str) -> Means:
+    chosen = {name.strip() for name in net_devices.split(",")}
+    found = Means.NONE
+    for port in infiniband.glob("*/ports/*"):
+        device = port.parent.parent.name
+        if not chosen & {"all", device, f"{device}:{port.name}"}:
+            continue
+        if "ACTIVE" in (port / "state").read_text():  # "4: ACTIVE"
+            is_ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
+            found |= Means.ROCE if is_ethernet else Means.INFINIBAND
+    return found
+
+
+def _rdma_name(means: Means) -> str:
+    return "InfiniBand" if means & Means.INFINIBAND else "RoCE"
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("num_bytes", ctypes.c_size_t)]
+
+
+def _why_unreadable(there: Whereabouts) -> str | None:
+    """Reads the probe as UCX would read blocks; None where it is what it should be."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    arrived = ctypes.create_string_buffer(_PROBE_BYTES)
+    local = _IoVec(ctypes.addressof(arrived), _PROBE_BYTES)
+    remote = _IoVec(there.probe_address, _PROBE_BYTES)
+    num_bytes = libc.process_vm_readv(there.pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+    if num_bytes < 0:
+        return f"its memory cannot be read from here (CMA: {os.strerror(ctypes.get_errno()).lower()})"
+    if arrived.raw != there.probe:
+        return "its process id means another process here (CMA)"
+    return None

@@ -1,0 +1,37 @@
+"""What descriptors look like on the wire: magic, version, CRC-32 of the rest, and the rest.
+
+The checksum finds damage, not malice: descriptors only come from registered workers.
+"""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from kvtransfer.transports.base import TransportError
+
+_HEAD = struct.Struct("<4sHI")
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """One kind of descriptor."""
+
+    transport: str
+    magic: bytes  # four bytes
+    version: int
+
+    def close(self, body: bytes) -> bytes:
+        """The body as a descriptor."""
+        return _HEAD.pack(self.magic, self.version, zlib.crc32(body)) + body
+
+    def open(self, descriptor: bytes, min_bytes: int) -> bytes:
+        """The body, of at least so many bytes. Raises TransportError for anything that `close` did not make."""
+        if len(descriptor) < _HEAD.size + min_bytes or not descriptor.startswith(self.magic):
+            raise TransportError(f"not a descriptor of the {self.transport} transport")
+        _, version, checksum = _HEAD.unpack_from(descriptor)
+        body = descriptor[_HEAD.size :]
+        if version != self.version:
+            raise TransportError(f"descriptor version {version}, this worker knows {self.version}")
+        if zlib.crc32(body) != checksum:
+            raise TransportError("a damaged descriptor")
+        return body

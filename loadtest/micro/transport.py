@@ -1,0 +1,107 @@
+"""Block reads between two processes of this host, over each transport that works here: what decode does to prefill."""
+
+import asyncio
+import multiprocessing
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+
+import grpc
+import numpy as np
+
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport, TransportError
+from kvtransfer.transports.byte_stream import BlockSource
+from protos import kv_pb2_grpc
+from services.config import TransportName
+from services.protocol.grpc_options import SERVER_OPTIONS
+from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
+from services.worker.transports import make_transports
+
+_NUM_BLOCKS, _BLOCK_BYTES = 256, 192 << 10  # a 4k prompt of a small model: 48 MiB
+_READS = 12
+_POLL_S = 0.0005  # as the transfer thread's
+_GENERATION = 1
+_EVERY = np.arange(_NUM_BLOCKS, dtype=np.uint32)
+
+Figures = list[tuple[str, str]]
+
+
+def measure() -> Figures:
+    """Bytes a second of one read of all blocks, the first one left out: it connects."""
+    return [(f"{name}: a read of {_NUM_BLOCKS} blocks of {_BLOCK_BYTES >> 10} KiB", _measure(name)) for name in
+            (TransportName.NIXL, TransportName.GRPC)]  # fmt: skip
+
+
+def _measure(name: TransportName) -> str:
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, name), daemon=True)
+    process.start()
+    theirs.close()  # ours: so that its end is noticed
+    try:
+        incarnation, address, descriptor = pipe.recv()
+        with _end(name, 0) as (source, transport, _):
+            transport.add_peer(incarnation, address, descriptor)
+            seconds = [_read(transport, incarnation, number) for number in range(_READS)][1:]
+            assert (source.memory.blocks == _GENERATION).all()
+            transport.close()
+    except (TransportError, EOFError) as error:
+        return f"not here: {error or 'the source process ended'}"
+    finally:
+        process.kill()
+        process.join()
+    low, middle, high = (_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in np.percentile(seconds, [100, 50, 0]))
+    return f"min {low:.2f}  p50 {middle:.2f}  max {high:.2f} GB/s"
+
+
+def _serve(pipe: Connection, name: TransportName) -> None:
+    """The producer: polls until it is killed."""
+    with _end(name, _GENERATION) as (source, transport, address):
+        pipe.send((source.incarnation, address, transport.descriptor()))
+        while True:
+            transport.poll()
+            time.sleep(_POLL_S)
+
+
+def _read(transport: Transport, peer: Incarnation, read_id: int) -> float:
+    generations = np.full(_NUM_BLOCKS, _GENERATION, dtype=np.uint64)
+    start = time.perf_counter()
+    transport.post(BlockRead(read_id, peer, _EVERY, _EVERY, generations))
+    ends: list[ReadEnd] = transport.poll()
+    while not ends:
+        time.sleep(_POLL_S)
+        ends = transport.poll()
+    spent = time.perf_counter() - start
+    if ends[0].generations is None:
+        raise TransportError("a read failed")
+    return spent
+
+
+@contextmanager
+def _end(name: TransportName, content: int) -> Iterator[tuple[BlockSource, Transport, str]]:
+    """One worker's transport and address, with its event loop on a thread, as in a worker."""
+    blocks = np.full((_NUM_BLOCKS, _BLOCK_BYTES), content, dtype=np.uint8)
+    memory = Memory(blocks, np.full(_NUM_BLOCKS, content, dtype=np.uint64))
+    source = BlockSource(Incarnation(secrets.randbits(64)), memory)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server, port = asyncio.run_coroutine_threadsafe(_listen(source), loop).result()
+    (transport,) = make_transports(name)(source, lambda address: GrpcByteChannel(address, loop))
+    try:
+        yield source, transport, f"127.0.0.1:{port}"
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(None), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+async def _listen(source: BlockSource) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    kv_pb2_grpc.add_KvBytesServicer_to_server(KvBytesServicer(source), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port

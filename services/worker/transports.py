@@ -1,0 +1,33 @@
+"""Which transports a worker has, by its `--transport`."""
+
+import structlog
+
+from kvtransfer.transports.base import Transport, TransportError
+from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
+from services.config import TransportName
+from services.worker.worker import MakeTransports
+
+_log = structlog.get_logger()
+
+
+def make_transports(name: TransportName) -> MakeTransports:
+    """`auto`: all that are usable here; which of them reads a producer is chosen for each."""
+    return {TransportName.AUTO: _every, TransportName.NIXL: _nixl, TransportName.GRPC: _grpc}[name]
+
+
+def _every(source: BlockSource, dial: Dial) -> list[Transport]:
+    try:
+        return [*_nixl(source, dial), *_grpc(source, dial)]
+    except TransportError as error:
+        _log.info("KV moves over grpc alone", why=str(error))
+        return _grpc(source, dial)
+
+
+def _nixl(source: BlockSource, dial: Dial) -> list[Transport]:
+    from kvtransfer.transports.nixl import NixlTransport
+
+    return [NixlTransport(source.incarnation, source.memory)]
+
+
+def _grpc(source: BlockSource, dial: Dial) -> list[Transport]:
+    return [ByteStreamTransport(source, dial)]

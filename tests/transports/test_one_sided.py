@@ -1,0 +1,103 @@
+"""When reads are one-sided: what is there, what UCX may use of it, and what can be tried."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvtransfer.transports.one_sided import Here, Means, Whereabouts, usable_means
+
+# Says where it is, and stays there until its input ends.
+TELLS = """
+import sys
+from kvtransfer.transports.one_sided import Here
+here = Here({})
+print(here.whereabouts.pack().hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def other_process() -> Iterator[Whereabouts]:
+    command = [sys.executable, "-c", TELLS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Whereabouts.unpack(bytes.fromhex(process.stdout.readline()))
+
+
+def infiniband(directory: Path, **ports: tuple[str, str]) -> Path:
+    """A tree like /sys/class/infiniband: state and link layer of each device's port 1."""
+    for device, (state, link_layer) in ports.items():
+        port = directory / device / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "link_layer").write_text(f"{link_layer}\n")
+    return directory
+
+
+def test_another_process_of_this_host_is_read_until_it_ends(tmp_path: Path):
+    here = Here({}, infiniband(tmp_path))
+    with other_process() as there:
+        assert there.pid != os.getpid()
+        assert here.reach(there).one_sided
+        assert "another process" in here.reach(replace(there, probe=bytes(16))).why
+        assert "another host" in here.reach(replace(there, boot_id=bytes(36))).why
+        assert "UCX_TLS" in here.reach(replace(there, means=Means.NONE)).why
+    gone = here.reach(there)
+    assert not gone.one_sided
+    assert "no such process" in gone.why
+
+
+@pytest.mark.parametrize("kept_from_it", ["reader", "source"])
+def test_what_ucx_may_not_use_on_either_side_does_not_count(kept_from_it: str, tmp_path: Path):
+    plain, tcp = {}, {"UCX_TLS": "tcp,self"}
+    reader, source = (tcp, plain) if kept_from_it == "reader" else (plain, tcp)
+    there = Here(source, infiniband(tmp_path)).whereabouts
+    reach = Here(reader, infiniband(tmp_path)).reach(there)
+    assert not reach.one_sided
+    assert "UCX_TLS" in reach.why
+
+
+@pytest.mark.parametrize(
+    ("ucx_tls", "allowed"),
+    [
+        (None, True),
+        ("all", True),
+        ("sm,rc", True),
+        ("tcp,cma", True),
+        ("posix,sysv,tcp", False),
+        ("tcp", False),
+        ("^tcp", True),
+        ("^cma", False),
+        ("^sm,ud", False),
+    ],
+)
+def test_ucx_tls_decides_on_cma(ucx_tls: str | None, allowed: bool, tmp_path: Path):
+    environ = {} if ucx_tls is None else {"UCX_TLS": ucx_tls}
+    assert bool(usable_means(environ, infiniband(tmp_path)) & Means.CMA) == allowed
+
+
+def test_only_active_ports_that_ucx_may_use_count_for_rdma(tmp_path: Path):
+    tree = infiniband(
+        tmp_path, mlx5_0=("4: ACTIVE", "InfiniBand"), mlx5_1=("1: DOWN", "Ethernet"), mlx5_2=("4: ACTIVE", "Ethernet")
+    )
+    rdma = Means.INFINIBAND | Means.ROCE
+    assert usable_means({}, tree) & rdma == rdma
+    assert usable_means({"UCX_NET_DEVICES": "mlx5_1:1,mlx5_2:1"}, tree) & rdma == Means.ROCE
+    assert usable_means({"UCX_NET_DEVICES": "eth0"}, tree) & rdma == Means.NONE
+    assert usable_means({"UCX_TLS": "tcp,sm"}, tree) & rdma == Means.NONE
+
+
+def test_rdma_of_one_kind_on_both_hosts_is_believed(tmp_path: Path):
+    ethernet = infiniband(tmp_path / "a", mlx5_0=("4: ACTIVE", "Ethernet"))
+    fabric = infiniband(tmp_path / "b", mlx5_0=("4: ACTIVE", "InfiniBand"))
+    here = Here({}, ethernet)
+    same, other = (replace(Here({}, tree).whereabouts, boot_id=bytes(36)) for tree in (ethernet, fabric))
+    assert here.reach(same).one_sided
+    assert "RoCE" in here.reach(same).why
+    assert not here.reach(other).one_sided
