@@ -56,8 +56,8 @@ class PrefixCache:
         self._node = [ROOT_NODE] * num_blocks  # ROOT_NODE: the block has none
         self._key = [b""] * num_blocks
         self._parent = [NO_BLOCK] * num_blocks
-        self._children = [0] * num_blocks
         self._pending = [False] * num_blocks
+        self._children: dict[int, set[int]] = {}
         self._events: list[CacheEvent] = []
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class PrefixCache:
         self._parent[block] = parent
         self._pending[block] = pending
         if parent != NO_BLOCK:
-            self._children[parent] += 1
+            self._children.setdefault(parent, set()).add(block)
         self._changed()
         if not pending:
             self._announce(block)
@@ -123,16 +123,33 @@ class PrefixCache:
     def remove(self, block: int) -> None:
         """Removes a leaf: the block was evicted, or its owner failed while it was pending."""
         assert self.holds(block)
-        assert self._children[block] == 0
+        assert block not in self._children
         if not self._pending[block]:
             self._events.append(NodeEvicted(self._node[block]))
         del self._block_by_key[self._key[block]]
         if (parent := self._parent[block]) != NO_BLOCK:
-            self._children[parent] -= 1
+            siblings = self._children[parent]
+            siblings.remove(block)
+            if not siblings:
+                del self._children[parent]
         self._node[block] = ROOT_NODE
         self._key[block] = b""
         self._pending[block] = False
         self._changed()
+
+    def subtree(self, block: int) -> list[int]:
+        """A block with a node and all blocks below it, children before their parents."""
+        found = [block]
+        for each in found:  # which grows meanwhile
+            found += self._children.get(each, ())
+        return found[::-1]
+
+    def ancestors(self, block: int) -> list[int]:
+        """The blocks above one that has a node, nearest first."""
+        found: list[int] = []
+        while (block := self._parent[block]) != NO_BLOCK:
+            found.append(block)
+        return found
 
     def take_events(self) -> list[CacheEvent]:
         """What became ready or was evicted since the last call, in order."""

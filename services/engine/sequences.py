@@ -37,7 +37,9 @@ class Admission(Enum):
 class Sequences:
     """All requests of one engine, and the blocks they hold."""
 
-    def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...], window: int | None = None
+    ) -> None:
         self.batch = batch
         self.cache = PrefixCache(num_blocks, batch.block_size)
         self.pool = BlockPool(num_blocks, self.cache)
@@ -45,6 +47,7 @@ class Sequences:
         self.preempted: dict[HandoffId, Request] = {}
         self.outputs = EngineOutputs()
         self._eos_token_ids = eos_token_ids
+        self._window = window  # of the model's attention
         self._parked: dict[HandoffId, Request] = {}
         self._slot: dict[HandoffId, int] = {}
         self._leased: dict[HandoffId, list[int]] = {}
@@ -95,8 +98,13 @@ class Sequences:
     # Sequences go on.
 
     def grow(self, slots: np.ndarray) -> bool:
-        """Gives each of these decoding slots the block for its next position, where it needs one; all or none."""
+        """Gives each of these decoding slots the block for its next position, where it needs one; all or none.
+
+        What lies behind the window of that position is let go of before.
+        """
         batch = self.batch
+        if self._window is not None:
+            self._drop_unseen(slots, self._window)
         short = slots[batch.computed[slots] >= batch.num_blocks[slots] * batch.block_size]
         if short.size == 0:
             return True
@@ -141,18 +149,18 @@ class Sequences:
     def release(self, slot: int, held_back: frozenset[int] = frozenset()) -> None:
         """Frees a slot and its blocks, except those held back; computed full blocks stay as cached content."""
         batch = self.batch
-        blocks = batch.blocks(slot)
-        same_content = self._enter_generated(slot, blocks)
-        for index in range(len(blocks) - 1, -1, -1):
-            block = blocks[index]
+        self._enter_computed(slot)
+        blocks, first = batch.blocks(slot), int(batch.num_dropped[slot])
+        for index, block in reversed(list(enumerate(blocks, first))):
             if index >= batch.num_ready[slot] and self.cache.is_pending(block):
                 self.cache.remove(block)
             if block in held_back:
                 self._held_back.add(block)
             else:
                 self.pool.release(block)
-            if index in same_content:
-                self.pool.touch(same_content[index])
+        if first and self.cache.holds(blocks[0]):
+            for ancestor in self.cache.ancestors(blocks[0]):
+                self.pool.touch(ancestor)
         del self._slot[batch.request(slot).id]
         batch.close(slot)
 
@@ -298,21 +306,45 @@ class Sequences:
             parent = blocks[index]
         return len(raw) // step
 
-    def _enter_generated(self, slot: int, blocks: list[int]) -> dict[int, int]:
-        """Enters computed full blocks that are no nodes yet. Returns, by index, the cached twins of duplicates."""
-        batch, step = self.batch, self.batch.block_size
-        twins: dict[int, int] = {}
-        entered = int(batch.num_entered[slot])
+    def _drop_unseen(self, slots: np.ndarray, window: int) -> None:
+        """Lets go of the blocks of these decoding slots that neither their next token nor any later one sees.
+
+        They stay cached content while nobody needs the room. The last block that was entered is kept in any case: the
+        next one is entered below it.
+        """
+        batch = self.batch
+        unseen = (batch.computed[slots] - window + 1) // batch.block_size
+        behind = unseen > batch.num_dropped[slots]
+        for slot, end in zip(slots[behind].tolist(), unseen[behind].tolist(), strict=True):
+            self._enter_computed(slot)
+            start = int(batch.num_dropped[slot])
+            end = max(start, min(end, int(batch.num_entered[slot]) - 1))
+            for block in batch.block_table[slot, start:end][::-1].tolist():
+                self.pool.release(block)
+            batch.block_table[slot, start:end] = 0
+            batch.num_dropped[slot] = end
+
+    def _enter_computed(self, slot: int) -> None:
+        """Enters computed full blocks that were not entered yet, those with generated tokens.
+
+        A block whose content is cached already is swapped for its twin. Below a parent that was evicted there is
+        nothing to enter.
+        """
+        batch, size = self.batch, self.batch.block_size
+        table, entered = batch.block_table[slot], int(batch.num_entered[slot])
         if batch.num_ready[slot] < entered:
-            return twins
-        for index in range(entered, int(batch.computed[slot]) // step):
-            parent = twins.get(index - 1, blocks[index - 1]) if index else NO_BLOCK
-            tokens = batch.tokens[slot, index * step : (index + 1) * step].tobytes()
-            twin = self.cache.find(parent, tokens)
-            if twin is None:
-                self.cache.insert(parent, tokens, blocks[index], pending=False)
-            elif self.cache.is_pending(twin):
-                break
-            else:
-                twins[index] = twin
-        return twins
+            return
+        for index in range(entered, int(batch.computed[slot]) // size):
+            block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
+            if parent == NO_BLOCK or self.cache.holds(parent):
+                tokens = batch.tokens[slot, index * size : (index + 1) * size].tobytes()
+                twin = self.cache.find(parent, tokens)
+                if twin is None:
+                    self.cache.insert(parent, tokens, block, pending=False)
+                elif self.cache.is_pending(twin):
+                    return
+                else:
+                    self.pool.reference([twin])
+                    self.pool.release(block)
+                    table[index] = twin
+            batch.num_entered[slot] = batch.num_ready[slot] = index + 1
