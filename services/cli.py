@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from services import lifeline
+from services import hub, lifeline
 from services.config import (
     REDIS_URL_VARIABLE,
     EngineConfig,
@@ -49,6 +49,7 @@ class Dtype(StrEnum):
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 def parse_memory(text: str) -> int:
@@ -83,15 +84,17 @@ def parse_redis_url(text: str) -> str:
     return text
 
 
-ModelOption = Annotated[
-    Path, typer.Option(help="Directory with a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json.")
-]
+_MODEL_HELP = "Directory with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json), or a hub's id."
+ModelOption = Annotated[str, typer.Option(metavar="DIR|ID", help=_MODEL_HELP)]
 DemoModelOption = Annotated[
-    Path | None, typer.Option("--model", help="Directory with a Hugging Face checkpoint. Default: a small demo model.")
+    str | None, typer.Option("--model", metavar="DIR|ID", help=f"{_MODEL_HELP} Default: a small demo model.")
+]
+RevisionOption = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a model that is given by its id. Default: main.")
 ]
 ServedNameOption = Annotated[
     str | None,
-    typer.Option("--served-model-name", help="What clients call the model. Default: the directory's name."),
+    typer.Option("--served-model-name", help="What clients call the model. Default: its id, or the directory's name."),
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu. (cuda is not there yet.)")]
 DtypeOption = Annotated[Dtype, typer.Option(help="What the model computes in; auto: the checkpoint's own.")]
@@ -168,6 +171,7 @@ AllowPlaintextOption = Annotated[
 @app.command()
 def up(
     model: DemoModelOption = None,
+    revision: RevisionOption = None,
     served_model_name: ServedNameOption = None,
     host: HttpHostOption = "127.0.0.1",
     port: HttpPortOption = 8000,
@@ -190,11 +194,14 @@ def up(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Starts prefill and decode workers and a gateway on this machine. Ctrl-C ends them all."""
-    given = None if model is None else _checkpoint(model)
     from services.launcher import demo_model
     from services.launcher.main import run
 
-    directory = given or demo_model.directory()
+    if model is None:
+        _refuse_revision(revision)
+        directory, name = demo_model.directory(), demo_model.NAME
+    else:
+        directory, name = _find_model(model, revision)
     config = UpConfig(
         engine=EngineConfig(
             model=directory,
@@ -207,8 +214,8 @@ def up(
             max_num_batched_tokens=max_num_batched_tokens,
             num_threads=num_threads,
         ),
-        demo=given is None,
-        served_model_name=served_model_name or (given.name if given else demo_model.NAME),
+        demo=model is None,
+        served_model_name=served_model_name or name,
         host=host,
         port=port,
         grpc_port=grpc_port,
@@ -227,6 +234,7 @@ def up(
 @app.command()
 def gateway(
     model: ModelOption,
+    revision: RevisionOption = None,
     workers: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT,...", help="Prefill and decode workers, all of them; without Redis."),
@@ -247,10 +255,10 @@ def gateway(
         redis_url = None  # what was said here holds, not what holds everywhere
     if (workers is None) == (redis_url is None):
         raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
-    directory = _checkpoint(model)
+    directory, name = _find_model(model, revision, weights=False)
     config = GatewayConfig(
         model=directory,
-        served_model_name=served_model_name or directory.name,
+        served_model_name=served_model_name or name,
         workers=() if workers is None else parse_workers(workers),
         redis_url=redis_url,
         host=host,
@@ -273,6 +281,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
     @app.command(role.value, help=purpose)
     def worker(
         model: ModelOption,
+        revision: RevisionOption = None,
         host: WorkerHostOption = "127.0.0.1",
         port: WorkerPortOption = default_port,
         allow_plaintext: AllowPlaintextOption = False,
@@ -290,7 +299,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
         log_format: LogFormatOption = LogFormat.TEXT,
     ) -> None:
         engine = EngineConfig(
-            model=_checkpoint(model),
+            model=_find_model(model, revision)[0],
             device=_supported_device(device),
             dtype=dtype.value,
             block_size=block_size,
@@ -330,13 +339,30 @@ _worker_command(
 )
 
 
-def _checkpoint(model: Path) -> Path:
-    directory = model.expanduser().resolve()
+def _find_model(model: str, revision: str | None, *, weights: bool = True) -> tuple[Path, str]:
+    """The directory of a model that was given by one or by its id on the hub, and its name."""
+    directory = Path(model).expanduser().resolve()
+    if directory.is_dir() or not hub.is_id(model):
+        _refuse_revision(revision)
+        return _checkpoint(directory), directory.name
+    sys.stderr.write(f"baton: {model}: fetching what of it is not in the cache\n")
+    try:
+        return _checkpoint(hub.fetch(model, revision, weights=weights)), model
+    except hub.HubError as error:
+        raise Refusal(str(error)) from error
+
+
+def _checkpoint(directory: Path) -> Path:
     if not directory.is_dir():
         raise Refusal(f"no model at {directory}: there is no such directory")
     if not (directory / "config.json").is_file():
         raise Refusal(f"no model at {directory}: it has no config.json")
     return directory
+
+
+def _refuse_revision(revision: str | None) -> None:
+    if revision is not None:
+        raise Refusal("--revision is for a model that is given by its id on the hub")
 
 
 def _supported_device(device: str) -> str:

@@ -9,9 +9,26 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "opt": (OPTConfig, OPTForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -20,6 +37,13 @@ LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
 }
 
 
@@ -37,16 +61,19 @@ def write_checkpoint(
     shape: dict[str, Any] = {
         "vocab_size": 320,
         "hidden_size": 64,
-        "intermediate_size": 96,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
         "max_position_embeddings": 512,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "tie_word_embeddings": False,
     }
+    if family == "opt":
+        shape |= {"ffn_dim": 96, "pad_token_id": None}
+    else:
+        shape |= {"intermediate_size": 96, "num_key_value_heads": 2}
+    if family in ("llama", "mistral", "qwen3"):
+        shape["head_dim"] = 16
     model = model_class(config_class(**shape | config))
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -73,7 +100,7 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         parameter.copy_(1 + 0.2 * noise)
     elif name.endswith("bias"):
         parameter.copy_(0.3 * noise)
-    elif "embed_tokens" in name or "lm_head" in name:
+    elif "embed_" in name or "lm_head" in name:
         # Small beside what the layers add: a tied head would else repeat the last token for ever.
         parameter.copy_(0.1 * noise)
     else:

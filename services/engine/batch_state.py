@@ -44,7 +44,8 @@ class BatchState:
         self.min_len = np.zeros(slots, dtype=np.int32)  # shorter ones must not stop
         self.block_table = np.zeros((slots, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(slots, dtype=np.int32)
-        self.num_entered = np.zeros(slots, dtype=np.int32)  # leading blocks that are nodes of the prefix cache
+        self.num_dropped = np.zeros(slots, dtype=np.int32)  # leading blocks let go of: no later token sees them
+        self.num_entered = np.zeros(slots, dtype=np.int32)  # leading blocks that were entered in the prefix cache
         self.num_ready = np.zeros(slots, dtype=np.int32)  # leading blocks whose nodes are ready
         self.num_announced = np.zeros(slots, dtype=np.int32)  # leading blocks announced to a consumer
         self.arrival = np.zeros(slots, dtype=np.float64)
@@ -116,11 +117,12 @@ class BatchState:
         self.phase[slot] = Phase.FREE
         self.block_table[slot, : self.num_blocks[slot]] = 0
         self.num_blocks[slot] = 0
+        self.num_dropped[slot] = 0
         self._free.append(slot)
 
     def blocks(self, slot: int) -> list[int]:
-        """Block table of one slot."""
-        table: list[int] = self.block_table[slot, : self.num_blocks[slot]].tolist()
+        """The blocks that one slot holds, in the order of its table."""
+        table: list[int] = self.block_table[slot, self.num_dropped[slot] : self.num_blocks[slot]].tolist()
         return table
 
     def known_tokens(self, slot: int) -> np.ndarray:

@@ -6,7 +6,9 @@ Every block is in exactly one of three places:
     evictable  no references, cached content         a queue, least recently used first
     held       references above zero
 
-Blocks are freed tail-first, so in the queue a node's children stand before it and eviction is leaf-first by itself.
+Blocks are freed tail-first, so in the queue a node's children stand before it and eviction is leaf-first by itself. A
+sequence with an attention window lets go of its first blocks while it runs; to evict one of those takes all that is
+below it out of the cache, also what is held: no lookup could reach it any more.
 A block's generation is raised when it is given to new content, never while it is held.
 """
 
@@ -73,6 +75,11 @@ class BlockPool:
             self._free[self._num_free] = block
             self._num_free += 1
 
+    def touch(self, block: int) -> None:
+        """A cached block is the parent of what was released after it: it must not be evicted before that."""
+        if self._stamp[block] != 0:
+            self._enqueue(block)
+
     def check(self) -> None:
         """Asserts that every block is in exactly one place. Slow; for tests and for an idle worker."""
         free = set(self._free[: self._num_free].tolist())
@@ -97,9 +104,10 @@ class BlockPool:
     def _evict_oldest(self) -> None:
         while not self._is_valid(entry := self._queue.popleft()):
             pass
-        block = entry % self.num_blocks
-        self._cache.remove(block)
-        self._stamp[block] = 0
-        self._num_evictable -= 1
-        self._free[self._num_free] = block
-        self._num_free += 1
+        for block in self._cache.subtree(entry % self.num_blocks):
+            self._cache.remove(block)
+            if self._stamp[block] != 0:
+                self._stamp[block] = 0
+                self._num_evictable -= 1
+                self._free[self._num_free] = block
+                self._num_free += 1

@@ -38,7 +38,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
     ) -> None:
         batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size)
-        self.sequences = Sequences(batch, runner.num_blocks, eos_token_ids)
+        self.sequences = Sequences(batch, runner.num_blocks, eos_token_ids, runner.window)
         self.runner = runner
         self._scheduler = scheduler
 

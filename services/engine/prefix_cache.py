@@ -56,8 +56,11 @@ class PrefixCache:
         self._node = [ROOT_NODE] * num_blocks  # ROOT_NODE: the block has none
         self._key = [b""] * num_blocks
         self._parent = [NO_BLOCK] * num_blocks
-        self._children = [0] * num_blocks
         self._pending = [False] * num_blocks
+        # A node's children are a list that runs through these: objects would be work for the garbage collector.
+        self._first_child = [NO_BLOCK] * num_blocks
+        self._next_sibling = [NO_BLOCK] * num_blocks
+        self._previous_sibling = [NO_BLOCK] * num_blocks
         self._events: list[CacheEvent] = []
 
     def __len__(self) -> int:
@@ -106,7 +109,7 @@ class PrefixCache:
         self._parent[block] = parent
         self._pending[block] = pending
         if parent != NO_BLOCK:
-            self._children[parent] += 1
+            self._link(block, parent)
         self._changed()
         if not pending:
             self._announce(block)
@@ -123,21 +126,55 @@ class PrefixCache:
     def remove(self, block: int) -> None:
         """Removes a leaf: the block was evicted, or its owner failed while it was pending."""
         assert self.holds(block)
-        assert self._children[block] == 0
+        assert self._first_child[block] == NO_BLOCK
         if not self._pending[block]:
             self._events.append(NodeEvicted(self._node[block]))
         del self._block_by_key[self._key[block]]
         if (parent := self._parent[block]) != NO_BLOCK:
-            self._children[parent] -= 1
+            self._unlink(block, parent)
         self._node[block] = ROOT_NODE
         self._key[block] = b""
         self._pending[block] = False
         self._changed()
 
+    def subtree(self, block: int) -> list[int]:
+        """A block with a node and all blocks below it, children before their parents."""
+        found = [block]
+        for each in found:  # which grows meanwhile
+            child = self._first_child[each]
+            while child != NO_BLOCK:
+                found.append(child)
+                child = self._next_sibling[child]
+        return found[::-1]
+
+    def ancestors(self, block: int) -> list[int]:
+        """The blocks above one that has a node, nearest first."""
+        found: list[int] = []
+        while (block := self._parent[block]) != NO_BLOCK:
+            found.append(block)
+        return found
+
     def take_events(self) -> list[CacheEvent]:
         """What became ready or was evicted since the last call, in order."""
         events, self._events = self._events, []
         return events
+
+    def _link(self, block: int, parent: int) -> None:
+        first = self._first_child[parent]
+        self._first_child[parent] = block
+        self._next_sibling[block] = first
+        self._previous_sibling[block] = NO_BLOCK
+        if first != NO_BLOCK:
+            self._previous_sibling[first] = block
+
+    def _unlink(self, block: int, parent: int) -> None:
+        previous, following = self._previous_sibling[block], self._next_sibling[block]
+        if previous == NO_BLOCK:
+            self._first_child[parent] = following
+        else:
+            self._next_sibling[previous] = following
+        if following != NO_BLOCK:
+            self._previous_sibling[following] = previous
 
     def _key_below(self, parent: int, tokens: bytes) -> bytes:
         node = ROOT_NODE if parent == NO_BLOCK else self._node[parent]

@@ -30,6 +30,12 @@ def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
     return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
 
 
+def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:
+    """Log-probabilities of int32[N] tokens and `width` alternatives under softmax of [N, vocab] logits."""
+    chosen, widths = torch.from_numpy(tokens.astype(np.int64)), np.full(len(tokens), width, dtype=np.int32)
+    return _logprobs(logits.to(torch.float32), chosen, widths)
+
+
 def _edit(logits: Tensor, edits: LogitEdits) -> None:
     """Biases and penalties, in place."""
     biased = torch.from_numpy(edits.bias_rows), torch.from_numpy(edits.bias_tokens)

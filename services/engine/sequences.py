@@ -44,7 +44,9 @@ class Admission(Enum):
 class Sequences:
     """All requests of one engine, and the blocks they hold."""
 
-    def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...], window: int | None = None
+    ) -> None:
         self.batch = batch
         self.cache = PrefixCache(num_blocks, batch.block_size)
         self.pool = BlockPool(num_blocks, self.cache)
@@ -52,6 +54,7 @@ class Sequences:
         self.preempted: dict[HandoffId, Request] = {}
         self.outputs = EngineOutputs()
         self._eos_token_ids = eos_token_ids
+        self._window = window  # of the model's attention
         self._parked: dict[HandoffId, Request] = {}
         self._slot: dict[HandoffId, int] = {}
         self._leased: dict[HandoffId, list[int]] = {}
@@ -103,8 +106,13 @@ class Sequences:
     # Sequences go on.
 
     def grow(self, slots: np.ndarray) -> bool:
-        """Gives each of these decoding slots the block for its next position, where it needs one; all or none."""
+        """Gives each of these decoding slots the block for its next position, where it needs one; all or none.
+
+        What lies behind the window of that position is let go of before.
+        """
         batch = self.batch
+        if self._window is not None:
+            self._drop_unseen(slots, self._window)
         short = slots[batch.computed[slots] >= batch.num_blocks[slots] * batch.block_size]
         if short.size == 0:
             return True
@@ -204,15 +212,17 @@ class Sequences:
         batch = self.batch
         self._release_branches(slot)
         self._enter_filled(slot)
-        blocks = batch.blocks(slot)
-        for index in range(len(blocks) - 1, -1, -1):
-            block = blocks[index]
+        blocks, first = batch.blocks(slot), int(batch.num_dropped[slot])
+        for index, block in reversed(list(enumerate(blocks, first))):
             if index >= batch.num_ready[slot] and self.cache.is_pending(block):
                 self.cache.remove(block)
             if block in held_back:
                 self._held_back.add(block)
             else:
                 self.pool.release(block)
+        if first and self.cache.holds(blocks[0]):
+            for ancestor in self.cache.ancestors(blocks[0]):
+                self.pool.touch(ancestor)
         del self._slot[batch.request(slot).id]
         batch.close(slot)
 
@@ -399,29 +409,46 @@ class Sequences:
             parent = blocks[index]
         return len(raw) // step
 
+    def _drop_unseen(self, slots: np.ndarray, window: int) -> None:
+        """Lets go of the blocks of these decoding slots that neither their next token nor any later one sees.
+
+        They stay cached content while nobody needs the room. The last block that was entered is kept in any case: the
+        next one is entered below it.
+        """
+        batch = self.batch
+        unseen = (batch.computed[slots] - window + 1) // batch.block_size
+        behind = unseen > batch.num_dropped[slots]
+        for slot, end in zip(slots[behind].tolist(), unseen[behind].tolist(), strict=True):
+            start = int(batch.num_dropped[slot])
+            end = max(start, min(end, int(batch.num_entered[slot]) - 1))
+            for block in batch.block_table[slot, start:end][::-1].tolist():
+                self.pool.release(block)
+            batch.block_table[slot, start:end] = 0
+            batch.num_dropped[slot] = end
+
     def _enter_filled(self, slot: int) -> None:
         """Enters computed full blocks that are no nodes yet; a ready one with the same content takes their place.
 
-        So sequences that generate the same text share its blocks, and a duplicate is free at once.
+        So sequences that generate the same text share its blocks, and a duplicate is free at once. Below a parent that
+        was evicted there is nothing to enter.
         """
-        batch, step = self.batch, self.batch.block_size
-        entered = int(batch.num_entered[slot])
+        batch, size = self.batch, self.batch.block_size
+        table, entered = batch.block_table[slot], int(batch.num_entered[slot])
         if batch.num_ready[slot] < entered:
             return
-        table = batch.block_table[slot]
-        for index in range(entered, int(batch.computed[slot]) // step):
-            block = int(table[index])
-            parent = int(table[index - 1]) if index else NO_BLOCK
-            tokens = batch.tokens[slot, index * step : (index + 1) * step].tobytes()
-            twin = self.cache.find(parent, tokens)
-            if twin is None:
-                self.cache.insert(parent, tokens, block, pending=False)
-            elif self.cache.is_pending(twin):
-                return
-            else:
-                self.pool.reference([twin])
-                table[index] = twin
-                self.pool.release(block)
+        for index in range(entered, int(batch.computed[slot]) // size):
+            block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
+            if parent == NO_BLOCK or self.cache.holds(parent):
+                tokens = batch.tokens[slot, index * size : (index + 1) * size].tobytes()
+                twin = self.cache.find(parent, tokens)
+                if twin is None:
+                    self.cache.insert(parent, tokens, block, pending=False)
+                elif self.cache.is_pending(twin):
+                    return
+                else:
+                    self.pool.reference([twin])
+                    table[index] = twin
+                    self.pool.release(block)
             batch.num_entered[slot] = batch.num_ready[slot] = index + 1
 
 

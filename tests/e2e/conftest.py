@@ -32,11 +32,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("qwen3"), "qwen3", num_key_value_heads=1, head_dim=32)
-
-
-@pytest.fixture(scope="session")
 def stack(llama: Path) -> Iterator[Stack]:
     """One pair that computes in odd chunks; tests that use it leave it as they found it."""
     with running_stack(llama, options=["--max-num-batched-tokens", "37"]) as running:

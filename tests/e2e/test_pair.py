@@ -14,7 +14,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
-from tests.e2e.conftest import clear_prompt, generate, prompt_of
+from tests.e2e.conftest import clear_prompt, generate, prompt_of, write_model
 from tests.e2e.stack import Gateway, Stack, running_stack, wait_until
 
 pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
@@ -75,9 +75,20 @@ def test_llama_equals_transformers_with_every_request_handed_off(stack: Stack, l
     check_parity(stack.gateway, llama)
 
 
-def test_qwen3_equals_transformers_with_every_request_handed_off(qwen3: Path):
-    with running_stack(qwen3, options=["--max-num-batched-tokens", "37"]) as stack:
-        check_parity(stack.gateway, qwen3)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("qwen3", {"num_key_value_heads": 1, "head_dim": 32}),
+        ("mistral", {"sliding_window": 24}),
+        ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32, "tie_word_embeddings": True}),
+    ],
+)
+def test_other_families_equal_transformers_with_every_request_handed_off(
+    family: str, shape: dict[str, Any], tmp_path: Path
+):
+    model = write_model(tmp_path / "model", family, **shape)
+    with running_stack(model, options=["--max-num-batched-tokens", "37"]) as stack:
+        check_parity(stack.gateway, model)
 
 
 def test_the_same_seed_gives_the_same_text_with_and_without_handoff(stack: Stack):

@@ -120,11 +120,12 @@ def make_engine(
     scheduler: Scheduler | None = None,
     eos_token_ids: tuple[int, ...] = (),
     vocab_size: int = 1000,
+    window: int | None = None,
 ) -> Driven:
     """An engine with the decode policy, unless told otherwise."""
     return Driven(
         Engine(
-            SimulatedRunner(num_blocks, block_size, vocab_size=vocab_size),
+            SimulatedRunner(num_blocks, block_size, vocab_size=vocab_size, window=window),
             scheduler or DecodeScheduler(64, prefill_chunk=16),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,

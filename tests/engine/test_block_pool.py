@@ -52,7 +52,11 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
         elif (blocks := fill(cache, pool, np.repeat(np.array(operation, dtype=np.int32), BLOCK_SIZE))) is not None:
             running.append(blocks)
         pool.check()
-        for event in cache.take_events():  # a parent is there before its children, and goes after them
+        assert all(cache.holds(block) for blocks in running for block in blocks)
+        events = cache.take_events()
+        if any(isinstance(event, NodeEvicted) for event in events):
+            assert pool._num_free == 0, "more was evicted than was needed"
+        for event in events:  # a parent is there before its children, and goes after them
             if isinstance(event, NodeAdded):
                 assert event.parent in known or event.parent == 0
                 known[event.node] = event.tokens
@@ -99,6 +103,28 @@ def test_the_least_recently_used_leaf_is_evicted_first():
     pool.allocate(1)
     assert len(cache.match(np.append(old, 0).astype(np.int32)).blocks) == 2
     assert len(cache.match(np.append(new, 0).astype(np.int32)).blocks) == 1
+
+
+def test_a_parent_that_is_let_go_of_first_takes_what_is_below_it_out_of_the_cache():
+    """Children that are held stay held, without their content being found; those that are not are free again."""
+    cache, pool = make(4)
+    tokens = np.array([1, 1, 2, 2, 3, 3, 0], dtype=np.int32)
+    blocks = fill(cache, pool, tokens[:6])
+    assert blocks is not None
+    top, middle, bottom = blocks
+    for block in (top, bottom, middle):
+        pool.release(block)
+    pool.reference([middle])
+    assert cache.subtree(top) == [bottom, middle, top]
+    assert cache.ancestors(bottom) == [middle, top]
+    cache.take_events()
+    assert pool.allocate(2) is not None
+    pool.check()
+    assert len(cache.take_events()) == 3
+    assert cache.match(tokens).blocks == []
+    assert pool.available == 1
+    pool.release(middle)
+    assert pool.available == 2
 
 
 def test_freeing_twice_is_caught():

@@ -9,8 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.config import EngineConfig
+from services.decode.scheduler import DecodeScheduler
+from services.engine.engine import Engine
 from services.engine.runner.torch_runner import TorchRunner, load_runner
-from tests.checkpoints import LLAMA3_ROPE, write_checkpoint
+from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
+from tests.engine.harness import Driven
 from tests.engine.stepping import Row, run_greedy, step
 
 NUM_TOKENS = 64
@@ -29,6 +32,26 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 128, "tie_word_embeddings": True},
     ),
     "qwen3-bias-sharded": ("qwen3", {"attention_bias": True, "max_shard_size": "100KB"}),
+    "qwen2-gqa2": ("qwen2", {}),
+    "qwen2-tied-yarn-all-layers-slide": (
+        "qwen2",
+        {
+            "tie_word_embeddings": True,
+            "rope_parameters": YARN_ROPE,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "max_window_layers": 0,
+        },
+    ),
+    "mistral-window": ("mistral", {"sliding_window": 24, "num_hidden_layers": 3}),
+    "mistral-window-of-a-block": ("mistral", {"sliding_window": 16}),
+    "mistral-no-window-linear-rope": (
+        "mistral",
+        {"sliding_window": None, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
+    "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
+    "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-no-final-norm-no-bias": ("opt", {"_remove_final_layer_norm": True, "enable_bias": False}),
 }
 
 
@@ -83,7 +106,7 @@ def prompts_of(lengths: list[int], vocab: int = 320) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
-    """Mixed lengths in one batch, odd chunks, scattered blocks; both families and many shapes."""
+    """Mixed lengths in one batch, odd chunks, scattered blocks; every family and many shapes."""
     family, shape = SHAPES[name]
     directory = write_checkpoint(tmp_path / "model", family, **shape)
     prompts, reference = prompts_of([1, 37, 90]), Reference(directory)
@@ -123,7 +146,7 @@ def test_a_row_runs_alone_as_in_a_batch(tmp_path: Path) -> None:
     assert together == alone
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, tmp_path: Path) -> None:
     """A pool full of NaN gives the tokens that a zeroed one gives."""
     directory = write_checkpoint(tmp_path / "model")
@@ -136,16 +159,48 @@ def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, tmp_path: Path) 
     assert np.isfinite([found[0] for row in rows for found in row.logprobs]).all()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_bfloat16_stays_near_float32(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "dtype", "tolerance"),
+    [
+        ("llama", torch.bfloat16, 0.5),
+        ("qwen3", torch.bfloat16, 0.5),
+        ("mistral", torch.float16, 0.1),
+        ("opt", torch.float16, 0.1),
+    ],
+)
+def test_half_precision_stays_near_float32(family: str, dtype: torch.dtype, tolerance: float, tmp_path: Path) -> None:
     """The first sampled token of many prompts: its log-probabilities are near those of float32."""
-    directory = write_checkpoint(tmp_path / "model", family, dtype=torch.bfloat16)
+    directory = write_checkpoint(tmp_path / "model", family, dtype=dtype)
     prompts = prompts_of([5, 20, 41, 80])
     rows, reference = run_greedy(load(directory), prompts, 1, chunk=32, num_logprobs=0), Reference(directory)
     for prompt, row in zip(prompts, rows, strict=True):
         _, logprobs = reference.run(prompt, 1)
-        assert row.logprobs[0][0] == pytest.approx(float(logprobs[0, row.generated[0]]), abs=0.5)
-        assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < 0.5
+        assert row.logprobs[0][0] == pytest.approx(float(logprobs[0, row.generated[0]]), abs=tolerance)
+        assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < tolerance
+
+
+def test_what_is_generated_behind_a_window_needs_no_room(tmp_path: Path) -> None:
+    """Two sequences in a pool that cannot hold both whole, NaN wherever nobody holds it; then a turn that hits both."""
+    directory = write_checkpoint(tmp_path / "model", "mistral", sliding_window=24)
+    block_bytes = load(directory, block_size=8).layout.block_bytes
+    runner = load_runner(
+        EngineConfig(model=directory, block_size=8, kv_memory_bytes=26 * block_bytes, num_threads=1)
+    ).runner
+    scheduler = DecodeScheduler(64, prefill_chunk=16)
+    driven = Driven(Engine(runner, scheduler, max_num_seqs=4, max_model_len=200, eos_token_ids=()))
+    sequences, reference = driven.engine.sequences, Reference(directory)
+    prompts = prompts_of([40, 70])
+    handles = [driven.submit(prompt, 90) for prompt in prompts]
+    while driven.step():
+        runner.kv_bytes()[sequences.pool._free[: sequences.pool._num_free]] = 0xFF
+        assert not sequences.preempted
+    assert [driven.tokens[handle] for handle in handles] == [reference.tokens(prompt, 90) for prompt in prompts]
+    turn = prompts[1] + driven.tokens[handles[1]] + [7, 8, 9]
+    again = driven.submit(turn, 20)
+    driven.run()
+    assert driven.cached[again] > 100
+    assert driven.tokens[again] == reference.tokens(turn, 20)
+    driven.assert_baseline()
 
 
 def test_a_step_that_samples_nothing(tmp_path: Path) -> None:

@@ -34,7 +34,11 @@ class Attention(Protocol[PlanT]):
     """
 
     def prepare(self, queries: PagedQueries, window: int | None = None) -> PlanT:
-        """The step's index work, for all layers. With a `window`, a token sees itself and window - 1 before it."""
+        """The step's index work, for all layers.
+
+        With a `window`, a token sees itself and window - 1 before it. Blocks of which no query of the step sees
+        anything are not read, whatever the table says of them.
+        """
 
     def write(self, plan: PlanT, layer: int, k: Tensor, v: Tensor) -> None:
         """Stores the new tokens' K and V, [T, kv_heads, head_dim] each, in the pool."""

@@ -30,10 +30,12 @@ class _Tiles:
     row: np.ndarray
     start: np.ndarray  # of its first query token in the step
     count: np.ndarray  # query tokens
-    keys: np.ndarray  # tokens that its last query sees
+    position: np.ndarray  # of its first query token in the row
+    first_block: np.ndarray  # of the row's blocks, the first that a query sees any of
+    end_block: np.ndarray  # past the last one
 
     def __getitem__(self, chosen: np.ndarray) -> "_Tiles":
-        return _Tiles(self.row[chosen], self.start[chosen], self.count[chosen], self.keys[chosen])
+        return _Tiles(*(getattr(self, name)[chosen] for name in _Tiles.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +75,7 @@ class TorchAttention:
     def prepare(self, queries: PagedQueries, window: int | None = None) -> StepPlan:
         """See `Attention.prepare`."""
         slots = self._new_slots(queries)
-        tiles = _cut(queries)
+        tiles = _cut(queries, self._layout.block_size, window)
         buckets = self._buckets(tiles)
         parts = [self._part(queries, tiles[chosen], window) for chosen in buckets]
         if len(parts) == 1 and parts[0].queries is None:
@@ -136,8 +138,7 @@ class TorchAttention:
 
     def _buckets(self, tiles: _Tiles) -> list[np.ndarray]:
         """Which tiles are attended together: like lengths, and no more of them than a part may have."""
-        blocks = -(-tiles.keys // self._layout.block_size)
-        lengths, depths = _log2_ceil(tiles.count), _log2_ceil(blocks)
+        lengths, depths = _log2_ceil(tiles.count), _log2_ceil(tiles.end_block - tiles.first_block)
         kinds = lengths * 64 + depths
         per_key = max(2 * self._layout.num_kv_heads * self._layout.head_dim, self._group * TILE)
         chosen: list[np.ndarray] = []
@@ -150,17 +151,17 @@ class TorchAttention:
 
     def _part(self, queries: PagedQueries, tiles: _Tiles, window: int | None) -> _Part:
         n, num_queries = len(tiles.row), int(tiles.count.max())
-        blocks = -(-tiles.keys // self._layout.block_size)
-        num_blocks = int(blocks.max())
+        num_blocks = int((tiles.end_block - tiles.first_block).max())
         in_order = num_queries == 1 and tiles.start[0] == 0 and tiles.start[-1] == n - 1
-        # Padding repeats a tile's last query, and its row's first block, behind the mask.
+        # Padding repeats a tile's last query, and its first block, behind the mask.
         steps = np.minimum(np.arange(num_queries), tiles.count[:, None] - 1)
-        table = queries.block_tables[tiles.row, :num_blocks].astype(np.int64)
-        table = np.where(np.arange(num_blocks) < blocks[:, None], table, table[:, :1])
+        index = tiles.first_block[:, None] + np.arange(num_blocks)
+        index = np.where(index < tiles.end_block[:, None], index, tiles.first_block[:, None])
+        table = queries.block_tables[tiles.row[:, None], index].astype(np.int64)
         heads = table[:, None, :] * self._layout.num_kv_heads + self._heads[:, None]
         rows = torch.from_numpy((heads * (2 * self._layout.num_layers)).reshape(-1))
         num_keys = num_blocks * self._layout.block_size
-        positions = tiles.keys[:, None] - tiles.count[:, None] + steps
+        positions = (tiles.position - tiles.first_block * self._layout.block_size)[:, None] + steps
         return _Part(
             queries=None if in_order else torch.from_numpy((tiles.start[:, None] + steps).reshape(-1)),
             kv_rows=torch.cat((rows, rows + 1)),
@@ -171,7 +172,7 @@ class TorchAttention:
         )
 
     def _mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
-        """-inf where a query, at `positions` [n, num_queries], must not look."""
+        """-inf where a query, `positions` [n, num_queries] after its tile's first key, must not look."""
         keys = torch.arange(num_keys)
         hidden = keys > positions[:, :, None]
         if window is not None:
@@ -182,14 +183,22 @@ class TorchAttention:
         return mask[:, None]
 
 
-def _cut(queries: PagedQueries) -> _Tiles:
+def _cut(queries: PagedQueries, block_size: int, window: int | None) -> _Tiles:
     starts, counts = queries.query_starts[:-1].astype(np.int64), np.diff(queries.query_starts).astype(np.int64)
     pieces = -(-counts // TILE)
     row = np.repeat(np.arange(len(counts)), pieces)
     number = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     count = np.minimum(counts[row] - number * TILE, TILE)
-    keys = queries.seq_lens[row] - counts[row] + number * TILE + count
-    return _Tiles(row=row, start=starts[row] + number * TILE, count=count, keys=keys)
+    position = queries.seq_lens[row] - counts[row] + number * TILE
+    first_key = np.zeros_like(position) if window is None else np.maximum(position - window + 1, 0)
+    return _Tiles(
+        row=row,
+        start=starts[row] + number * TILE,
+        count=count,
+        position=position,
+        first_block=first_key // block_size,
+        end_block=-(-(position + count) // block_size),
+    )
 
 
 def _log2_ceil(values: np.ndarray) -> np.ndarray:

@@ -17,23 +17,28 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from services.engine.models.config import ModelConfig
+from services.engine.models.base import ModelConfig
 from services.protocol.model_dir import ModelError, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 _FLOATING = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_PREFIX = "model."
 _SAMPLE_BYTES = 1024  # of each tensor, for weights_id
 
 
 class Checkpoint:
-    """The open safetensors files of one directory. Use as a context manager; tensors read outlive it."""
+    """The open safetensors files of one directory. Use as a context manager; tensors read outlive it.
+
+    A model that was saved without its head lacks the prefix "model." in its tensors' names; here all have it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
         self._homes: dict[str, str] = {}  # tensor -> name of the file that has it
+        self._has_prefix = True
         try:
             self._open(directory)
         except BaseException:
@@ -76,7 +81,7 @@ class Checkpoint:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """A tensor, cast. It may be a view of the mapped file: copy what is to be kept."""
         try:
-            tensor: torch.Tensor = self._handles[self._homes[name]].get_tensor(name)
+            tensor: torch.Tensor = self._handles[self._homes[name]].get_tensor(self._stored(name))
         except SafetensorError as error:
             raise ModelError(f"{self._homes[name]}: tensor {name} cannot be read: {error}") from error
         return tensor.to(dtype)
@@ -84,7 +89,10 @@ class Checkpoint:
     def _slice(self, name: str) -> Any:
         if name not in self._homes:
             raise ModelError(f"tensor {name} is missing from the checkpoint ({', '.join(sorted(self._handles))})")
-        return self._handles[self._homes[name]].get_slice(name)
+        return self._handles[self._homes[name]].get_slice(self._stored(name))
+
+    def _stored(self, name: str) -> str:
+        return name if self._has_prefix else name.removeprefix(_PREFIX)
 
     def _open(self, directory: Path) -> None:
         for path in safetensors_files(directory):
@@ -93,6 +101,13 @@ class Checkpoint:
                 if name in self._homes:
                     raise ModelError(f"tensor {name} is in two files, {self._homes[name]} and {path.name}")
                 self._homes[name] = path.name
+        if not any(name.startswith(_PREFIX) for name in self._homes):
+            self._has_prefix = False
+            self._homes = {_with_prefix(name): home for name, home in self._homes.items()}
+
+
+def _with_prefix(name: str) -> str:
+    return name if name.startswith("lm_head.") else _PREFIX + name
 
 
 def safetensors_files(directory: Path) -> list[Path]:

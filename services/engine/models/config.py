@@ -4,179 +4,115 @@ One parametrised decoder serves every family; what sets a family apart is its en
 change the computation and is not implemented is refused by name: nothing is accepted and ignored.
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from services.protocol.model_dir import ModelError, require_int
+from services.engine.models.base import ModelConfig, read_dtype
+from services.engine.models.rope_settings import parse_rope
+from services.engine.models.settings import Settings, read_bool, read_float, read_int, require_value
+from services.protocol.model_dir import ModelError
 
-DTYPES = ("float32", "bfloat16", "float16")
+
+def no_window(raw: Settings) -> int | None:
+    """Every layer looks back to the start."""
+    require_value(raw, "use_sliding_window", False)
+    _require_layer_types(raw, "full_attention")
+    return None
+
+
+def window_of_all_layers(raw: Settings) -> int | None:
+    """Mistral: `sliding_window`, null where there is none."""
+    window = None if raw.get("sliding_window", 4096) is None else read_int(raw, "sliding_window", 4096)
+    _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
+    return window
+
+
+def window_of_marked_layers(raw: Settings) -> int | None:
+    """Qwen: `use_sliding_window`, for the layers from `max_window_layers` on; or as `layer_types` says."""
+    if not read_bool(raw, "use_sliding_window") or raw.get("sliding_window", 4096) is None:
+        _require_layer_types(raw, "full_attention")
+        return None
+    num_layers, first = read_int(raw, "num_hidden_layers"), raw.get("max_window_layers", 28)
+    derived = ["full_attention" if layer < first else "sliding_attention" for layer in range(num_layers)]
+    kinds = set(raw.get("layer_types") or derived)
+    if kinds == {"full_attention"}:
+        return None
+    if kinds != {"sliding_attention"}:
+        raise ModelError("config.json: use_sliding_window in some of the layers is not supported, in all of them it is")
+    return read_int(raw, "sliding_window", 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """How an architecture differs from the plain decoder."""
 
+    qkv_bias: bool = False  # Q, K and V always have one
+    optional_biases: tuple[str, ...] = ()  # of config.json's attention_bias and mlp_bias, those that mean something
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
-    mlp_bias: bool = False  # config.json's mlp_bias means something
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    window: Callable[[Settings], int | None] = no_window  # how far a layer looks back, by config.json
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(mlp_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128),
+    "LlamaForCausalLM": Family(optional_biases=("attention_bias", "mlp_bias")),
+    "MistralForCausalLM": Family(window=window_of_all_layers),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, window=window_of_marked_layers),
+    "Qwen3ForCausalLM": Family(
+        optional_biases=("attention_bias",), qk_norm=True, default_head_dim=128, window=window_of_marked_layers
+    ),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Frequencies stretched by wavelength, as Llama 3.1 does it."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary embedding."""
-
-    theta: float
-    scaling: Llama3Scaling | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class DecoderConfig(ModelConfig):
     """Everything that the decoder's computation depends on, weights aside."""
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
     intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     rms_norm_eps: float
-    max_position_embeddings: int
-    rope: Rope
     qk_norm: bool
-    attention_bias: bool
+    qkv_bias: bool
+    output_bias: bool
     mlp_bias: bool
-    tie_word_embeddings: bool
-    dtype: str | None  # of the checkpoint, where config.json says it
-
-    @property
-    def scale(self) -> float:
-        """Factor on attention scores."""
-        return 1 / math.sqrt(self.head_dim)
 
 
-def parse_model_config(raw: dict[str, Any]) -> ModelConfig:
-    """The shape that config.json's values describe. Raises ModelError."""
-    architecture = _architecture(raw)
+def parse_decoder_config(raw: Settings, architecture: str) -> DecoderConfig:
+    """The shape that config.json's values describe for a family. Raises ModelError."""
     family = FAMILIES[architecture]
-    _refuse_unsupported(raw)
-    hidden_size, num_heads = _int(raw, "hidden_size"), _int(raw, "num_attention_heads")
-    num_kv_heads = _int(raw, "num_key_value_heads", num_heads)
-    head_dim = _int(raw, "head_dim", family.default_head_dim or hidden_size // num_heads)
+    require_value(raw, "hidden_act", "silu")
+    hidden_size, num_heads = read_int(raw, "hidden_size"), read_int(raw, "num_attention_heads")
+    num_kv_heads = read_int(raw, "num_key_value_heads", num_heads)
+    head_dim = read_int(raw, "head_dim", family.default_head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly")
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim is {head_dim}, the rotary embedding needs an even one")
-    max_position_embeddings = _int(raw, "max_position_embeddings")
-    return ModelConfig(
+    max_position_embeddings = read_int(raw, "max_position_embeddings")
+    attention_bias, mlp_bias = (
+        key in family.optional_biases and read_bool(raw, key) for key in ("attention_bias", "mlp_bias")
+    )
+    return DecoderConfig(
         architecture=architecture,
-        vocab_size=_int(raw, "vocab_size"),
+        vocab_size=read_int(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_int(raw, "intermediate_size"),
-        num_layers=_int(raw, "num_hidden_layers"),
+        intermediate_size=read_int(raw, "intermediate_size"),
+        num_layers=read_int(raw, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_float(raw, "rms_norm_eps", 1e-6),
+        rms_norm_eps=read_float(raw, "rms_norm_eps", 1e-6),
         max_position_embeddings=max_position_embeddings,
-        rope=_rope(raw, max_position_embeddings),
+        rope=parse_rope(raw, max_position_embeddings),
+        window=family.window(raw),
         qk_norm=family.qk_norm,
-        attention_bias=_bool(raw, "attention_bias"),
-        mlp_bias=family.mlp_bias and _bool(raw, "mlp_bias"),
-        tie_word_embeddings=_bool(raw, "tie_word_embeddings"),
-        dtype=_dtype(raw),
+        qkv_bias=family.qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=mlp_bias,
+        tie_word_embeddings=read_bool(raw, "tie_word_embeddings"),
+        dtype=read_dtype(raw),
     )
 
 
-def _architecture(raw: dict[str, Any]) -> str:
-    names = raw.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
-        raise ModelError(f"config.json: architectures is {names!r}, a list with one name was expected")
-    if names[0] not in FAMILIES:
-        raise ModelError(f"architecture {names[0]} is not supported (supported: {', '.join(FAMILIES)})")
-    return str(names[0])
-
-
-def _refuse_unsupported(raw: dict[str, Any]) -> None:
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ModelError(f"config.json: hidden_act {activation!r} is not supported (only 'silu')")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
-    if raw.get("use_sliding_window"):
-        raise ModelError("config.json: use_sliding_window is not supported")
-    other_layers = sorted(set(raw.get("layer_types") or ()) - {"full_attention"})
-    if other_layers:
-        raise ModelError(f"config.json: layer_types with {other_layers[0]!r} is not supported (only 'full_attention')")
-
-
-def _rope(raw: dict[str, Any], max_position_embeddings: int) -> Rope:
-    """From transformers 5's `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
-    where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    values = raw.get(where) or {}
-    if not isinstance(values, dict):
-        raise ModelError(f"config.json: {where} is {values!r}, an object was expected")
-    if float(values.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0)) != 1.0:
-        raise ModelError("config.json: partial_rotary_factor is not supported")
-    theta = _float(values, "rope_theta", _float(raw, "rope_theta", 10000.0))
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind == "default":
-        return Rope(theta)
-    if kind != "llama3":
-        raise ModelError(f"config.json: rope type {kind!r} is not supported (only 'default' and 'llama3')")
-    return Rope(
-        theta,
-        Llama3Scaling(
-            factor=_float(values, "factor"),
-            low_freq_factor=_float(values, "low_freq_factor"),
-            high_freq_factor=_float(values, "high_freq_factor"),
-            original_max_position_embeddings=_int(values, "original_max_position_embeddings", max_position_embeddings),
-        ),
-    )
-
-
-def _dtype(raw: dict[str, Any]) -> str | None:
-    name = raw.get("dtype", raw.get("torch_dtype"))
-    if name is not None and name not in DTYPES:
-        raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
-    return name
-
-
-def _int(raw: dict[str, Any], key: str, default: int | None = None) -> int:
-    if raw.get(key) is None and default is not None:
-        return default
-    return require_int(raw, key, "config.json")
-
-
-def _float(raw: dict[str, Any], key: str, default: float | None = None) -> float:
-    value = raw.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        found = "is missing" if value is None else f"is {value!r}"
-        raise ModelError(f"config.json: {key} {found}, a positive number was expected")
-    return float(value)
-
-
-def _bool(raw: dict[str, Any], key: str) -> bool:
-    value = raw.get(key, False)
-    if not isinstance(value, bool):
-        raise ModelError(f"config.json: {key} is {value!r}, true or false was expected")
-    return value
+def _require_layer_types(raw: Settings, only: str) -> None:
+    for kind in raw.get("layer_types") or ():
+        if kind != only:
+            raise ModelError(f"config.json: layer_types with {kind!r} is not supported (only {only!r} here)")

@@ -1,7 +1,6 @@
 """The decoder: one set of functions for every family, over packed tokens.
 
-T query tokens of all rows lie one after the other, [T, hidden]; attention alone knows which row a token belongs to.
-What a family has or lacks is in its weights and its `ModelConfig`.
+What a family has or lacks is in its weights and its `DecoderConfig`.
 """
 
 from typing import Any
@@ -11,33 +10,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.engine.attention.base import Attention
-from services.engine.models.config import ModelConfig
-from services.engine.models.rope import apply_rotation, inverse_frequencies, rotation
-from services.engine.models.weights import LayerWeights, ModelWeights
+from services.engine.models.config import DecoderConfig
+from services.engine.models.rope import apply_rotation, inverse_frequencies, magnitude, rotation
+from services.engine.models.weights import DecoderWeights, LayerWeights
 
 
 class Decoder:
-    """A model over one attention backend, and so over one pool of KV blocks."""
+    """See `Model`."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, attention: Attention[Any]) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, attention: Attention[Any]) -> None:
+        assert config.rope is not None
         self._config = config
         self._weights = weights
         self._attention = attention
         self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim)
+        self._magnitude = magnitude(config.rope)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, sampled: Tensor) -> Tensor:
-        """Runs T tokens (int64[T] ids, int[T] positions), storing their KV.
-
-        plan: what the attention backend prepared for this step. sampled: int64[N], the tokens whose successor is
-        wanted. Returns their logits, [N, vocab].
-        """
+    def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
+        """See `Model.forward`."""
         weights, eps = self._weights, self._config.rms_norm_eps
-        turn = rotation(self._inverse_frequencies, positions, weights.dtype)
+        turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
         for index, layer in enumerate(weights.layers):
             x = x + self._attend(index, layer, rms_norm(x, layer.input_norm, eps), turn, plan)
             x = x + feed_forward(layer, rms_norm(x, layer.mlp_norm, eps))
-        return weights.lm_head(rms_norm(x[sampled], weights.final_norm, eps))
+        return rms_norm(x[queries], weights.final_norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        return self._weights.lm_head(hidden)
 
     def _attend(self, index: int, layer: LayerWeights, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
         config = self._config

@@ -8,20 +8,32 @@ import math
 import torch
 from torch import Tensor
 
-from services.engine.models.config import Llama3Scaling, Rope
+from services.engine.models.rope_settings import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """float32[head_dim / 2]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    frequencies = 1.0 / (rope.theta**exponents)
-    return frequencies if rope.scaling is None else _llama3(frequencies, rope.scaling)
+    periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    match rope.scaling:
+        case None:
+            return 1.0 / periods
+        case LinearScaling(factor):
+            return 1.0 / periods / factor
+        case Llama3Scaling():
+            return _llama3(1.0 / periods, rope.scaling)
+        case YarnScaling():
+            return _yarn(periods, rope.theta, rope.scaling)
 
 
-def rotation(inverse: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def magnitude(rope: Rope) -> float:
+    """Factor on cosine and sine."""
+    return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+
+
+def rotation(inverse: Tensor, positions: Tensor, dtype: torch.dtype, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine for `apply_rotation`, [T, 1, head_dim], of the tokens at `positions` (int[T])."""
     angles = positions.to(torch.float32)[:, None, None] * inverse
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -40,3 +52,24 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
     slowed = torch.where(wavelengths > context / low, frequencies / scaling.factor, between)
     return torch.where(wavelengths < context / high, frequencies, slowed)
+
+
+def _yarn(periods: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
+    """Dimensions that turn often within the original context are kept, slow ones interpolated, with a ramp between.
+
+    "NTK-by-parts" of YaRN, section 3.2, with the ramp over dimensions as its authors' code has it.
+    """
+    head_dim = 2 * len(periods)
+
+    def dimension(turns: float) -> float:
+        """Where a wave turns so often within the original context."""
+        wavelength = scaling.original_max_position_embeddings / turns
+        return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    steps = torch.arange(len(periods), dtype=torch.float32)
+    slowed = ((steps - first) / ((last - first) or 0.001)).clamp(0, 1)
+    return (1 / (scaling.factor * periods)) * slowed + (1 / periods) * (1 - slowed)

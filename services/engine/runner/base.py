@@ -66,7 +66,7 @@ class StepInput:
     positions: np.ndarray  # int32[T]
     query_starts: np.ndarray  # int32[R + 1]
     seq_lens: np.ndarray  # int32[R], this step's tokens included
-    block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks are 0
+    block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks, or let go of behind a window, are 0
     sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
     sampling: SamplingBatch
     scored: ScoredTokens | None = None
@@ -96,6 +96,7 @@ class Runner(Protocol):
     layout: KvLayout
     num_blocks: int
     vocab_size: int
+    window: int | None  # positions that a token sees, its own included: earlier blocks are not read. None: all
 
     def kv_bytes(self) -> np.ndarray:
         """The pool as uint8[num_blocks, layout.block_bytes]: a view, for transports to register."""

@@ -17,10 +17,11 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 class SimulatedRunner:
     """A `Runner` whose KV is the tokens themselves: K holds token ids, V their positions, as float32."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 1000) -> None:
+    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 1000, window: int | None = None) -> None:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
+        self.window = window
         self._pool = np.zeros((num_blocks, 2, block_size), dtype=np.float32)
         self._launched: deque[StepOutput] = deque()
 
@@ -58,7 +59,11 @@ class SimulatedRunner:
         content = self._pool[tables].transpose(0, 1, 3, 2).reshape(shape)  # by row and position: token, position
         mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * (content[..., 1].astype(np.uint64) * np.uint64(2) + np.uint64(1))
-        mixed[np.arange(mixed.shape[1]) > positions[:, None]] = 0
+        everywhere, last = np.arange(mixed.shape[1]), positions[:, None]
+        seen = everywhere <= last
+        if self.window is not None:
+            seen &= everywhere > last - self.window
+        mixed[~seen] = 0
         digest = mixed.sum(axis=1, dtype=np.uint64) * _MULTIPLIER
         followers: np.ndarray = ((digest >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.int32)
         return followers

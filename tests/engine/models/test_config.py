@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.engine.models.config import Llama3Scaling, Rope, parse_model_config
+from services.engine.models.config import DecoderConfig
+from services.engine.models.registry import parse_model_config
+from services.engine.models.rope_settings import Llama3Scaling, Rope
 from services.protocol.model_dir import ModelError
 
 LLAMA: dict[str, Any] = {
@@ -16,6 +18,7 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 512,
 }
+OPT: dict[str, Any] = LLAMA | {"architectures": ["OPTForCausalLM"], "ffn_dim": 96}
 SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -24,17 +27,57 @@ SCALING = {
 }
 
 
+def parse(family: str = "Llama", **changes: Any) -> DecoderConfig:
+    """The config of a decoder of this family."""
+    config = parse_model_config(LLAMA | {"architectures": [f"{family}ForCausalLM"]} | changes)
+    assert isinstance(config, DecoderConfig)
+    return config
+
+
 def test_what_a_llama_config_leaves_out_has_the_familys_defaults() -> None:
-    config = parse_model_config(LLAMA)
+    config = parse()
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
-    assert config.rope == Rope(10000.0)
-    assert [config.qk_norm, config.attention_bias, config.mlp_bias, config.tie_word_embeddings] == [False] * 4
-    assert config.dtype is None
+    assert (config.rope, config.window, config.dtype) == (Rope(10000.0), None, None)
+    assert [config.qk_norm, config.qkv_bias, config.output_bias, config.mlp_bias] == [False] * 4
+    assert not config.tie_word_embeddings
 
 
 def test_qwen3_has_qk_norm_and_a_head_dim_of_its_own() -> None:
-    config = parse_model_config(LLAMA | {"architectures": ["Qwen3ForCausalLM"], "mlp_bias": True})
+    config = parse("Qwen3", mlp_bias=True)
     assert (config.qk_norm, config.head_dim, config.mlp_bias) == (True, 128, False)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "biases"),
+    [
+        ("Llama", {"attention_bias": True}, (True, True, False)),
+        ("Llama", {"mlp_bias": True}, (False, False, True)),
+        ("Mistral", {"attention_bias": True}, (False, False, False)),
+        ("Qwen2", {}, (True, False, False)),
+        ("Qwen3", {"attention_bias": True}, (True, True, False)),
+    ],
+)
+def test_which_biases_there_are(family: str, changes: dict[str, Any], biases: tuple[bool, ...]) -> None:
+    """In Q, K and V; in the attention's output; in the MLP."""
+    config = parse(family, **changes)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias) == biases
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "window"),
+    [
+        ("Mistral", {}, 4096),
+        ("Mistral", {"sliding_window": 7}, 7),
+        ("Mistral", {"sliding_window": None}, None),
+        ("Qwen2", {"sliding_window": 7}, None),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 7}, None),  # from layer 28 on, and there are two
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}, 7),
+        ("Qwen3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["sliding_attention"] * 2}, 7),
+        ("Llama", {"sliding_window": 7}, None),
+    ],
+)
+def test_how_far_a_layer_looks_back(family: str, changes: dict[str, Any], window: int | None) -> None:
+    assert parse(family, **changes).window == window
 
 
 def test_both_styles_of_rope_settings_mean_the_same() -> None:
@@ -59,9 +102,21 @@ def test_dtype_has_two_names(key: str) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 4.0}}, "'longrope'"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "'dynamic'"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": True}}, "'finetuned'"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [1, 2]}}, "'mrope_section'"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta_slow": 40}}, "beta_fast"),
+        ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor is '4'"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window is 0"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]}, "'full_attention'"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1}, "some of the"),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 2}, "'sliding_attention'"),
+        (OPT | {"activation_function": "gelu"}, "activation_function 'gelu'"),
+        (OPT | {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine"),
+        (OPT | {"num_attention_heads": 5}, "5 attention heads"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_key_value_heads": 3}, "3 key-value heads"),
         ({"head_dim": 15}, "head_dim"),

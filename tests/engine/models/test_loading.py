@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 from services.config import EngineConfig
 from services.engine.models.checkpoint import weights_id
-from services.engine.models.config import parse_model_config
+from services.engine.models.registry import parse_model_config
 from services.engine.runner.torch_runner import LoadedModel, load_runner
 from services.protocol.model_dir import ModelError, read_config
 from tests.checkpoints import edit_json, save_tensors, write_checkpoint
+from tests.engine.stepping import run_greedy
 
 GATE = "model.layers.1.mlp.gate_proj.weight"
 
@@ -136,7 +137,7 @@ def test_too_little_memory(sharded: Path) -> None:
     assert "GiB" in refusal(sharded, kv_memory_bytes=1 << 50)
 
 
-@pytest.mark.parametrize(("option", "value"), [("device", "cuda"), ("dtype", "float16")])
+@pytest.mark.parametrize(("option", "value"), [("device", "cuda"), ("dtype", "float8")])
 def test_options_that_are_not_supported(option: str, value: str, sharded: Path) -> None:
     assert f"'{value}' is not supported" in refusal(sharded, **{option: value})
 
@@ -168,10 +169,30 @@ def test_dtype_auto_is_the_checkpoints(tmp_path: Path) -> None:
     assert load(directory, dtype="float32").runner.layout.dtype == "float32"
     edit_json(directory / "config.json", drop=("dtype", "torch_dtype"))
     assert load(directory).runner.layout.dtype == "bfloat16"
-    edit_json(directory / "config.json", dtype="float16")
-    loaded = load(directory)
-    assert loaded.runner.layout.dtype == "bfloat16"
-    assert "float16" in loaded.notices[0]
+
+
+def test_float16_runs_in_float16_and_auto_says_what_it_costs(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "f16", dtype=torch.float16)
+    by_auto, asked = load(directory), load(directory, dtype="float16")
+    assert by_auto.runner.layout.dtype == asked.runner.layout.dtype == "float16"
+    assert "dtype bfloat16 is faster" in by_auto.notices[0]
+    assert asked.notices == ()
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_checkpoint_that_was_saved_without_its_head(family: str, tmp_path: Path) -> None:
+    """Its tensors lack the prefix "model."; they are the same model."""
+    directory = write_checkpoint(tmp_path / "model", family, tie_word_embeddings=True)
+    whole = load(directory)
+    path = directory / "model.safetensors"
+    save_tensors(path, {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()})
+    bare = load(directory)
+    rows = [run_greedy(each.runner, [[5, 6, 7]], 5, chunk=9)[0] for each in (whole, bare)]
+    assert rows[0].generated == rows[1].generated
+    tensors = load_file(path)
+    del tensors[next(name for name in tensors if "layers.1" in name)]
+    save_tensors(path, tensors)
+    assert "is missing" in refusal(directory)
 
 
 def test_weights_id_tells_weights_apart(tmp_path: Path) -> None:

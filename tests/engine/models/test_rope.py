@@ -7,25 +7,40 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from services.engine.models.config import Llama3Scaling, Rope
-from services.engine.models.rope import apply_rotation, inverse_frequencies, rotation
+from services.engine.models.rope import apply_rotation, inverse_frequencies, magnitude, rotation
+from services.engine.models.rope_settings import parse_rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": {"rope_type": "llama3", **LLAMA3},
+    "yarn": YARN,
+    "yarn-attention-factor": YARN | {"attention_factor": 0.7, "beta_fast": 16, "beta_slow": 2.5, "truncate": False},
+    "yarn-mscale": YARN | {"mscale": 1.5, "mscale_all_dim": 0.8},
+    "yarn-one-mscale": YARN | {"mscale": 1.5},
+    "yarn-no-ramp": YARN | {"original_max_position_embeddings": 8, "beta_fast": 1.0, "beta_slow": 1.0},
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scaling", [None, LLAMA3])
+@pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.parametrize("head_dim", [16, 128])
-def test_rotation_equals_transformers(scaling: dict[str, Any] | None, head_dim: int, dtype: torch.dtype) -> None:
+def test_rotation_equals_transformers(name: str, head_dim: int, dtype: torch.dtype) -> None:
     positions = torch.tensor([0, 1, 2, 1000, 8191, 100_000])
     heads = torch.randn(6, 3, head_dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    parameters = {"rope_theta": 5e5, "rope_type": "llama3" if scaling else "default", **(scaling or {})}
-    config = LlamaConfig(head_dim=head_dim, hidden_size=3 * head_dim, num_attention_heads=3, rope_parameters=parameters)
+    parameters = {"rope_theta": 5e5, **PARAMETERS[name]}
+    config = LlamaConfig(
+        head_dim=head_dim, hidden_size=3 * head_dim, num_attention_heads=3, rope_parameters=dict(parameters)
+    )
     cos, sin = LlamaRotaryEmbedding(config)(heads, positions[None])
     expected, _ = apply_rotary_pos_emb(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], cos, sin)
-    rope = Rope(5e5, Llama3Scaling(**scaling) if scaling else None)
-    found = apply_rotation(heads, *rotation(inverse_frequencies(rope, head_dim), positions, dtype))
+    rope = parse_rope({"rope_parameters": parameters}, config.max_position_embeddings)
+    turn = rotation(inverse_frequencies(rope, head_dim), positions, dtype, magnitude(rope))
+    found = apply_rotation(heads, *turn)
     torch.testing.assert_close(
         found, expected[0].transpose(0, 1), atol=1e-6 if dtype == torch.float32 else 0.03, rtol=0
     )
-    assert torch.equal(found[0], heads[0]), "position 0 is not turned"
+    if magnitude(rope) == 1:
+        assert torch.equal(found[0], heads[0]), "position 0 is not turned"

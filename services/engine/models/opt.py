@@ -1,0 +1,211 @@
+"""OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions, LayerNorm, a plain MLP with ReLU.
+
+The published sizes differ in two things. All but 350m norm before attention and MLP, and once more at the end; 350m
+norms after each and not at the end, and its embedding is narrower than the model, with a projection on either side.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from services.engine.attention.base import Attention
+from services.engine.models.base import ModelConfig, read_dtype
+from services.engine.models.linear import Linear
+from services.engine.models.settings import Settings, read_bool, read_int, require_value
+from services.engine.models.tensors import Shapes, Tensors, linear_shapes
+from services.protocol.model_dir import ModelError
+
+_POSITION_OFFSET = 2  # of a position's row in its embedding
+_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptConfig(ModelConfig):
+    """Everything that OPT's computation depends on, weights aside."""
+
+    intermediate_size: int
+    embedding_size: int
+    norm_first: bool
+    final_norm: bool
+    bias: bool
+
+    @property
+    def projects(self) -> bool:
+        """True where the embedding has another width than the model."""
+        return self.embedding_size != self.hidden_size
+
+
+def parse_opt_config(raw: Settings, architecture: str) -> OptConfig:
+    """The shape that config.json's values describe. Raises ModelError."""
+    require_value(raw, "activation_function", "relu")
+    require_value(raw, "layer_norm_elementwise_affine", True)
+    hidden_size, num_heads = read_int(raw, "hidden_size"), read_int(raw, "num_attention_heads")
+    if hidden_size % num_heads:
+        raise ModelError(f"config.json: {num_heads} attention heads cannot share a hidden_size of {hidden_size} evenly")
+    norm_first = read_bool(raw, "do_layer_norm_before", True)
+    return OptConfig(
+        architecture=architecture,
+        vocab_size=read_int(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=read_int(raw, "ffn_dim"),
+        embedding_size=read_int(raw, "word_embed_proj_dim", hidden_size),
+        num_layers=read_int(raw, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=read_int(raw, "max_position_embeddings"),
+        rope=None,
+        window=None,
+        norm_first=norm_first,
+        final_norm=norm_first and not read_bool(raw, "_remove_final_layer_norm"),
+        bias=read_bool(raw, "enable_bias", True),
+        tie_word_embeddings=read_bool(raw, "tie_word_embeddings", True),
+        dtype=read_dtype(raw),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """LayerNorm (Ba et al. 2016, arXiv 1607.06450)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, _EPS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One layer."""
+
+    attention_norm: Norm
+    qkv: Linear  # hidden -> 3 * hidden, rows in the order Q, K, V
+    output: Linear  # hidden -> hidden
+    mlp_norm: Norm
+    up: Linear  # hidden -> intermediate
+    down: Linear  # intermediate -> hidden
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OptWeights:
+    """All of the weights, in one dtype."""
+
+    dtype: torch.dtype
+    embedding: Tensor  # [vocab, embedding]
+    positions: Tensor  # [max_position_embeddings + 2, hidden]
+    project_in: Linear | None  # embedding -> hidden
+    layers: tuple[LayerWeights, ...]
+    final_norm: Norm | None
+    project_out: Linear | None  # hidden -> embedding
+    lm_head: Linear  # embedding -> vocab
+
+
+def opt_shapes(config: OptConfig) -> Shapes:
+    """Every tensor that a checkpoint of this shape must have."""
+    hidden, embedding, prefix = config.hidden_size, config.embedding_size, "model.decoder."
+    shapes: Shapes = {
+        f"{prefix}embed_tokens.weight": (config.vocab_size, embedding),
+        f"{prefix}embed_positions.weight": (config.max_position_embeddings + _POSITION_OFFSET, hidden),
+    }
+    if config.projects:
+        shapes |= linear_shapes(f"{prefix}project_in", hidden, embedding, bias=False)
+        shapes |= linear_shapes(f"{prefix}project_out", embedding, hidden, bias=False)
+    if config.final_norm:
+        shapes |= _norm_shapes(f"{prefix}final_layer_norm", hidden)
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, embedding)
+    for layer in range(config.num_layers):
+        shapes |= _layer_shapes(config, f"{prefix}layers.{layer}.")
+    return shapes
+
+
+def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
+    """Reads a checkpoint that has these shapes. Raises ModelError."""
+    prefix = "model.decoder."
+    embedding = tensors.vector(f"{prefix}embed_tokens.weight")
+    return OptWeights(
+        dtype=tensors.dtype,
+        embedding=embedding,
+        positions=tensors.vector(f"{prefix}embed_positions.weight"),
+        project_in=tensors.linear(f"{prefix}project_in", bias=False) if config.projects else None,
+        layers=tuple(_load_layer(tensors, config, f"{prefix}layers.{layer}.") for layer in range(config.num_layers)),
+        final_norm=_load_norm(tensors, f"{prefix}final_layer_norm") if config.final_norm else None,
+        project_out=tensors.linear(f"{prefix}project_out", bias=False) if config.projects else None,
+        lm_head=tensors.head(embedding, tied=config.tie_word_embeddings),
+    )
+
+
+class Opt:
+    """See `Model`."""
+
+    def __init__(self, config: OptConfig, weights: OptWeights, attention: Attention[Any]) -> None:
+        self._config = config
+        self._weights = weights
+        self._attention = attention
+
+    def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
+        """See `Model.forward`."""
+        weights, norm_first = self._weights, self._config.norm_first
+        x = weights.embedding[token_ids]
+        if weights.project_in is not None:
+            x = weights.project_in(x)
+        x = x + weights.positions[positions + _POSITION_OFFSET]
+        for index, layer in enumerate(weights.layers):
+            if norm_first:
+                x = x + self._attend(index, layer, layer.attention_norm(x), plan)
+                x = x + feed_forward(layer, layer.mlp_norm(x))
+            else:
+                x = layer.attention_norm(x + self._attend(index, layer, x, plan))
+                x = layer.mlp_norm(x + feed_forward(layer, x))
+        x = x[queries]
+        if weights.final_norm is not None:
+            x = weights.final_norm(x)
+        return x if weights.project_out is None else weights.project_out(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        return self._weights.lm_head(hidden)
+
+    def _attend(self, index: int, layer: LayerWeights, x: Tensor, plan: Any) -> Tensor:
+        q, k, v = layer.qkv(x).view(len(x), 3, self._config.num_heads, self._config.head_dim).unbind(1)
+        self._attention.write(plan, index, k, v)
+        out, _ = self._attention.attend(plan, index, q)
+        return layer.output(out.reshape(len(x), -1))
+
+
+def feed_forward(layer: LayerWeights, x: Tensor) -> Tensor:
+    """[T, hidden] -> [T, hidden]."""
+    return layer.down(functional.relu(layer.up(x)))
+
+
+def _layer_shapes(config: OptConfig, prefix: str) -> Shapes:
+    hidden, bias = config.hidden_size, config.bias
+    shapes = _norm_shapes(f"{prefix}self_attn_layer_norm", hidden) | _norm_shapes(f"{prefix}final_layer_norm", hidden)
+    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+        shapes |= linear_shapes(f"{prefix}self_attn.{name}", hidden, hidden, bias)
+    shapes |= linear_shapes(f"{prefix}fc1", config.intermediate_size, hidden, bias)
+    return shapes | linear_shapes(f"{prefix}fc2", hidden, config.intermediate_size, bias)
+
+
+def _norm_shapes(name: str, size: int) -> Shapes:
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+
+def _load_layer(tensors: Tensors, config: OptConfig, prefix: str) -> LayerWeights:
+    attention = f"{prefix}self_attn."
+    return LayerWeights(
+        attention_norm=_load_norm(tensors, f"{prefix}self_attn_layer_norm"),
+        qkv=tensors.linear(*(f"{attention}{name}_proj" for name in "qkv"), bias=config.bias),
+        output=tensors.linear(f"{attention}out_proj", bias=config.bias),
+        mlp_norm=_load_norm(tensors, f"{prefix}final_layer_norm"),
+        up=tensors.linear(f"{prefix}fc1", bias=config.bias),
+        down=tensors.linear(f"{prefix}fc2", bias=config.bias),
+    )
+
+
+def _load_norm(tensors: Tensors, name: str) -> Norm:
+    return Norm(tensors.vector(f"{name}.weight"), tensors.vector(f"{name}.bias"))

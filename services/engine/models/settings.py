@@ -1,0 +1,38 @@
+"""Typed values out of a Hugging Face config.json. What is missing or of another type is a ModelError that names it."""
+
+from typing import Any
+
+from services.protocol.model_dir import ModelError, require_int
+
+Settings = dict[str, Any]  # config.json, or an object in it
+
+
+def read_int(values: Settings, key: str, default: int | None = None) -> int:
+    """A positive integer. Missing and null are the default, where there is one."""
+    if values.get(key) is None and default is not None:
+        return default
+    return require_int(values, key, "config.json")
+
+
+def read_float(values: Settings, key: str, default: float | None = None) -> float:
+    """A positive number. Missing and null are the default, where there is one."""
+    value = values.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        found = "is missing" if value is None else f"is {value!r}"
+        raise ModelError(f"config.json: {key} {found}, a positive number was expected")
+    return float(value)
+
+
+def read_bool(values: Settings, key: str, default: bool = False) -> bool:
+    """True or false. Missing is the default."""
+    value = values.get(key, default)
+    if not isinstance(value, bool):
+        raise ModelError(f"config.json: {key} is {value!r}, true or false was expected")
+    return value
+
+
+def require_value(values: Settings, key: str, only: object) -> None:
+    """Raises ModelError where a setting has another value than the one that is supported, which is also the default."""
+    if (value := values.get(key, only)) != only:
+        raise ModelError(f"config.json: {key} {value!r} is not supported (only {only!r})")
