@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from services.config import EngineConfig
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
+from services.engine.runner import torch_runner
 from services.engine.runner.torch_runner import TorchRunner, load_runner
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 from tests.engine.harness import Driven
@@ -75,6 +76,12 @@ class Reference:
         with torch.inference_mode():
             cache = self._model(torch.tensor([prompt]), use_cache=True).past_key_values
         return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+    def scores(self, prompt: list[int]) -> torch.Tensor:
+        """Log-probabilities of what follows each token but the last, [tokens - 1, vocab]."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([prompt])).logits[0, :-1]
+        return logits.log_softmax(-1)
 
     def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
@@ -200,6 +207,24 @@ def test_what_is_generated_behind_a_window_needs_no_room(tmp_path: Path) -> None
     driven.run()
     assert driven.cached[again] > 100
     assert driven.tokens[again] == reference.tokens(turn, 20)
+    driven.assert_baseline()
+
+
+def test_choices_and_scores_of_a_prompt(plain: tuple[Path, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy choices over one prompt are all the reference's, in blocks that they share and in copies."""
+    monkeypatch.setattr(torch_runner, "_SCORED_AT_ONCE", 7)
+    directory, reference = plain
+    scheduler = DecodeScheduler(32, prefill_chunk=13)
+    engine = Engine(load(directory, block_size=8), scheduler, max_num_seqs=8, max_model_len=128, eos_token_ids=())
+    driven, prompt = Driven(engine), prompts_of([61])[0]
+    handle = driven.submit(prompt, 20, seeds=(1, 2, 3), num_prompt_logprobs=3)
+    driven.run()
+    assert [driven.tokens[handle + choice] for choice in (1, 2, 3)] == [reference.tokens(prompt, 20)] * 3
+    expected = reference.scores(prompt)
+    assert len(driven.scores[handle]) == len(expected)
+    for score, token, logprobs in zip(driven.scores[handle], prompt[1:], expected, strict=True):
+        assert score.sampled == pytest.approx(float(logprobs[token]), abs=1e-4)
+        assert [value for _, value in score.top] == pytest.approx(logprobs.topk(3).values.tolist(), abs=1e-4)
     driven.assert_baseline()
 
 
