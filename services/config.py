@@ -43,7 +43,7 @@ class EngineConfig:
 
     model: Path
     device: str = "cpu"
-    dtype: str = "auto"  # "auto" (the checkpoint's own), "float32", "bfloat16"
+    dtype: str = "auto"  # "auto" (the checkpoint's own), "float32", "bfloat16", "float16"
     block_size: int = 16
     kv_memory_bytes: int | None = None
     max_model_len: int | None = None

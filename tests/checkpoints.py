@@ -1,6 +1,6 @@
 """Writes tiny random checkpoints in Hugging Face format, for tests that need real weights.
 
-Weights are scaled so that greedy decoding wanders: 64 greedy tokens hold at least 20 distinct ids.
+Weights are scaled so that greedy decoding wanders: 64 greedy tokens hold at least 10 distinct ids.
 """
 
 import json
@@ -96,11 +96,13 @@ def save_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -> None:
     """Norms near one, biases that matter, and matrices large enough for attention to choose sharply."""
     noise = torch.randn(parameter.shape, generator=generator)
-    if "norm" in name:
-        parameter.copy_(1 + 0.2 * noise)
-    elif name.endswith("bias"):
+    if name.endswith("bias"):
         parameter.copy_(0.3 * noise)
-    elif "embed_" in name or "lm_head" in name:
+    elif "norm" in name:
+        parameter.copy_(1 + 0.2 * noise)
+    elif "embed_positions" in name:
+        parameter.copy_(noise)
+    elif "embed_tokens" in name or "lm_head" in name:
         # Small beside what the layers add: a tied head would else repeat the last token for ever.
         parameter.copy_(0.1 * noise)
     else:

@@ -60,7 +60,8 @@ def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole, monk
     for name, value in commands.environment({}, 1, config.redis_url).items():
         monkeypatch.setenv(name, value)
     assert parsed(arguments) == {
-        "model": ENGINE.model,
+        "model": str(ENGINE.model),
+        "revision": None,
         "host": "::1",
         "port": 9,
         "transport": "nixl",
@@ -94,7 +95,8 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
         log_format=LogFormat.JSON,
     )
     assert parsed(commands.gateway_arguments(config)) == {
-        "model": Path("/models/m"),
+        "model": "/models/m",
+        "revision": None,
         "served_model_name": "name",
         "workers": "a:1,b:2",
         "redis_url": None,

@@ -71,5 +71,5 @@ def _yarn(periods: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)
     steps = torch.arange(len(periods), dtype=torch.float32)
-    slowed = ((steps - first) / ((last - first) or 0.001)).clamp(0, 1)
-    return (1 / (scaling.factor * periods)) * slowed + (1 / periods) * (1 - slowed)
+    kept = 1 - ((steps - first) / ((last - first) or 0.001)).clamp(0, 1)
+    return (1 / (scaling.factor * periods)) * (1 - kept) + (1 / periods) * kept
