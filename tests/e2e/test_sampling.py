@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,8 @@ def test_the_repetition_penalty_is_that_of_transformers_through_the_handoff(stac
             repetition_penalty=penalty,
         )
         options = {**GREEDY, "extra_body": {**GREEDY["extra_body"], "repetition_penalty": penalty}}
-        answer = until_handed_off(
-            stack.gateway,
-            1,
-            lambda prompt=prompt, options=options: stack.gateway.client.completions.create(
-                prompt=prompt, max_tokens=20, **options
-            ),
-        )
+        complete = partial(stack.gateway.client.completions.create, prompt=prompt, max_tokens=20, **options)
+        answer = until_handed_off(stack.gateway, 1, complete)
         text = text_of(llama, expected[0, len(prompt) :].tolist())
         assert answer.choices[0].text.rstrip("\ufffd") == text
 

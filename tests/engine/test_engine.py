@@ -363,7 +363,7 @@ def lines_per_step(batch_size: int, steps: int) -> float:
 def test_the_lines_of_a_decode_step_grow_with_nothing_but_the_blocks_that_fill():
     few, many = lines_per_step(16, 32), lines_per_step(256, 32)
     lines_per_filled_block = (many - few) / ((256 - 16) / 16)
-    assert lines_per_filled_block < 40
+    assert lines_per_filled_block < 50
 
 
 def test_logprobs_come_with_the_rows_that_asked():
