@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.cli import Dtype, TransportName
-from services.config import HandoffMode, LogFormat
+from services.cli import Dtype
+from services.config import HandoffMode, LogFormat, TransportName
 from services.gateway.serving import DRAIN_S
 from tests.helm.chart import CASES, CHART, Helm, Manifest, Refused, containers, deployment, of_kind
 
