@@ -108,7 +108,8 @@ class BlockSource:
 
     def descriptor(self) -> bytes:
         """Names this memory, and holds its key."""
-        return _Descriptor(self.incarnation, *self.memory.blocks.shape, self._key).pack()
+        num_blocks, block_bytes = self.memory.blocks.shape
+        return _Descriptor(self.incarnation, num_blocks, block_bytes, self._key).pack()
 
     def open(self, request: ByteRequest) -> "Reading":
         """Begins to answer. Raises ReadRefused."""

@@ -76,7 +76,8 @@ class _Descriptor:
         body = cls._SEAL.open(packed, where_end)
         incarnation, *numbers = cls._NUMBERS.unpack_from(body)
         whereabouts = Whereabouts.unpack(body[cls._NUMBERS.size : where_end])
-        return cls(Incarnation(incarnation), *numbers, whereabouts, body[where_end:])
+        metadata = body[where_end:]
+        return cls(Incarnation(incarnation), *numbers, whereabouts=whereabouts, agent_metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

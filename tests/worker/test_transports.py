@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -24,7 +25,7 @@ def having(fabric: MemoryFabric, *names: str) -> MakeTransports:
     """These transports, in this order. The memory transport stands for one whose reads are one-sided."""
 
     def make(source: BlockSource, dial: Dial) -> list[Transport]:
-        each = {
+        each: dict[str, Callable[[], Transport]] = {
             "memory": lambda: MemoryTransport(fabric, source.incarnation, source.memory),
             "grpc": lambda: ByteStreamTransport(source, dial),
         }
@@ -44,7 +45,7 @@ def having(fabric: MemoryFabric, *names: str) -> MakeTransports:
 async def test_a_pair_takes_what_both_have_and_says_so(
     prefill_has: tuple[str, ...], decode_has: tuple[str, ...], taken: str
 ):
-    fabric, gateway, prompt = MemoryFabric(), TestGateway(), list(range(500))
+    fabric, gateway, prompt = MemoryFabric(), TestGateway(), list(range(200))
     prefill_worker = make_worker(WorkerRole.PREFILL, fabric, transports=having(fabric, *prefill_has))
     decode_worker = make_worker(WorkerRole.DECODE, fabric, transports=having(fabric, *decode_has))
     with structlog.testing.capture_logs() as logs:
@@ -56,7 +57,7 @@ async def test_a_pair_takes_what_both_have_and_says_so(
             handle = await gateway.hand_off(prefill, decode, prompt, 12)
             await decode.until(lambda: decode.ended(handle))
             assert decode.tokens(handle) == reference(prompt, 12)
-            assert decode.load.bytes_moved == 500 // 4 * 4 * 8  # K and V of a token: 8 bytes
+            assert decode.load.bytes_moved == 200 * 8  # K and V of a token: 8 bytes
 
             given_up = await gateway.hand_off(prefill, decode, [7, *prompt], 5000)
             for stream in (prefill, decode):
@@ -102,7 +103,7 @@ NO_NIXL = 'sys.modules["nixl"] = None  # as where it is not installed: importing
 def test_nixl_is_loaded_where_it_is_wanted_and_missed_in_words(name: str, prelude: str, said: list[str]):
     """Where it is missing, the log names it and grpc serves."""
     script = MAKES.format(name=name, prelude=prelude)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     *log, made = done.stdout.strip().splitlines()
     assert made.strip() == said[-1]
     assert all(word in "".join(log) for word in said[:-1])
