@@ -74,19 +74,10 @@ class _Descriptor:
         """Raises TransportError for anything that `pack` did not make."""
         where_end = cls._NUMBERS.size + Whereabouts.BODY.size
         body = cls._SEAL.open(packed, where_end)
-        incarnation, device, blocks_address, num_blocks, block_bytes, generations_address = cls._NUMBERS.unpack_from(
-            body
-        )
-        whereabouts = Whereabouts.unpack(body[cls._NUMBERS.size : where_end])
+        incarnation, device, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
+        whereabouts, metadata = Whereabouts.unpack(body[cls._NUMBERS.size : where_end]), body[where_end:]
         return cls(
-            Incarnation(incarnation),
-            device,
-            blocks_address,
-            num_blocks,
-            block_bytes,
-            generations_address,
-            whereabouts,
-            agent_metadata=body[where_end:],
+            Incarnation(incarnation), device, blocks, num_blocks, block_bytes, generations, whereabouts, metadata
         )
 
 

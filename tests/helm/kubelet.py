@@ -150,8 +150,9 @@ def _entrypoint() -> list[str]:
 
 def _serving(port: int, timeout_s: float) -> bool:
     with grpc.insecure_channel(f"{POD_IP}:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.RpcError:
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -3,6 +3,7 @@
 import contextlib
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -45,7 +46,7 @@ def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_pa
             stack.callback(pods[name].process.kill)
         for name, pod in pods.items():
             for probe in pod.probes:
-                wait_until(lambda pod=pod, probe=probe: pod.passes(probe), 600, f"the {probe} of {name}")
+                wait_until(partial(pod.passes, probe), 600, f"the {probe} of {name}")
 
         with openai.OpenAI(base_url=f"http://{POD_IP}:{ports[HTTP]}/v1", api_key="none", max_retries=0) as client:
             for _ in range(6):  # where the machine stalls for seconds, decode serves alone for a moment

@@ -55,11 +55,9 @@ def test_another_process_of_this_host_is_read_until_it_ends(tmp_path: Path):
 
 @pytest.mark.parametrize("kept_from_it", ["reader", "source"])
 def test_what_ucx_may_not_use_on_either_side_does_not_count(kept_from_it: str, tmp_path: Path):
-    plain: dict[str, str] = {}
-    tcp = {"UCX_TLS": "tcp,self"}
-    reader, source = (tcp, plain) if kept_from_it == "reader" else (plain, tcp)
-    there = Here(source, infiniband(tmp_path)).whereabouts
-    reach = Here(reader, infiniband(tmp_path)).reach(there)
+    environ = {kept_from_it: {"UCX_TLS": "tcp,self"}}
+    there = Here(environ.get("source", {}), infiniband(tmp_path)).whereabouts
+    reach = Here(environ.get("reader", {}), infiniband(tmp_path)).reach(there)
     assert not reach.one_sided
     assert "UCX_TLS" in reach.why
 
