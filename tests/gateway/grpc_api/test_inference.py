@@ -98,6 +98,8 @@ async def test_text_and_tokens_come_as_deltas_and_the_last_has_the_usage(served:
 
 
 async def test_every_parameter_reaches_the_capsule(served: Served):
+    scores = [TokenLogprobs(-0.5, ()), TokenLogprobs(-0.5, ())]
+    served.generator.script = Script([Delta(served.tokens("a"), None, FinishReason.LENGTH, 0, 0, scores)])
     await served.generate(
         token_ids={"ids": [5, 6, 7]},
         max_tokens=9,
@@ -259,7 +261,7 @@ async def test_a_message_above_the_limit_is_refused_by_its_size(served: Served):
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 async def test_a_client_that_leaves_ends_the_work(served: Served, how: str):
     served.generator.script = Script(delta_per_token(served.tokens("abc"))[:1], hangs=True)
-    call = served.stub.Generate(request(), timeout=None if how == "cancelled" else 2.0)
+    call = served.stub.Generate(request(), timeout=None if how == "cancelled" else 10.0)
     await anext(aiter(call))
     assert served.generator.running == 1
     if how == "cancelled":
