@@ -55,7 +55,7 @@ def fetch(id: str, revision: str | None = None, *, weights: bool = True) -> Path
             f"{id} is not whole in the cache, and the hub cannot be reached: run `hf download {id}` where it can, "
             "with the same HF_HOME, or give --model a directory"
         ) from None
-    except (errors.HfHubHTTPError, httpx2.HTTPError, OSError) as error:
+    except (errors.HfHubHTTPError, errors.HFValidationError, httpx2.HTTPError, OSError) as error:
         raise HubError(f"{id} could not be fetched from the hub: {_first_line(error)}") from error
     if weights and not any(Path(path).glob("*.safetensors")):
         raise HubError(f"{id} has no *.safetensors; convert it once, for --model DIR: {CONVERSION.format(id=id)}")

@@ -68,10 +68,11 @@ class _Handler(BaseHTTPRequestHandler):
         hub: Hub = self.server.hub  # type: ignore[attr-defined]
         parts = self.path.partition("?")[0].strip("/").split("/")
         is_api = parts[:2] == ["api", "models"]
-        owner, name, what, revision, *rest = parts[2:] if is_api else parts
+        parts = parts[2:] if is_api else parts
+        owner, name, what, revision, *rest = parts if len(parts) > 3 else (*parts, "revision", "main")
         repository = hub.repositories.get(f"{owner}/{name}")
         if repository is None:
-            self._send(401, b"{}")  # it does not tell what it does not have from what it does not show
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif revision not in ("main", repository.commit):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif is_api:

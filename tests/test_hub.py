@@ -99,15 +99,17 @@ def test_a_model_is_fetched_once_and_only_what_is_read(local_hub: Hub, tmp_path:
 
 
 def test_what_cannot_be_had_is_said_in_one_line(local_hub: Hub, tmp_path: Path) -> None:
-    missing, gated, revision, pickled = fetch(
+    missing, impossible, gated, revision, pickled = fetch(
         environment(tmp_path, local_hub.url),
         ("org/none", None, True),
+        ("org/a--b", None, True),
         ("org/gated", None, True),
         ("org/whole", "v9", True),
         ("org/pickled", None, True),
     )
     assert missing.startswith("HubError: org/none is no directory here, and no model on the hub; or ")
     assert "HF_TOKEN" in missing
+    assert impossible.startswith("HubError: org/a--b could not be fetched from the hub: ")
     assert gated.startswith("HubError: org/gated is open only to those who asked: ")
     assert revision == "HubError: org/whole has no revision v9 on the hub"
     assert pickled.startswith("HubError: org/pickled has no *.safetensors; convert it once")
