@@ -17,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError
 
 from services.protocol.block_hash import BlockHash
 
@@ -30,6 +30,8 @@ UNREACHABLE = (RedisError, RedisClusterException, OSError, TimeoutError)
 _CLUSTER = "+cluster://"
 _MAX_CONNECTIONS = 16  # to a single server; further calls wait for one
 _TREE_HEX = 16  # of the first block's hash; two trees that share a key take no harm
+
+ScriptCall = tuple[list[str], Sequence[bytes | str | int]]  # keys, arguments
 
 T = TypeVar("T")
 
@@ -70,6 +72,29 @@ class Script:
     async def __call__(self, keys: list[str], arguments: Sequence[bytes | str | int] = ()) -> Any:
         """Runs it. Raises one of UNREACHABLE, as `within_limit` does."""
         return await self._client.within_limit(self._call(keys, arguments))
+
+    async def each(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Runs it for each call; an error of the server's stands in the place of its call's answer.
+
+        One round trip, where there is one server. Raises as `within_limit` does where that fails as a whole.
+        """
+        return await self._client.within_limit(self._each(calls))
+
+    async def _each(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        redis = self._client.redis
+        if isinstance(redis, RedisCluster):  # whose pipelines cannot load a script
+            return await asyncio.gather(*(self._call(*call) for call in calls), return_exceptions=True)
+        answers = await self._pipelined(redis, calls)
+        if any(isinstance(answer, NoScriptError) for answer in answers):
+            await redis.script_load(self._call.script)
+            answers = await self._pipelined(redis, calls)
+        return answers
+
+    async def _pipelined(self, redis: Redis, calls: Sequence[ScriptCall]) -> list[Any]:
+        pipeline = redis.pipeline(transaction=False)
+        for keys, arguments in calls:
+            pipeline.evalsha(self._call.sha, len(keys), *keys, *arguments)
+        return await pipeline.execute(raise_on_error=False)
 
 
 def tree_key(first: BlockHash) -> str:

@@ -7,6 +7,8 @@ import pytest
 from services.prefix_index.redis_client import Client, connect
 from tests.redis_server import RedisServer, running_redis
 
+PATIENCE_S = 120  # for a server that answers, on a machine that may stand still for half a minute
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
@@ -27,6 +29,6 @@ def server(running: RedisServer) -> RedisServer:
 
 @pytest.fixture
 async def client(server: RedisServer) -> AsyncIterator[Client]:
-    made = connect(server.url, timeout_s=5)
+    made = connect(server.url, timeout_s=PATIENCE_S)
     yield made
     await made.aclose()
