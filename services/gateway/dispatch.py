@@ -149,6 +149,7 @@ class Dispatcher:
             has, others = ", ".join(hello.transports), ", ".join(other.hello.transports)
             words = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
             log.warning("two workers never pair", reason=words)
+        self._ledger.on_return(worker)
         self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
         others_missing = any(not other.connected for other in self._links.values() if other is not link)

@@ -60,6 +60,7 @@ class LedgerRow:
     taken: int = 0  # of `generated`
     attempt: Attempt | None = None
     attempts: int = 0  # that count against MAX_ATTEMPTS
+    lost_with: Counter[WorkerId] = field(default_factory=Counter)  # of them, by the worker whose stream broke
     refusals: int = 0  # "not now" in a row
     avoid: dict[WorkerId, float] = field(default_factory=dict)  # until when
     larger_than: int = 0  # blocks of the largest worker that was too small
@@ -208,8 +209,14 @@ class Ledger:
         """A worker's stream broke, and with it all that this gateway had there."""
         for row in self:
             if row.attempt is not None and row.attempt.heeds(worker):
+                row.lost_with[worker] += 1
                 self._give_up(row, "failed_worker_lost", over_at=worker)
                 self._again(row, "its worker was lost")
+
+    def on_return(self, worker: WorkerId) -> None:
+        """A worker whose stream broke is still alive: what was lost with the stream was not the requests' doing."""
+        for row in self:
+            row.attempts -= row.lost_with.pop(worker, 0)
 
     def on_deadline(self, row: LedgerRow) -> None:
         """The request's time is over."""

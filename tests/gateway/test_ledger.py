@@ -226,6 +226,22 @@ def test_attempts_are_bounded(bench: Bench):
     assert len(bench.ledger) == 0
 
 
+def test_attempts_lost_with_the_streams_of_workers_that_live_on_do_not_count(bench: Bench):
+    row = bench.open()
+    for _ in range(3 * MAX_ATTEMPTS):
+        bench.ledger.start([row], PAIR)
+        bench.ledger.on_lost(D.id)
+        bench.ledger.on_lost(P.id)  # which nothing was left of
+        bench.ledger.on_return(D.id)
+    assert row.attempts == 0
+    for _ in range(MAX_ATTEMPTS):
+        assert row.error is None
+        bench.ledger.start([row], PAIR)
+        bench.ledger.on_lost(D.id)
+        bench.ledger.on_return(P.id)
+    assert isinstance(row.error, Failed)
+
+
 def test_what_was_delivered_before_an_error_can_still_be_taken(bench: Bench):
     row = bench.started(DECODE_ALONE)
     bench.say(D, 1, 3, [50])
