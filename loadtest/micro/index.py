@@ -1,18 +1,14 @@
 """The prefix index in Redis, over loopback, with the clients that gateways and workers use."""
 
-import asyncio
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 
-from services.launcher.ports import free_ports
+from loadtest.micro.own_redis import own_redis
 from services.prefix_index.breaker import CircuitBreaker
-from services.prefix_index.embedded import server_command
 from services.prefix_index.publisher import IndexPublisher
-from services.prefix_index.redis_client import UNREACHABLE, Client, connect
+from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 
@@ -23,12 +19,10 @@ Figures = list[tuple[str, str]]
 
 
 async def measure(num_blocks: int) -> Figures:
-    """Starts a server of its own, and ends it."""
-    with _server() as port:
-        client = connect(f"redis://127.0.0.1:{port}", timeout_s=30)
+    """On a server of its own."""
+    async with own_redis() as url:
+        client = connect(url, timeout_s=30)
         try:
-            while not await _answers(client):
-                await asyncio.sleep(0.05)
             lookups = [
                 *await _lookups(client, "every worker as deep", lambda worker: _CHAIN),
                 *await _lookups(client, "every worker another depth", lambda worker: 16 * worker),
@@ -37,24 +31,6 @@ async def measure(num_blocks: int) -> Figures:
             return lookups + await _publishing(client, num_blocks)
         finally:
             await client.aclose()
-
-
-@contextmanager
-def _server() -> Iterator[int]:
-    (port,) = free_ports("127.0.0.1", 1)
-    process = subprocess.Popen(server_command(port))
-    try:
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-async def _answers(client: Client) -> bool:
-    try:
-        return bool(await client.redis.ping())
-    except UNREACHABLE:
-        return False
 
 
 def _chain(length: int, seed: int) -> list[BlockHash]:

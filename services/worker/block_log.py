@@ -41,6 +41,11 @@ class BlockLog:
         """All blocks that subscribers know of."""
         return list(self._hashes.values())
 
+    @property
+    def idle(self) -> bool:
+        """True when subscribers know of all changes."""
+        return not self._backlog
+
     def _schedule(self) -> None:
         if self._backlog and not self._scheduled:
             self._scheduled = True

@@ -15,6 +15,10 @@ from services.worker.core import CoreOutputs, WorkerCore
 
 CoreCall = Callable[[WorkerCore, float], None]
 
+# For the process that runs one. The engine issues many small torch operations, and each gives the interpreter lock
+# away; with Python's default of 5 ms a busy event loop would keep it that long every time.
+SWITCH_INTERVAL_S = 0.0005
+
 _TICK_S = 0.05  # resolution of deadlines, leases and graces
 _HEARTBEAT_S = 1.0
 _MAX_QUARANTINED_SHARE = 0.1

@@ -37,6 +37,11 @@ class IndexLink:
         for first, come in _by_tree(added).items():
             self._publisher.change(first, come, [])
 
+    @property
+    def idle(self) -> bool:
+        """True when everything is published."""
+        return self._publisher.idle
+
     async def register(self) -> None:
         """Renews the lease, or begins it. A server that does not answer is logged, once."""
         try:

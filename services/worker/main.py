@@ -15,12 +15,9 @@ from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_dir import ModelError, model_digest
+from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
-
-# The engine issues many small torch operations, and each gives the interpreter lock away; with Python's default of
-# 5 ms a busy event loop would keep it that long every time.
-_SWITCH_INTERVAL_S = 0.0005
 
 _log = structlog.get_logger()
 
@@ -28,7 +25,7 @@ _log = structlog.get_logger()
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     """Runs a worker until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(config.log_format)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
         parts = _load(config, scheduler)
