@@ -68,7 +68,7 @@ def test_the_repetition_penalty_is_that_of_transformers_through_the_handoff(stac
 def test_penalties_bias_and_bad_words_do_not_depend_on_the_handoff(stack: Stack):
     plain = stack.gateway.client.completions.create(prompt=prompt_of(83, 40), max_tokens=30, **GREEDY).choices[0].text
     settings: list[dict[str, Any]] = [
-        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"frequency_penalty": -2, "presence_penalty": -2},  # rewards, for what comes but once has nothing to lose
         {"logit_bias": {str(token): 4 for token in range(500, 540)}},
         {"extra_body": {"ignore_eos": True, "bad_words": plain.split()[:8]}},
     ]
