@@ -9,7 +9,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class _Beside:
     def begin(self, *, named: bool, published: bool) -> HandOn:
         """Where the engine thread is to put its events."""
         self._published = published
-        return partial(self._loop.call_soon_threadsafe, self._log.append) if named else self._unnamed.extend
+        return self._name_soon if named else self._unnamed.extend
 
     async def settle(self) -> None:
         """Does what was kept back, and waits until all is done."""
@@ -92,6 +91,9 @@ class _Beside:
         await asyncio.gather(self._task, return_exceptions=True)
         await self._link.leave()
 
+    def _name_soon(self, events: list[CacheEvent]) -> None:
+        self._loop.call_soon_threadsafe(self._log.append, events)
+
     def _changed(self, added: _Blocks, evicted: _Blocks) -> None:
         if self._published:
             self._link.blocks_changed(added, evicted)
@@ -103,7 +105,7 @@ class _RestingRunner:
     """A `Runner` that computes nothing, for as long as a model would. Each sequence has tokens of its own."""
 
     vocab_size = 1 << 30
-    window = None
+    window: int | None = None
 
     def __init__(self, num_blocks: int) -> None:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=_BLOCK_SIZE, dtype="float32")
