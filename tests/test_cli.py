@@ -1,6 +1,7 @@
 """The command line: what it refuses, in one line, and what it does not load."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,19 @@ def test_a_worker_on_a_network_must_say_plaintext(host: str, checkpoint: Path) -
 @pytest.mark.parametrize("option", ["--allow-plaintext", "--kv-memory", "--max-num-batched-tokens"])
 def test_help_names_the_options(option: str) -> None:
     assert option in baton("prefill", "--help").stdout
+
+
+def test_a_process_that_is_told_to_end_while_it_loads_ends() -> None:
+    """By a handler of its own: for process 1, as in a container, there is no other end."""
+    code = (
+        "import time; from services import cli; cli.app = lambda: (print('loading', flush=True), time.sleep(300)); "
+        "cli.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_help_loads_neither_torch_nor_grpc() -> None:
