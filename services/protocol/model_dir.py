@@ -10,6 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from services.protocol.sampling import MAX_REPETITION, MIN_REPETITION
+
 
 class ModelError(Exception):
     """A model directory that cannot be served. The message is one line that names the file and what is wrong."""
@@ -98,7 +100,9 @@ def read_generation_defaults(directory: Path, config: dict[str, Any]) -> Generat
         top_p=_number(values, "top_p", path.name, lambda value: 0 < value <= 1),
         top_k=None if top_k is None else (int(top_k) if top_k > 0 else -1),
         min_p=_number(values, "min_p", path.name, lambda value: 0 <= value <= 1),
-        repetition_penalty=_number(values, "repetition_penalty", path.name, lambda value: value > 0),
+        repetition_penalty=_number(
+            values, "repetition_penalty", path.name, lambda value: MIN_REPETITION <= value <= MAX_REPETITION
+        ),
         not_applied=_not_applied(values),
     )
 

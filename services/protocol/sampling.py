@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+MIN_REPETITION, MAX_REPETITION = 0.01, 100.0  # penalties: far beyond what is of use, and logits stay finite in float32
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
