@@ -29,7 +29,7 @@ from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.worker import index_link
 from tests.engine.harness import reference
-from tests.gateway.test_dispatch import Counts, eventually, read_all
+from tests.gateway.dispatch_stack import Counts, eventually, read_all
 from tests.redis_server import RedisServer, running_redis
 from tests.worker.conftest import BLOCK_SIZE, make_worker, serving, worker_baseline
 

@@ -2,174 +2,44 @@
 
 import asyncio
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
-import structlog
 
-from services.config import HandoffMode, WorkerRole
+from services.config import WorkerRole
 from services.gateway import dispatch
-from services.gateway.dispatch import Dispatcher
 from services.gateway.generation import (
     Delta,
     Expired,
     Failed,
-    Generation,
-    GenerationRequest,
     TooLarge,
     Unavailable,
 )
 from services.gateway.ledger import MAX_ATTEMPTS
-from services.gateway.links import FIRST_BACKOFF_S
-from services.gateway.router import Policy
-from services.prefix_index.memory import MemoryPrefixIndex
-from services.protocol.block_hash import block_hashes, root_hash
-from services.protocol.capsule import Capsule
-from services.protocol.frames import Frame, Load, PackedLogprobs
-from services.protocol.messages import MAX_HANDLE, BlockEvents, HandTo, TakeFrom
+from services.protocol.frames import Load
+from services.protocol.messages import MAX_HANDLE, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
-from services.protocol.sampling import SamplingParams
+from tests.gateway.dispatch_stack import (
+    DECODE,
+    OTHER_DECODE,
+    PREFILL,
+    PROMPT,
+    decode_peer,
+    eventually,
+    first,
+    prefill_peer,
+    read_all,
+    request,
+    running,
+)
 from tests.gateway.peer import (
     PeerWorker,
     continuation,
     empty_frame,
-    row_frame,
-    serving,
     tokens_of,
-    worker_hello,
 )
 
-PREFILL, DECODE, OTHER_DECODE = 0xF1, 0xD1, 0xD2
-PROMPT = list(range(100, 110))
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-
-
-class Counts:
-    """A DispatchObserver that remembers."""
-
-    def __init__(self) -> None:
-        self.handoffs: Counter[str] = Counter()
-        self.attempts = 0
-        self.cached: list[tuple[int, int]] = []
-        self.bytes_moved = 0
-        self.loads: dict[str, Load] = {}
-
-    def attempt_started(self) -> None:
-        self.attempts += 1
-
-    def handoff_ended(self, outcome: str) -> None:
-        self.handoffs[outcome] += 1
-
-    def cached_tokens(self, predicted: int, actual: int) -> None:
-        self.cached.append((predicted, actual))
-
-    def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
-        self.loads[worker] = load
-
-    def worker_gone(self, worker: str, role: WorkerRole) -> None:
-        self.loads.pop(worker, None)
-
-    def kv_bytes_moved(self, count: int) -> None:
-        self.bytes_moved += count
-
-
-class Stack:
-    """A dispatcher and its peers."""
-
-    def __init__(self, dispatcher: Dispatcher, counts: Counts, workers: list[PeerWorker]) -> None:
-        self.dispatcher = dispatcher
-        self.counts = counts
-        self.workers = workers
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = cast(Any, self.dispatcher.describe()["rows"])
-        return rows
-
-    async def connected(self, count: int, timeout_s: float = 120.0) -> None:
-        await eventually(lambda: len(self.live) == count, timeout_s)
-
-    @property
-    def live(self) -> list[dict[str, Any]]:
-        workers: list[dict[str, Any]] = cast(Any, self.dispatcher.describe()["workers"])
-        return workers
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def running(
-    *workers: PeerWorker,
-    handoff: HandoffMode = HandoffMode.ALWAYS,
-    max_waiting: int = 100,
-    addresses: tuple[str, ...] = (),
-) -> AsyncIterator[Stack]:
-    async with AsyncExitStack() as exits:
-        for worker in workers:
-            await exits.enter_async_context(serving(worker))
-        counts = Counts()
-        named = [worker.address for worker in workers] + list(addresses)
-        dispatcher = Dispatcher(named, Policy(handoff, 64), max_waiting, MemoryPrefixIndex(), counts)
-        task = asyncio.create_task(dispatcher.run())
-        try:
-            stack = Stack(dispatcher, counts, list(workers))
-            await stack.connected(len(workers))
-            yield stack
-        finally:
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-
-def prefill_peer(**hello: Any) -> PeerWorker:
-    return PeerWorker(worker_hello(WorkerRole.PREFILL, PREFILL, **hello))
-
-
-def decode_peer(incarnation: int = DECODE, **hello: Any) -> PeerWorker:
-    return PeerWorker(worker_hello(WorkerRole.DECODE, incarnation, **hello))
-
-
-def request(
-    max_tokens: int = 8,
-    timeout_s: float = 300.0,
-    prompt: list[int] = PROMPT,
-    seeds: tuple[int, ...] = (0,),
-    **sampling: Any,
-) -> GenerationRequest:
-    """One choice for each seed."""
-    params = SamplingParams(max_tokens=max_tokens, **sampling)
-    token_ids = np.array(prompt, np.int32)
-    capsules = tuple(Capsule(token_ids, len(prompt), replace(params, seed=seed)) for seed in seeds)
-    return GenerationRequest("request-1", capsules, timeout_s, len(seeds))
-
-
-async def read_all(generation: Generation) -> tuple[list[int], Delta]:
-    tokens: list[int] = []
-    async with asyncio.timeout(120):
-        while True:
-            delta = await generation.next()
-            tokens += delta.tokens
-            if delta.finish:
-                return tokens, delta
-
-
-async def first(generation: Generation) -> Delta:
-    async with asyncio.timeout(120):
-        return await generation.next()
 
 
 async def test_a_pair_gets_the_request_at_once_and_under_one_handle():
@@ -205,155 +75,6 @@ async def test_tokens_of_a_pair_come_once_and_in_order():
         assert stack.counts.cached == [(0, 4)]
         await asyncio.sleep(0.02)
         assert prefill.aborts == decode.aborts == []
-
-
-async def read_choices(generation: Generation, num_choices: int) -> list[list[int]]:
-    tokens: list[list[int]] = [[] for _ in range(num_choices)]
-    going_on = set(range(num_choices))
-    async with asyncio.timeout(120):
-        while going_on:
-            delta = await generation.next()
-            assert delta.choice in going_on
-            tokens[delta.choice] += delta.tokens
-            if delta.finish:
-                going_on.remove(delta.choice)
-    return tokens
-
-
-async def test_choices_are_sent_as_one_and_come_apart_after_the_first_token():
-    """One ends at its first token, one is ended by its client, one goes through decode."""
-    prefill, decode = prefill_peer(), decode_peer()
-    tokens = continuation(PROMPT, 4)
-    async with running(prefill, decode) as stack, stack.dispatcher.generate(request(4, seeds=(7, 8, 9))) as generation:
-        at_prefill, at_decode = await prefill.submit(), await decode.submit()
-        assert (at_prefill.handle, at_prefill.seeds, at_prefill.handoff) == (1, (7, 8, 9), HandTo(DECODE))
-        assert (at_decode.handle, at_decode.seeds) == (1, (7, 8, 9))
-        prefill.say(row_frame(2, len(PROMPT), tokens[:1], finish=STOP, cached=4))
-        assert await first(generation) == Delta(tokens[:1], None, STOP, 4, choice=0)
-        await decode.aborted(2)
-        prefill.say(row_frame(3, len(PROMPT), tokens[:1], cached=4))
-        assert (await first(generation)).choice == 1
-        generation.end(1)
-        await prefill.aborted(3)
-        await decode.aborted(3)
-        decode.say(row_frame(4, len(PROMPT), tokens, finish=LENGTH))
-        delta = await first(generation)
-        assert (delta.choice, delta.tokens, delta.finish) == (2, tokens, LENGTH)
-        assert stack.rows == []
-        assert (stack.counts.attempts, stack.counts.handoffs) == (1, {"completed": 1})
-        assert stack.counts.cached == [(0, 4)]
-        assert (prefill.aborts, decode.aborts) == ([3], [2, 3])
-
-
-async def test_choices_go_on_one_by_one_after_their_handoff_failed():
-    prefill, decode = prefill_peer(), decode_peer()
-    tokens = continuation(PROMPT, 4)
-    async with running(prefill, decode) as stack, stack.dispatcher.generate(request(4, seeds=(7, 8))) as generation:
-        submit = await decode.submit()
-        prefill.say(row_frame(2, len(PROMPT), tokens[:1]))
-        await eventually(lambda: stack.rows[0]["tokens_delivered"] == 1)
-        reading = asyncio.create_task(read_choices(generation, 2))
-        decode.fail(submit, FailureCode.HANDOFF)
-        again = [await decode.submit(2), await decode.submit(3)]
-        assert sorted((tokens_of(one.capsule), one.capsule.sampling.seed, one.seeds) for one in again) == [
-            (PROMPT, 8, ()),
-            (PROMPT + tokens[:1], 7, ()),
-        ]
-        for one in again:
-            done = len(one.capsule.token_ids) - len(PROMPT)
-            decode.say_tokens(one, tokens[done:], finish=LENGTH)
-        assert await reading == [tokens, tokens]
-        assert 1 in prefill.aborts
-        assert stack.counts.attempts == 3
-        assert stack.counts.handoffs == {"failed_handoff": 1, "completed": 2}
-
-
-async def test_a_client_that_leaves_ends_the_prompt_and_all_its_choices():
-    prefill, decode = prefill_peer(), decode_peer()
-    async with running(prefill, decode) as stack:
-        async with stack.dispatcher.generate(request(seeds=(7, 8))):
-            await decode.submit()
-        for worker in (prefill, decode):
-            await worker.aborted(1)
-            assert worker.aborts == [2, 3, 1]
-        assert stack.counts.handoffs == {"abandoned": 1}
-
-
-async def test_choices_that_do_not_fit_together_are_tried_alone():
-    decode = decode_peer()
-    tokens = continuation(PROMPT, 2)
-    async with running(decode) as stack, stack.dispatcher.generate(request(2, seeds=(7, 8))) as generation:
-        reading = asyncio.create_task(read_choices(generation, 2))
-        decode.fail(await decode.submit(), FailureCode.TOO_LARGE)
-        for number in (2, 3):
-            submit = await decode.submit(number)
-            assert submit.seeds == ()
-            decode.say_tokens(submit, tokens, finish=LENGTH)
-        assert await reading == [tokens, tokens]
-
-
-async def test_more_choices_than_a_worker_has_slots_go_in_parts():
-    """A peer has eight slots: one for the prompt, seven for choices."""
-    decode = decode_peer()
-    async with running(decode) as stack, stack.dispatcher.generate(request(seeds=tuple(range(9)))):
-        both = await decode.submit(1), await decode.submit(2)
-        assert [submit.seeds for submit in both] == [tuple(range(7)), (7, 8)]
-        assert [submit.handle for submit in both] == [1, 9]
-
-
-def scores(prompt: list[int]) -> PackedLogprobs:
-    count = len(prompt) - 1
-    return PackedLogprobs(
-        np.array([0], np.int32), -np.arange(count, dtype=np.float32), np.zeros(0, np.int32), np.zeros(0, np.float32)
-    )
-
-
-def scores_frame(handle: int, prompt: list[int]) -> Frame:
-    """Logprobs of a prompt's tokens from the second on."""
-    frame = row_frame(handle, 1, prompt[1:])
-    frame.logprobs = scores(prompt)
-    return frame
-
-
-@pytest.mark.parametrize("seeds", [(7,), (7, 8)])
-async def test_a_prompt_s_logprobs_come_before_any_token(seeds: tuple[int, ...]):
-    """Of a group under the prompt's handle, for each choice."""
-    prefill, decode = prefill_peer(), decode_peer()
-    tokens = continuation(PROMPT, 2)
-    wanted = request(2, seeds=seeds, num_prompt_logprobs=0)
-    async with running(prefill, decode) as stack, stack.dispatcher.generate(wanted) as generation:
-        submit = await prefill.submit()
-        handles = range(submit.handle + bool(submit.seeds), submit.last_handle + 1)
-        for handle in handles:
-            prefill.say(row_frame(handle, len(PROMPT), tokens[:1]))
-        reading = asyncio.create_task(generation.next())
-        await eventually(lambda: all(row["tokens_delivered"] for row in stack.rows))
-        await asyncio.sleep(0.02)
-        assert not reading.done()
-        prefill.say(scores_frame(submit.handle, PROMPT))
-        for handle in handles:
-            prefill.say(row_frame(handle, len(PROMPT), tokens[:1]))
-            decode.say(row_frame(handle, len(PROMPT), tokens, finish=LENGTH))
-        deltas = [await reading] + [await first(generation) for _ in seeds[1:]]
-        for delta in deltas:
-            assert delta.prompt_logprobs is not None
-            assert [score.sampled for score in delta.prompt_logprobs] == [-float(at) for at in range(len(PROMPT) - 1)]
-
-
-async def test_decode_ahead_of_the_prompt_s_logprobs_costs_an_attempt():
-    prefill, decode = prefill_peer(), decode_peer()
-    tokens = continuation(PROMPT, 2)
-    wanted = request(2, num_prompt_logprobs=0)
-    async with running(prefill, decode) as stack, stack.dispatcher.generate(wanted) as generation:
-        reading = asyncio.create_task(read_all(generation))
-        decode.say_tokens(await decode.submit(), tokens, finish=LENGTH)
-        again = await prefill.submit(2)
-        assert again.capsule.sampling.num_prompt_logprobs == 0
-        prefill.say(scores_frame(again.handle, PROMPT))
-        prefill.say_tokens(again, tokens[:1])
-        await eventually(lambda: stack.rows[0]["tokens_delivered"] == 1)
-        decode.say_tokens(await decode.submit(2), tokens, finish=LENGTH)
-        assert (await reading)[0] == tokens
 
 
 async def test_all_tokens_since_the_last_call_come_in_one_delta():
@@ -433,6 +154,18 @@ async def test_a_request_continues_with_the_same_tokens_after_the_stream_breaks(
         after = continuation(tokens_of(again.capsule), 8 - delivered)
         decode.say_tokens(again, after, finish=LENGTH, cached=8)
         assert got + (await reading)[0] == tokens
+
+
+async def test_streams_of_a_living_worker_may_break_more_often_than_attempts_may_fail():
+    decode = decode_peer()
+    tokens = continuation(PROMPT, 8)
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        reading = asyncio.create_task(read_all(generation))
+        for number in range(1, 2 * MAX_ATTEMPTS):
+            await decode.submit(number)
+            decode.break_stream()
+        decode.say_tokens(await decode.submit(2 * MAX_ATTEMPTS), tokens, finish=LENGTH)
+        assert (await reading)[0] == tokens
 
 
 async def test_rows_of_a_handle_that_was_given_up_are_dropped():
@@ -619,16 +352,6 @@ async def test_a_prompt_that_fits_no_pool_is_refused_before_it_is_sent():
         assert stack.rows == []
 
 
-async def test_ready_when_a_decode_worker_is_there_and_every_address_was_tried():
-    decode = decode_peer()
-    async with running(decode, addresses=("127.0.0.1:1",)) as stack:
-        await eventually(stack.dispatcher.ready)
-        assert stack.dispatcher.max_model_len == 256
-        decode.refuses = "gone for good"
-        decode.break_stream()
-        await eventually(lambda: not stack.dispatcher.ready())
-
-
 async def test_without_a_decode_worker_new_requests_are_unavailable_at_once():
     prefill = prefill_peer()
     async with running(prefill) as stack:
@@ -676,55 +399,6 @@ async def test_a_running_request_without_a_worker_waits_until_its_deadline():
             await first(generation)
 
 
-async def test_a_restarted_worker_is_a_new_one_and_its_old_cache_is_forgotten():
-    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
-    chain = block_hashes(root_hash("f" * 32), np.array(PROMPT, np.int32), 4)
-    decode.events_at_start = BlockEvents(0, True, chain, [])
-    async with running(decode, other) as stack:
-        for number in range(1, 4):
-            async with stack.dispatcher.generate(request()):
-                await decode.submit(number)
-        assert other.submits == [], "the prefix is cached at the first worker, and it has no load"
-        decode.hello = worker_hello(WorkerRole.DECODE, 0xD3)
-        decode.events_at_start = BlockEvents(0, True, [], [])
-        decode.break_stream()
-        await eventually(
-            lambda: {worker["incarnation"] for worker in stack.live} == {f"{0xD3:016x}", f"{OTHER_DECODE:016x}"}
-        )
-        for _ in range(4):
-            async with stack.dispatcher.generate(request()):
-                await asyncio.sleep(0.01)
-        assert len(other.submits) == 2
-
-
-async def test_a_gap_in_block_events_makes_the_link_ask_for_a_new_snapshot():
-    decode = decode_peer()
-    async with running(decode) as stack:
-        decode.say(BlockEvents(0, True, [], []))
-        decode.say(BlockEvents(1, False, [], []))
-        decode.say(BlockEvents(3, False, [], []))
-        await decode.until(lambda: len(decode.hellos) == 2)
-        await stack.connected(1)
-
-
-async def test_workers_that_speak_another_major_version_are_not_used():
-    decode = decode_peer(protocol_major=2)
-    prefill = prefill_peer()
-    prefill.refuses = "protocol 1 is too old for this worker"
-    async with serving(decode), serving(prefill), running(addresses=(decode.address, prefill.address)) as stack:
-        await decode.until(lambda: len(decode.hellos) >= 2)
-        assert stack.live == []
-
-
-async def test_a_message_that_makes_no_sense_costs_the_worker_its_stream():
-    decode = decode_peer()
-    async with running(decode):
-        frame = empty_frame()
-        frame.counts = np.array([3], np.uint32)
-        decode.say(frame)
-        await decode.until(lambda: len(decode.hellos) == 2)
-
-
 async def test_tokens_missing_in_between_begin_a_new_attempt():
     decode = decode_peer()
     tokens = continuation(PROMPT, 8)
@@ -751,19 +425,6 @@ async def test_a_worker_that_does_not_stop_is_stopped_at_max_tokens():
         await decode.aborted(submit.handle)
 
 
-async def test_bytes_moved_are_counted_from_a_workers_first_word_on_across_its_streams():
-    decode = decode_peer()
-    async with running(decode) as stack:
-        for moved in (100, 150, 150):
-            decode.say(empty_frame(load=Load(bytes_moved=moved, available_blocks=9)))
-        await eventually(lambda: stack.counts.bytes_moved == 50)
-        assert stack.counts.loads[decode.address].available_blocks == 9
-        decode.break_stream()
-        await eventually(lambda: len(decode.hellos) == 2)
-        decode.say(empty_frame(load=Load(bytes_moved=170, available_blocks=9)))
-        await eventually(lambda: stack.counts.bytes_moved == 70)
-
-
 async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
     decode = decode_peer()
     tokens = continuation(PROMPT, 8)
@@ -781,44 +442,6 @@ async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
             assert decode.hellos[1].gateway != decode.hellos[0].gateway
             decode.say_tokens(again, tokens, finish=LENGTH)
             assert (await reading)[0] == tokens
-
-
-FROZEN_WORKER = """
-import asyncio, sys
-from services.config import WorkerRole
-from tests.gateway.peer import PeerWorker, serving, worker_hello
-
-async def main():
-    async with serving(PeerWorker(worker_hello(WorkerRole.DECODE, 0xD9))) as worker:
-        print(worker.address, flush=True)
-        await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere():
-    """SIGSTOP: its sockets stay open and nothing answers."""
-    process = subprocess.Popen([sys.executable, "-c", FROZEN_WORKER], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = await asyncio.to_thread(process.stdout.readline)
-        decode = decode_peer()
-        async with running(addresses=(address.strip(),)) as stack, serving(decode):
-            await stack.connected(1)
-            async with stack.dispatcher.generate(request()) as generation:
-                reading = asyncio.create_task(read_all(generation))
-                os.kill(process.pid, signal.SIGSTOP)
-                stopped = time.monotonic()
-                await stack.connected(0, timeout_s=120)
-                assert time.monotonic() - stopped < 60, "about 2 s where nothing else runs"
-                assert stack.rows[0]["phase"] == "waiting"
-                reading.cancel()
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pytest.MonkeyPatch):
@@ -840,65 +463,6 @@ async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pyte
         prefill.refuses = ""
         assert (await decode.submit(2)).handoff == TakeFrom(prefill.address, PREFILL)
         reading.cancel()
-
-
-async def test_a_worker_of_another_model_is_not_taken():
-    ours, theirs = decode_peer(model="ours"), decode_peer(OTHER_DECODE, model="theirs")
-    async with serving(ours), serving(theirs):
-        counts, addresses = Counts(), [ours.address, theirs.address]
-        policy = Policy(HandoffMode.NEVER, 64)
-        dispatcher = Dispatcher(addresses, policy, 9, MemoryPrefixIndex(), counts, model="ours")
-        task = asyncio.create_task(dispatcher.run())
-        await eventually(dispatcher.ready)
-        await theirs.until(lambda: len(theirs.hellos) > 1)  # refused, and tried again
-        assert list(counts.loads) == [ours.address]
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def test_workers_without_a_transport_in_common_never_pair_and_the_log_says_so():
-    prefill, decode = prefill_peer(transports=("nixl",)), decode_peer(transports=("grpc",))
-    with structlog.testing.capture_logs() as logs:
-        async with running(prefill, decode) as stack, stack.dispatcher.generate(request()):
-            assert (await decode.submit()).handoff is None
-    (warning,) = [log for log in logs if log["event"] == "two workers never pair"]
-    assert f"{prefill.address} has nixl" in warning["reason"]
-    assert f"{decode.address} has grpc" in warning["reason"]
-
-
-async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
-    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
-    async with running() as stack, serving(decode), serving(other):
-        stack.dispatcher.set_addresses([decode.address, other.address])
-        await stack.connected(2)
-        stack.dispatcher.set_addresses([])
-        other.refuses = "it is about to go"
-        other.break_stream()
-        await stack.connected(1)
-        await asyncio.sleep(0)  # the link hears of it last
-        stack.dispatcher.set_addresses([])
-        other.refuses = ""
-        await asyncio.sleep(3 * FIRST_BACKOFF_S)
-        assert [worker["address"] for worker in stack.live] == [decode.address]
-        assert len(other.hellos) == 1
-        assert stack.dispatcher.ready()
-        stack.dispatcher.set_addresses([other.address])
-        await stack.connected(2)
-
-
-@pytest.mark.parametrize("turns", range(8))
-async def test_a_link_ends_when_told_to_in_the_moment_in_which_its_stream_breaks(turns: int):
-    async with serving(decode_peer()) as decode:
-        counts = Counts()
-        dispatcher = Dispatcher([decode.address], Policy(HandoffMode.NEVER, 64), 9, MemoryPrefixIndex(), counts)
-        task = asyncio.create_task(dispatcher.run())
-        await eventually(lambda: bool(counts.loads))
-        dispatcher._links[decode.address].reset("the test says so")
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task], timeout=20)
-        assert task.done()
 
 
 async def test_every_request_of_many_completes_while_streams_keep_breaking():

@@ -24,8 +24,8 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_dir import GenerationDefaults, ModelInfo
 from services.protocol.outcomes import FinishReason
+from tests.gateway.dispatch_stack import eventually
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, delta_per_token, one_delta
-from tests.gateway.test_dispatch import eventually
 from tests.gateway.tokenizer_files import CHATML, byte_level
 
 MODEL = "m"

@@ -1,0 +1,150 @@
+"""A dispatcher and the peers that it is tried against."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from services.config import HandoffMode, WorkerRole
+from services.gateway.dispatch import Dispatcher
+from services.gateway.generation import (
+    Delta,
+    Generation,
+    GenerationRequest,
+)
+from services.gateway.router import Policy
+from services.prefix_index.memory import MemoryPrefixIndex
+from services.protocol.capsule import Capsule
+from services.protocol.frames import Load
+from services.protocol.sampling import SamplingParams
+from tests.gateway.peer import (
+    PeerWorker,
+    serving,
+    worker_hello,
+)
+
+PREFILL, DECODE, OTHER_DECODE = 0xF1, 0xD1, 0xD2
+PROMPT = list(range(100, 110))
+
+
+class Counts:
+    """A DispatchObserver that remembers."""
+
+    def __init__(self) -> None:
+        self.handoffs: Counter[str] = Counter()
+        self.attempts = 0
+        self.cached: list[tuple[int, int]] = []
+        self.bytes_moved = 0
+        self.loads: dict[str, Load] = {}
+
+    def attempt_started(self) -> None:
+        self.attempts += 1
+
+    def handoff_ended(self, outcome: str) -> None:
+        self.handoffs[outcome] += 1
+
+    def cached_tokens(self, predicted: int, actual: int) -> None:
+        self.cached.append((predicted, actual))
+
+    def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
+        self.loads[worker] = load
+
+    def worker_gone(self, worker: str, role: WorkerRole) -> None:
+        self.loads.pop(worker, None)
+
+    def kv_bytes_moved(self, count: int) -> None:
+        self.bytes_moved += count
+
+
+class Stack:
+    """A dispatcher and its peers."""
+
+    def __init__(self, dispatcher: Dispatcher, counts: Counts, workers: list[PeerWorker]) -> None:
+        self.dispatcher = dispatcher
+        self.counts = counts
+        self.workers = workers
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = cast(Any, self.dispatcher.describe()["rows"])
+        return rows
+
+    async def connected(self, count: int, timeout_s: float = 120.0) -> None:
+        await eventually(lambda: len(self.live) == count, timeout_s)
+
+    @property
+    def live(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = cast(Any, self.dispatcher.describe()["workers"])
+        return workers
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running(
+    *workers: PeerWorker,
+    handoff: HandoffMode = HandoffMode.ALWAYS,
+    max_waiting: int = 100,
+    addresses: tuple[str, ...] = (),
+) -> AsyncIterator[Stack]:
+    async with AsyncExitStack() as exits:
+        for worker in workers:
+            await exits.enter_async_context(serving(worker))
+        counts = Counts()
+        named = [worker.address for worker in workers] + list(addresses)
+        dispatcher = Dispatcher(named, Policy(handoff, 64), max_waiting, MemoryPrefixIndex(), counts)
+        task = asyncio.create_task(dispatcher.run())
+        try:
+            stack = Stack(dispatcher, counts, list(workers))
+            await stack.connected(len(workers))
+            yield stack
+        finally:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+def prefill_peer(**hello: Any) -> PeerWorker:
+    return PeerWorker(worker_hello(WorkerRole.PREFILL, PREFILL, **hello))
+
+
+def decode_peer(incarnation: int = DECODE, **hello: Any) -> PeerWorker:
+    return PeerWorker(worker_hello(WorkerRole.DECODE, incarnation, **hello))
+
+
+def request(
+    max_tokens: int = 8,
+    timeout_s: float = 300.0,
+    prompt: list[int] = PROMPT,
+    seeds: tuple[int, ...] = (0,),
+    **sampling: Any,
+) -> GenerationRequest:
+    """One choice for each seed."""
+    params = SamplingParams(max_tokens=max_tokens, **sampling)
+    token_ids = np.array(prompt, np.int32)
+    capsules = tuple(Capsule(token_ids, len(prompt), replace(params, seed=seed)) for seed in seeds)
+    return GenerationRequest("request-1", capsules, timeout_s, len(seeds))
+
+
+async def read_all(generation: Generation) -> tuple[list[int], Delta]:
+    tokens: list[int] = []
+    async with asyncio.timeout(120):
+        while True:
+            delta = await generation.next()
+            tokens += delta.tokens
+            if delta.finish:
+                return tokens, delta
+
+
+async def first(generation: Generation) -> Delta:
+    async with asyncio.timeout(120):
+        return await generation.next()
