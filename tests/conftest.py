@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
-SLOWEST_LAST = ("launcher", "e2e")  # folders, in the order in which they run after all others
+SLOWEST_LAST = ("helm", "launcher", "e2e")  # folders, in the order in which they run after all others
 OUT_OF_TIME = "not started: out of time"
 
 
