@@ -46,7 +46,7 @@ def supervisor(code: str, log: Log, ready: bool = True, grace_s: float = 5.0) ->
 async def run_until(supervised: Supervisor, log: Log, event: tuple[str, ...]) -> float:
     """Runs until the event came, cancels, and returns the seconds that ending took."""
     task = asyncio.create_task(supervised.run())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while event not in log.events:
             await asyncio.sleep(0.01)
     started = time.monotonic()
