@@ -13,6 +13,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -101,7 +102,7 @@ class Supervisor:
         """No more grace, for a child that is being ended or will be."""
         self._grace_s = 0.0
         if self._ending is not None:
-            self._ending.kill()
+            _kill(self._ending)
 
     async def _one_life(self) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -130,9 +131,10 @@ class Supervisor:
         self._ending = process
         process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), self._grace_s)
+            async with asyncio.timeout(self._grace_s):
+                await process.wait()
         except TimeoutError:
-            process.kill()
+            _kill(process)
             await process.wait()
         self._ending = None
 
@@ -152,6 +154,11 @@ class Supervisor:
             else:
                 self._held.append(line)
                 self._listener.loading(self.spec.name, line)
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):  # it ended in this moment
+        process.kill()
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:

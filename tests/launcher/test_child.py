@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from typing import cast
 
 import pytest
 
@@ -98,6 +99,32 @@ async def test_ending_kills_a_deaf_child_after_its_grace() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here'); time.sleep(60)"
     seconds = await run_until(supervisor(code, log, grace_s=0.3), log, ("line", "here"))
     assert 0.3 <= seconds < 30
+
+
+class EndsWithItsGrace:
+    """A process that is gone by the time at which it is killed."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self._gone = asyncio.Event()
+
+    def terminate(self) -> None:
+        """It takes its time."""
+
+    def kill(self) -> None:
+        self._gone.set()
+        raise ProcessLookupError
+
+    async def wait(self) -> int:
+        await self._gone.wait()
+        return 0
+
+
+async def test_a_child_may_end_in_the_moment_in_which_its_grace_does() -> None:
+    process = cast("asyncio.subprocess.Process", EndsWithItsGrace())
+    async with asyncio.timeout(60):
+        await supervisor("", Log(), grace_s=0.01)._end(process)
 
 
 async def test_a_very_long_line_comes_in_pieces_and_loses_nothing() -> None:
