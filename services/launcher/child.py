@@ -163,14 +163,16 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
     """Lines of any length; one above the limit comes in pieces."""
-    rest = b""
+    rest = bytearray()
     while chunk := await stream.read(1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.decode(errors="replace")
+        *ends, start = chunk.split(b"\n")
+        for end in ends:
+            yield (rest + end).decode(errors="replace")
+            rest.clear()
+        rest += start
         if len(rest) > _MAX_LINE_BYTES:
             yield rest.decode(errors="replace")
-            rest = b""
+            rest.clear()
     if rest:
         yield rest.decode(errors="replace")
 
