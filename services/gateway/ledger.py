@@ -60,7 +60,7 @@ class LedgerRow:
     taken: int = 0  # of `generated`
     attempt: Attempt | None = None
     attempts: int = 0  # that count against MAX_ATTEMPTS
-    lost_with: Counter[WorkerId] = field(default_factory=Counter)  # of them, by the worker whose stream broke
+    lost_with: Counter[WorkerId] = field(default_factory=Counter)  # of them: by whose stream, after their first token
     refusals: int = 0  # "not now" in a row
     avoid: dict[WorkerId, float] = field(default_factory=dict)  # until when
     larger_than: int = 0  # blocks of the largest worker that was too small
@@ -209,12 +209,16 @@ class Ledger:
         """A worker's stream broke, and with it all that this gateway had there."""
         for row in self:
             if row.attempt is not None and row.attempt.heeds(worker):
-                row.lost_with[worker] += 1
+                if row.attempt.phase is not Phase.PREFILL:
+                    row.lost_with[worker] += 1
                 self._give_up(row, "failed_worker_lost", over_at=worker)
                 self._again(row, "its worker was lost")
 
     def on_return(self, worker: WorkerId) -> None:
-        """A worker whose stream broke is still alive: what was lost with the stream was not the requests' doing."""
+        """A worker whose stream broke is still alive: requests that were getting on when it did lose no attempt by it.
+
+        Those that were not may be why it broke, so it counts: four such attempts, not as many as the deadline allows.
+        """
         for row in self:
             row.attempts -= row.lost_with.pop(worker, 0)
 

@@ -159,12 +159,14 @@ async def test_a_request_continues_with_the_same_tokens_after_the_stream_breaks(
 async def test_streams_of_a_living_worker_may_break_more_often_than_attempts_may_fail():
     decode = decode_peer()
     tokens = continuation(PROMPT, 8)
+    assert len(tokens) > MAX_ATTEMPTS
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
-        for number in range(1, 2 * MAX_ATTEMPTS):
-            await decode.submit(number)
+        for number, token in enumerate(tokens[:-1], start=1):
+            decode.say_tokens(await decode.submit(number), [token])
+            await eventually(lambda number=number: stack.rows[0]["tokens_delivered"] == number)
             decode.break_stream()
-        decode.say_tokens(await decode.submit(2 * MAX_ATTEMPTS), tokens, finish=LENGTH)
+        decode.say_tokens(await decode.submit(len(tokens)), tokens[-1:], finish=LENGTH)
         assert (await reading)[0] == tokens
 
 

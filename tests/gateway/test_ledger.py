@@ -226,19 +226,31 @@ def test_attempts_are_bounded(bench: Bench):
     assert len(bench.ledger) == 0
 
 
-def test_attempts_lost_with_the_streams_of_workers_that_live_on_do_not_count(bench: Bench):
-    row = bench.open()
+def lose_stream(bench: Bench, row: LedgerRow, token: bool, returns: Candidate) -> None:
+    """An attempt ends with decode's stream, after a token or before; then a worker's stream is there again."""
+    assert row.error is None
+    bench.ledger.start([row], PAIR)
+    if token:
+        bench.say(D, bench.ledger.highest_handle, row.length, [50])
+    bench.ledger.on_lost(D.id)
+    bench.ledger.on_return(returns.id)
+
+
+def test_attempts_that_got_on_until_a_living_worker_s_stream_broke_do_not_count(bench: Bench):
+    row = bench.open(max_tokens=100)
     for _ in range(3 * MAX_ATTEMPTS):
-        bench.ledger.start([row], PAIR)
-        bench.ledger.on_lost(D.id)
-        bench.ledger.on_lost(P.id)  # which nothing was left of
-        bench.ledger.on_return(D.id)
+        lose_stream(bench, row, token=True, returns=D)
     assert row.attempts == 0
+    assert len(taken(row)) == 3 * MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize(("token", "returns"), [(False, D), (True, P)])
+def test_attempts_that_may_be_why_a_stream_broke_or_that_a_worker_died_with_are_bounded(
+    bench: Bench, token: bool, returns: Candidate
+):
+    row = bench.open(max_tokens=100)
     for _ in range(MAX_ATTEMPTS):
-        assert row.error is None
-        bench.ledger.start([row], PAIR)
-        bench.ledger.on_lost(D.id)
-        bench.ledger.on_return(P.id)
+        lose_stream(bench, row, token, returns)
     assert isinstance(row.error, Failed)
 
 
