@@ -8,7 +8,8 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 import numpy as np
 
@@ -32,7 +33,11 @@ from services.worker.index_link import IndexLink
 _BLOCK_SIZE, _PROMPT = 16, 32
 _MODEL_S = 0.005
 _ROUNDS, _STEPS = 5, 200
-_KINDS = ((False, False), (True, False), (True, True))  # named, published
+_KINDS = {  # named, published
+    "nothing beside it": (False, False),
+    "blocks named": (True, False),
+    "blocks named and published": (True, True),
+}
 
 _Blocks = Mapping[BlockHash, BlockHash]
 Figures = list[tuple[str, str]]
@@ -43,15 +48,13 @@ async def measure(batch_size: int) -> Figures:
     """Rounds of three kinds in turn. What a round left for the event loop is done before the next one begins."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     engine = _decoding(batch_size)
-    times: dict[str, list[float]] = {"nothing beside it": [], "blocks named": [], "blocks named and published": []}
-    async with own_redis() as url:
-        beside = _Beside(url)
+    times: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    async with own_redis() as url, _beside(url) as beside:
         for _ in range(_ROUNDS):
-            for spent, (named, published) in zip(times.values(), _KINDS, strict=True):
+            for kind, (named, published) in _KINDS.items():
                 hand_on = beside.begin(named=named, published=published)
-                spent += await asyncio.to_thread(_run, engine, hand_on)
+                times[kind] += await asyncio.to_thread(_run, engine, hand_on)
                 await beside.settle()
-        await beside.close()
     what = f"decode step of {batch_size}, beyond the model's {_MODEL_S * 1e3:.0f} ms"
     return [(f"{what}, {kind}", _describe(spent)) for kind, spent in times.items()]
 
@@ -59,10 +62,8 @@ async def measure(batch_size: int) -> Figures:
 class _Beside:
     """What a worker's event loop does with the blocks that steps fill; or with some of it kept back."""
 
-    def __init__(self, url: str) -> None:
-        record = WorkerRecord("127.0.0.1:0", "decode", "1", "micro", "micro", _BLOCK_SIZE, 0)
-        self._link = IndexLink(url, 1, record)
-        self._task = asyncio.create_task(self._link.run())
+    def __init__(self, link: IndexLink) -> None:
+        self._link = link
         self._loop = asyncio.get_running_loop()
         self._log = BlockLog("micro")
         self._log.subscribe(self._changed)
@@ -85,12 +86,6 @@ class _Beside:
         while not (self._log.idle and self._link.idle):
             await asyncio.sleep(0.01)
 
-    async def close(self) -> None:
-        """Ends the link."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self._link.leave()
-
     def _name_soon(self, events: list[CacheEvent]) -> None:
         self._loop.call_soon_threadsafe(self._log.append, events)
 
@@ -99,6 +94,17 @@ class _Beside:
             self._link.blocks_changed(added, evicted)
         else:
             self._unpublished.append((added, evicted))
+
+
+@asynccontextmanager
+async def _beside(url: str) -> AsyncIterator[_Beside]:
+    link = IndexLink(url, 1, WorkerRecord("127.0.0.1:0", "decode", "1", "micro", "micro", _BLOCK_SIZE, 0))
+    await link.register()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(link.run())
+        yield _Beside(link)
+        running.cancel()
+    await link.leave()
 
 
 class _RestingRunner:

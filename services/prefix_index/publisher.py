@@ -19,7 +19,7 @@ from services.protocol.block_hash import BlockHash
 
 _MAX_BATCH = 256  # blocks of one tree in one call: well under a millisecond of the server's time
 _MAX_TREES = 8  # in one round trip: a fourth of the CPU time of so many round trips, and still a short slice of it
-_GATHER_S = 0.02  # between two round trips: what decodes changes many trees a little
+_GATHER_S = 0.02  # rest once everything is published: what decodes changes many trees a little
 _MAX_WAITING_EVICTIONS = 100_000  # beyond that, a new id costs less than to remember what the old one no longer has
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 2.0
 
