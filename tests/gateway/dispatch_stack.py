@@ -77,6 +77,9 @@ class Stack:
     async def connected(self, count: int, timeout_s: float = 120.0) -> None:
         await eventually(lambda: len(self.live) == count, timeout_s)
 
+    async def delivered(self, count: int) -> None:
+        await eventually(lambda: self.rows[0]["tokens_delivered"] == count)
+
     @property
     def live(self) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = cast(Any, self.dispatcher.describe()["workers"])

@@ -164,7 +164,7 @@ async def test_streams_of_a_living_worker_may_break_more_often_than_attempts_may
         reading = asyncio.create_task(read_all(generation))
         for number, token in enumerate(tokens[:-1], start=1):
             decode.say_tokens(await decode.submit(number), [token])
-            await eventually(lambda number=number: stack.rows[0]["tokens_delivered"] == number)
+            await stack.delivered(number)
             decode.break_stream()
         decode.say_tokens(await decode.submit(len(tokens)), tokens[-1:], finish=LENGTH)
         assert (await reading)[0] == tokens
