@@ -1,36 +1,64 @@
-"""`python -m loadtest.micro PART`: prints what one part of Baton costs.
+"""`python -m loadtest.micro PART`: prints a table of what one part of Baton costs, and writes it with `--json FILE`.
 
-index       the prefix index in Redis: lookups, publishing, memory
-step        a decode step beside the publishing of the blocks that it fills
-transport   KV blocks between two processes of this host, over NIXL and over gRPC
+A part is a module of this package with `measure(...)`, which takes the part's options and returns its rows, or a
+coroutine of them.
 """
 
 import argparse
 import asyncio
+import inspect
 import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 
-from loadtest.micro import index, step, transport
+from loadtest.micro.rows import Row, table, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    about: str
+    options: tuple[tuple[str, int, str], ...] = ()  # name, default, help
+
+
+_PARTS = {
+    "index": _Part(
+        "the prefix index in Redis: lookups, publishing, memory",
+        (("blocks", 1_000_000, "(block, worker) pairs"),),
+    ),
+    "step": _Part(
+        "a decode step beside the publishing of the blocks that it fills",
+        (("batch", 256, "sequences"),),
+    ),
+    "transport": _Part("KV blocks between two processes of this host, over NIXL and over gRPC"),
+}
 
 
 def main() -> None:
-    """Prints one line for each figure."""
+    """Measures the part that is asked for."""
+    name, chosen, path = _options()
+    rows = _measure(name, chosen)
+    sys.stdout.write(table(rows))
+    if path is not None:
+        write_json(rows, path)
+
+
+def _options() -> tuple[str, dict[str, int], Path | None]:
     parser = argparse.ArgumentParser(prog="python -m loadtest.micro", description=__doc__.partition("\n")[0])
     parts = parser.add_subparsers(dest="part", required=True)
-    of_index = parts.add_parser("index")
-    of_index.add_argument("--blocks", type=int, default=1_000_000, help="(block, worker) pairs (%(default)s)")
-    of_step = parts.add_parser("step")
-    of_step.add_argument("--batch", type=int, default=256, help="sequences (%(default)s)")
-    parts.add_parser("transport")
-    options = parser.parse_args()
-    match options.part:
-        case "index":
-            figures = asyncio.run(index.measure(options.blocks))
-        case "step":
-            figures = asyncio.run(step.measure(options.batch))
-        case _:
-            figures = transport.measure()
-    for name, value in figures:
-        sys.stdout.write(f"{name:58} {value}\n")
+    for name, part in _PARTS.items():
+        of_part = parts.add_parser(name, help=part.about, description=part.about)
+        for option, default, meaning in part.options:
+            of_part.add_argument(f"--{option}", type=int, default=default, help=f"{meaning} (%(default)s)")
+        of_part.add_argument("--json", type=Path, metavar="FILE", help="writes the rows there as well")
+    given = vars(parser.parse_args())
+    return given.pop("part"), given, given.pop("json")
+
+
+def _measure(name: str, options: dict[str, int]) -> list[Row]:
+    found = import_module(f"loadtest.micro.{name}").measure(**options)
+    rows: list[Row] = asyncio.run(found) if inspect.iscoroutine(found) else found
+    return rows
 
 
 if __name__ == "__main__":  # not in a process that a part starts

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from loadtest.micro.own_redis import own_redis
+from loadtest.micro.rows import Row, spread
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import Client, connect
@@ -16,10 +17,8 @@ _CHAIN, _WORKERS = 1024, 64
 _LOOKUPS = 300
 _SEQUENCES, _FILLED = 256, 12
 
-Figures = list[tuple[str, str]]
 
-
-async def measure(num_blocks: int) -> Figures:
+async def measure(blocks: int) -> list[Row]:
     """On a server of its own."""
     async with own_redis() as url:
         client = connect(url, timeout_s=30)
@@ -29,7 +28,7 @@ async def measure(num_blocks: int) -> Figures:
                 *await _lookups(client, "every worker another depth", lambda worker: 16 * worker),
                 *await _lookups(client, "one worker", lambda worker: _CHAIN if worker == 1 else 0),
             ]
-            return [*lookups, *await _publishing(client, num_blocks), *await _publishing_side_by_side(client)]
+            return [*lookups, *await _publishing(client, blocks), *await _publishing_side_by_side(client)]
         finally:
             await client.aclose()
 
@@ -38,7 +37,7 @@ def _chain(length: int, seed: int) -> list[BlockHash]:
     return block_hashes(root_hash("micro"), np.arange(seed, seed + length, dtype=np.int32), 1)
 
 
-async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> Figures:
+async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> list[Row]:
     await client.redis.flushall()
     chain = _chain(_CHAIN, 0)
     for worker in range(1, _WORKERS + 1):
@@ -51,12 +50,11 @@ async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> Fi
         start = time.perf_counter()
         await index.depths(chain)
         times.append((time.perf_counter() - start) * 1e3)
-    low, middle, high = np.percentile(times, [0, 50, 99])
     what = f"lookup of {_CHAIN} hashes, {_WORKERS} workers, {name}"
-    return [(what, f"min {low:.2f}  p50 {middle:.2f}  p99 {high:.2f} ms")]
+    return [{"what": what, "unit": "ms", **spread(times, (0, 50, 99))}]
 
 
-async def _publishing(client: Client, num_blocks: int) -> Figures:
+async def _publishing(client: Client, num_blocks: int) -> list[Row]:
     """Conversations of 100 blocks, on one worker: the case that shares least memory."""
     await client.redis.flushall()
     before = (await client.redis.info("memory"))["used_memory"]
@@ -70,12 +68,12 @@ async def _publishing(client: Client, num_blocks: int) -> Figures:
         spent += time.perf_counter() - start
     used = (await client.redis.info("memory"))["used_memory"] - before
     return [
-        (f"memory of {num_blocks} blocks in trees of 100", f"{used / num_blocks:.0f} bytes each"),
-        ("publishing, 100 blocks a call", f"{num_blocks / spent:,.0f} blocks/s"),
+        {"what": f"memory of {num_blocks} blocks in trees of 100", "unit": "bytes each", "p50": used / num_blocks},
+        {"what": "publishing, 100 blocks a call", "unit": "us each", "p50": spent / num_blocks * 1e6},
     ]
 
 
-async def _publishing_side_by_side(client: Client) -> Figures:
+async def _publishing_side_by_side(client: Client) -> list[Row]:
     """What decoding does: sequences that each fill a block now and then, in a tree of their own."""
     await client.redis.flushall()
     publisher = IndexPublisher(client, 1)
@@ -87,4 +85,10 @@ async def _publishing_side_by_side(client: Client) -> Figures:
         start = time.process_time()
         await publisher.flush()
         times.append((time.process_time() - start) / _SEQUENCES * 1e6)
-    return [(f"publishing, a block of each of {_SEQUENCES} trees", f"min {min(times):.0f} us of CPU for each")]
+    return [
+        {
+            "what": f"publishing, a block of each of {_SEQUENCES} trees",
+            "unit": "us of CPU each",
+            **spread(times, (0, 50)),
+        }
+    ]

@@ -16,6 +16,7 @@ import numpy as np
 from kvtransfer.layout import KvLayout
 from kvtransfer.messages import HandoffId
 from loadtest.micro.own_redis import own_redis
+from loadtest.micro.rows import Row, spread
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
 from services.engine.engine import Engine
@@ -34,20 +35,19 @@ _BLOCK_SIZE, _PROMPT = 16, 32
 _MODEL_S = 0.005
 _ROUNDS, _STEPS = 5, 200
 _KINDS = {  # named, published
-    "nothing beside it": (False, False),
+    "nothing": (False, False),
     "blocks named": (True, False),
     "blocks named and published": (True, True),
 }
 
 _Blocks = Mapping[BlockHash, BlockHash]
-Figures = list[tuple[str, str]]
 HandOn = Callable[[list[CacheEvent]], object]
 
 
-async def measure(batch_size: int) -> Figures:
+async def measure(batch: int) -> list[Row]:
     """Rounds of three kinds in turn. What a round left for the event loop is done before the next one begins."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    engine = _decoding(batch_size)
+    engine = _decoding(batch)
     times: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     async with own_redis() as url, _beside(url) as beside:
         for _ in range(_ROUNDS):
@@ -55,8 +55,10 @@ async def measure(batch_size: int) -> Figures:
                 hand_on = beside.begin(named=named, published=published)
                 times[kind] += await asyncio.to_thread(_run, engine, hand_on)
                 await beside.settle()
-    what = f"decode step of {batch_size}, beyond the model's {_MODEL_S * 1e3:.0f} ms"
-    return [(f"{what}, {kind}", _describe(spent)) for kind, spent in times.items()]
+    return [
+        {"batch": batch, "model_ms": _MODEL_S * 1e3, "beside": kind, "unit": "ms beyond the model", **_beyond(spent)}
+        for kind, spent in times.items()
+    ]
 
 
 class _Beside:
@@ -166,6 +168,5 @@ def _run(engine: Engine, hand_on: HandOn) -> list[float]:
     return times
 
 
-def _describe(times: list[float]) -> str:
-    low, middle, high = np.percentile(np.array(times) - _MODEL_S, [0, 50, 90]) * 1e3
-    return f"min {low:.2f}  p50 {middle:.2f}  p90 {high:.2f} ms"
+def _beyond(times: list[float]) -> Row:
+    return spread([(spent - _MODEL_S) * 1e3 for spent in times])

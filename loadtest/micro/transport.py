@@ -14,6 +14,7 @@ import numpy as np
 
 from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
+from loadtest.micro.rows import Row, spread
 from protos import kv_pb2_grpc
 from services.config import TransportName
 from services.protocol.grpc_options import SERVER_OPTIONS
@@ -26,16 +27,14 @@ _POLL_S = 0.0005  # as the transfer thread's
 _GENERATION = 1
 _EVERY = np.arange(_NUM_BLOCKS, dtype=np.uint32)
 
-Figures = list[tuple[str, str]]
 
-
-def measure() -> Figures:
+def measure() -> list[Row]:
     """Bytes a second of one read of all blocks, the first one left out: it connects."""
-    return [(f"{name}: a read of {_NUM_BLOCKS} blocks of {_BLOCK_BYTES >> 10} KiB", _measure(name)) for name in
-            (TransportName.NIXL, TransportName.GRPC)]  # fmt: skip
+    sizes: Row = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
+    return [{"transport": name.value, **sizes, **_rate(name)} for name in (TransportName.NIXL, TransportName.GRPC)]
 
 
-def _measure(name: TransportName) -> str:
+def _rate(name: TransportName) -> Row:
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, name), daemon=True)
@@ -49,12 +48,11 @@ def _measure(name: TransportName) -> str:
             assert (source.memory.blocks == _GENERATION).all()
             transport.close()
     except (TransportError, EOFError) as error:
-        return f"not here: {error or 'the source process ended'}"
+        return {"error": f"not here: {error or 'the source process ended'}"}
     finally:
         process.kill()
         process.join()
-    low, middle, high = (_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in np.percentile(seconds, [100, 50, 0]))
-    return f"min {low:.2f}  p50 {middle:.2f}  max {high:.2f} GB/s"
+    return spread([_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in seconds], (0, 50, 100))
 
 
 def _serve(pipe: Connection, name: TransportName) -> None:
