@@ -2,6 +2,7 @@
 
     python -m loadtest --workload decode
     python -m loadtest --requests 64 --input 48 --output 128 --json result.json
+    python -m loadtest compare --help       Baton and its peers in turn, as ratios
 
 It ends by itself: the number of requests is fixed, and what is open after --timeout is an error.
 """
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from loadtest import client, counters, http_stream, workload
+from loadtest.compare import command as compare
 from loadtest.http_stream import Address, HttpError
 from loadtest.report import Report, report, table
 from loadtest.workload import Workload
@@ -31,6 +33,9 @@ class Refusal(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 0 when every request was answered."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["compare"]:
+        return compare.main(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
         result = asyncio.run(_run(options))

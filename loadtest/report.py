@@ -34,6 +34,7 @@ class Report:
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     itl_ms: Spread | None
+    second_token_ms: Spread | None  # between the first part and the second: here a handoff shows
     handoffs: dict[str, int] | None  # by outcome; None: the server is no Baton
     handed_off: float | None  # handoffs that completed, over all requests
     kv_bytes_moved: int | None
@@ -59,6 +60,7 @@ def report(outcomes: list[Outcome], counted: Reading | None) -> Report:
         ttft_ms=_spread([outcome.ttft_s for outcome in good]),
         tpot_ms=_spread([outcome.tpot_s for outcome in good if outcome.tpot_s is not None]),
         itl_ms=_spread([gap for outcome in good for gap in outcome.itl_s]),
+        second_token_ms=_spread([outcome.itl_s[0] for outcome in good if len(outcome.parts_s) > 1]),
         handoffs=None if counted is None else dict(counted.handoffs),
         handed_off=None if counted is None else counted.handoffs["completed"] / len(outcomes),
         kv_bytes_moved=None if counted is None else counted.kv_bytes_moved,
@@ -74,7 +76,12 @@ def table(report: Report) -> str:
         f"{'ms':<12}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}",
         *(
             f"{name:<12}{spread.mean:>10.2f}{spread.p50:>10.2f}{spread.p90:>10.2f}{spread.p99:>10.2f}"
-            for name, spread in (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("ITL", report.itl_ms))
+            for name, spread in (
+                ("TTFT", report.ttft_ms),
+                ("2nd token", report.second_token_ms),
+                ("TPOT", report.tpot_ms),
+                ("ITL", report.itl_ms),
+            )
             if spread is not None
         ),
     ]

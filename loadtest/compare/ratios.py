@@ -1,0 +1,98 @@
+"""From runs to ratios: Baton against the better setting of a peer, round by round. Above 1, Baton is ahead.
+
+Only good runs count: a setting with a fault in one of a workload's runs has no part in the row.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtest.compare.rounds import Run, value_of
+from loadtest.compare.workloads import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of one value a round."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Whom Baton's runs of one kind are compared with: the better of a peer's settings, for each workload."""
+
+    title: str
+    baton: str  # name of the server
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One workload of a contest."""
+
+    workload: str
+    figure: Figure
+    baton: Spread
+    peer: Spread
+    setting: str  # the peer's better one
+    ratio: Spread  # by `figure`
+    ttft_ratio: Spread
+    tpot_ratio: Spread
+    handed_off: float | None  # the smallest share of Baton's requests, over the rounds
+
+
+def ratio(ours: float, theirs: float, figure: Figure) -> float:
+    """How many times better ours is."""
+    return ours / theirs if figure.higher_is_better else theirs / ours
+
+
+def compare(runs: Sequence[Run], contest: Contest) -> list[Row]:
+    """A row for each workload that both sides ran well, in the order of the runs."""
+    rows = []
+    for workload in dict.fromkeys(run.workload for run in runs):
+        ours = _good(runs, contest.baton, workload)
+        theirs = [found for peer in contest.peers if (found := _good(runs, peer, workload))]
+        if ours and theirs:
+            rows.append(_row(ours, _best(theirs)))
+    return rows
+
+
+def _good(runs: Sequence[Run], server: str, workload: str) -> list[Run]:
+    """Its runs, one a round; none, if there is a fault in one."""
+    found = [run for run in runs if (run.server, run.workload) == (server, workload)]
+    return [] if any(run.fault for run in found) else sorted(found, key=lambda run: run.round)
+
+
+def _best(settings: Sequence[list[Run]]) -> list[Run]:
+    """The setting with the best median."""
+    better = max if settings[0][0].figure.higher_is_better else min
+    return better(settings, key=lambda runs: statistics.median(run.value for run in runs))
+
+
+def _row(ours: list[Run], theirs: list[Run]) -> Row:
+    figure = ours[0].figure
+
+    def ratios(of: Figure) -> Spread:
+        pairs = zip(ours, theirs, strict=True)
+        return Spread.of([ratio(value_of(a.report, of), value_of(b.report, of), of) for a, b in pairs])
+
+    shares = [run.report.handed_off for run in ours if run.report.handed_off is not None]
+    return Row(
+        workload=ours[0].workload,
+        figure=figure,
+        baton=Spread.of([run.value for run in ours]),
+        peer=Spread.of([run.value for run in theirs]),
+        setting=theirs[0].server,
+        ratio=ratios(figure),
+        ttft_ratio=ratios(Figure.TTFT_MS),
+        tpot_ratio=ratios(Figure.TPOT_MS),
+        handed_off=min(shares, default=None),
+    )

@@ -1,0 +1,104 @@
+"""Rounds: every server in turn, each round with fresh starts and prompts of its own.
+
+Within a round all servers get the same prompts, and they are started anew for each: figures differ more from start to
+start than from run to run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loadtest import client, counters, workload
+from loadtest.compare.servers import MODEL_NAME, Server, running
+from loadtest.compare.workloads import WARM_UP, Compared, Figure
+from loadtest.http_stream import Address
+from loadtest.report import Report, report
+
+_RUN_TIMEOUT_S = 300.0
+_WARM_UP_SEED = 999
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one workload on one server."""
+
+    round: int
+    server: str
+    workload: str
+    figure: Figure
+    report: Report
+    short_tokens: int  # asked for, and not there
+
+    @property
+    def value(self) -> float:
+        """What the workload is compared by."""
+        return value_of(self.report, self.figure)
+
+    @property
+    def fault(self) -> str | None:
+        """Why its figures count for nothing."""
+        if self.report.failed:
+            return f"{self.report.failed} requests failed: {'; '.join(self.report.errors)}"
+        return f"{self.short_tokens} tokens short" if self.short_tokens else None
+
+
+def value_of(report: Report, figure: Figure) -> float:
+    """0 where nothing was answered."""
+    match figure:
+        case Figure.TOKENS_PER_S:
+            return report.output_tokens_per_s
+        case Figure.REQUESTS_PER_S:
+            return report.requests_per_s
+        case Figure.TTFT_MS:
+            return report.ttft_ms.mean if report.ttft_ms else 0.0
+        case Figure.TPOT_MS:
+            return report.tpot_ms.mean if report.tpot_ms else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be run. `vocabulary`: size of the model's, for prompts of random ids."""
+
+    servers: Sequence[Server]
+    workloads: Sequence[Compared]
+    rounds: int
+    seed: int
+    vocabulary: int
+
+
+async def run_all(plan: Plan, tell: Callable[[str], None]) -> list[Run]:
+    """All runs of all rounds. `tell` hears of each as it ends. Raises ServerError."""
+    runs: list[Run] = []
+    for round_number in range(1, plan.rounds + 1):
+        for server in plan.servers:
+            tell(f"round {round_number} of {plan.rounds}: {server.name}: {server.setting}")
+            async with running(server) as address:
+                await _warm_up(address, plan)
+                for index, wanted in enumerate(plan.workloads):
+                    seed = [plan.seed, round_number, index]
+                    prompts = workload.prompts(wanted.load, seed, plan.vocabulary - 1)
+                    for name in wanted.run_names:
+                        result = await _drive(address, prompts, wanted)
+                        short = len(prompts) * wanted.load.output_tokens - result.output_tokens
+                        run = Run(round_number, server.name, name, wanted.figure, result, short)
+                        tell(f"    {name:<18} {run.value:>10,.1f} {run.figure}{_aside(run)}")
+                        runs.append(run)
+    return runs
+
+
+async def _warm_up(address: Address, plan: Plan) -> None:
+    for index, wanted in enumerate(WARM_UP):
+        prompts = workload.prompts(wanted, [plan.seed, _WARM_UP_SEED, index], plan.vocabulary - 1)
+        await client.drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
+
+
+async def _drive(address: Address, prompts: list[list[int]], wanted: Compared) -> Report:
+    before = await counters.read(address)
+    tokens, concurrency = wanted.load.output_tokens, wanted.concurrency
+    outcomes = await client.drive(address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
+    after = await counters.read(address)
+    return report(outcomes, counters.difference(before, after) if before and after else None)
+
+
+def _aside(run: Run) -> str:
+    handed_off = "" if run.report.handed_off is None else f"  ({run.report.handed_off:.0%} handed off)"
+    return handed_off + (f"  NOT GOOD: {run.fault}" if run.fault else "")

@@ -1,0 +1,79 @@
+"""What Baton and its peers are asked. A workload is named by its shape, in tokens:
+
+48/128               prompts of 48, answers of 128, all requests at once
+48/128 single        the same, one request at a time
+4096+32/16 cold      prompts of 4096 that all share and 32 of their own, answers of 16
+4096+32/16 warm      the same prompts a second time
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loadtest.workload import Workload
+
+
+class Figure(StrEnum):
+    """What a workload is compared by."""
+
+    TOKENS_PER_S = "output tok/s"
+    REQUESTS_PER_S = "req/s"
+    TTFT_MS = "TTFT ms"
+    TPOT_MS = "TPOT ms"
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Rates are, times are not."""
+        return self in (Figure.TOKENS_PER_S, Figure.REQUESTS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A workload, how it is sent, and by what figure it is compared."""
+
+    load: Workload
+    figure: Figure
+    single: bool = False  # one request at a time
+    twice: bool = False  # a second run with the same prompts finds them cached
+
+    @property
+    def name(self) -> str:
+        """Its shape."""
+        load = self.load
+        shared = f"{load.shared_tokens}+" if load.shared_tokens else ""
+        return f"{shared}{load.input_tokens}/{load.output_tokens}" + (" single" if self.single else "")
+
+    @property
+    def run_names(self) -> tuple[str, ...]:
+        """Of its runs, in order."""
+        return (f"{self.name} cold", f"{self.name} warm") if self.twice else (self.name,)
+
+    @property
+    def concurrency(self) -> int:
+        """Requests at a time."""
+        return 1 if self.single else self.load.requests
+
+
+ALL = (
+    Compared(Workload(64, 48, 128), Figure.TOKENS_PER_S),
+    Compared(Workload(64, 462, 16), Figure.REQUESTS_PER_S),
+    Compared(Workload(32, 32, 16, shared_tokens=4096), Figure.REQUESTS_PER_S, twice=True),
+    Compared(Workload(64, 202, 179), Figure.TOKENS_PER_S),
+    Compared(Workload(80, 5, 10, shared_tokens=1195), Figure.REQUESTS_PER_S, twice=True),
+    Compared(Workload(64, 462, 256), Figure.TOKENS_PER_S),
+    Compared(Workload(64, 48, 500), Figure.TOKENS_PER_S),
+    Compared(Workload(20, 48, 128), Figure.TPOT_MS, single=True),
+    Compared(Workload(4, 4096, 8), Figure.TTFT_MS, single=True),
+)
+QUICK = ALL[:3]
+
+# Before anything is measured, for every server alike: code is compiled and threads are started by then.
+WARM_UP = (Workload(16, 300, 16), Workload(2, 4096, 8))
+
+
+def chosen(names: Sequence[str]) -> tuple[Compared, ...]:
+    """Workloads by name. Raises ValueError for one that there is not."""
+    by_name = {workload.name: workload for workload in ALL}
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(by_name)}")
+    return tuple(by_name[name] for name in names)
