@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import orjson
+import uvloop
 
 from loadtest import client, counters, http_stream, workload
 from loadtest.compare import command as compare
@@ -38,7 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         return compare.main(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
-        result = asyncio.run(_run(options))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(_run(options))
     except TimeoutError:
         sys.stderr.write(f"loadtest: no answer within {_ANSWER_TIMEOUT_S:g} s\n")
         return 2

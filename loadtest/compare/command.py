@@ -18,6 +18,8 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import uvloop
+
 from loadtest.compare import workloads
 from loadtest.compare.baton import Baton
 from loadtest.compare.machine import facts
@@ -56,7 +58,8 @@ def main(arguments: list[str]) -> int:
         matches = _matches(options)
         plan = _plan(options, [server for match in matches for server in (match.baton, *match.peers)])
         head = facts(["python -m loadtest compare", *arguments], options.vllm, options.cores)
-        runs = asyncio.run(_run(plan))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runs = runner.run(_run(plan))
     except (Refusal, ServerError, OSError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2

@@ -8,6 +8,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,6 +28,7 @@ MAX_MODEL_LEN = 8192
 START_TIMEOUT_S = 600.0
 _PROBE_INTERVAL_S = 0.3
 _END_GRACE_S = 20.0
+_END_INTERVAL_S = 0.05
 _PORT_TIMEOUT_S = 10.0
 _LAST_LINES = 30
 
@@ -99,12 +101,12 @@ def free_ports(count: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _Started:
     name: str
-    process: asyncio.subprocess.Process
+    process: "subprocess.Popen[bytes]"
     log: Path
 
     def check(self) -> None:
         """Raises ServerError when it is over."""
-        if (code := self.process.returncode) is not None:
+        if (code := self.process.poll()) is not None:
             last = "\n".join(self.log.read_text(errors="replace").splitlines()[-_LAST_LINES:])
             raise ServerError(f"{self.name} ended with {code}; its last lines:\n{last}")
 
@@ -113,9 +115,9 @@ class _Started:
 async def _process(process: Process, logs: Path) -> AsyncIterator[_Started]:
     log = logs / f"{process.name}.log"
     with log.open("wb") as output:
-        started = await asyncio.create_subprocess_exec(
-            *process.command,
-            stdin=asyncio.subprocess.DEVNULL,
+        started = subprocess.Popen(
+            process.command,
+            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env={**os.environ, **process.environment},
@@ -129,18 +131,16 @@ async def _process(process: Process, logs: Path) -> AsyncIterator[_Started]:
         await _end(started)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + _END_GRACE_S
     try:
-        if process.returncode is None:
-            process.terminate()
-            async with asyncio.timeout(_END_GRACE_S):
-                await process.wait()
-    except TimeoutError:
-        pass  # killed below
+        process.terminate()
+        while process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(_END_INTERVAL_S)
     finally:
         with suppress(ProcessLookupError):  # nobody is left
             os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
+        process.wait()
 
 
 async def _until_ready(launch: Launch, started: Sequence[_Started], timeout_s: float) -> None:

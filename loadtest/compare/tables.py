@@ -17,7 +17,7 @@ def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest
         "# Baton and its peers",
         "\n".join(f"- {name}: {value}" for name, value in facts.items()),
         "\n".join(f"- `{server.name}`: {server.setting}" for server in servers),
-        f"{num_rounds} rounds; in each, all servers are started anew and get the same fresh prompts. A cell is the "
+        f"Rounds: {num_rounds}. In each, all servers are started anew and get the same fresh prompts. A cell is the "
         "median over the rounds, with the smallest and the largest. Ratios are of each round, and above 1 Baton is "
         "ahead; those of TTFT and TPOT (means over the requests) are the peer's time over Baton's.",
     ]
