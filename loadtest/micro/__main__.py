@@ -26,6 +26,10 @@ _PARTS = {
         "the prefix index in Redis: lookups, publishing, memory",
         (("blocks", 1_000_000, "(block, worker) pairs"),),
     ),
+    "scheduler": _Part(
+        "a decode step without the model: schedule, blocks, stop checks, frames",
+        (("steps", 400, "steps of each batch"),),
+    ),
     "step": _Part(
         "a decode step beside the publishing of the blocks that it fills",
         (("batch", 256, "sequences"),),

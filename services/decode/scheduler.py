@@ -4,7 +4,7 @@ import numpy as np
 
 from services.engine.batch_state import Phase
 from services.engine.request import Request
-from services.engine.scheduler import Plan, take_chunks
+from services.engine.scheduler import NOTHING, Plan, take_chunks
 from services.engine.sequences import Admission, Sequences
 
 
@@ -25,28 +25,34 @@ class DecodeScheduler:
 
     def plan(self, sequences: Sequences, now: float) -> Plan:
         """Grows, admits, and takes all decoding rows and a chunk."""
-        self._grow(sequences)
+        if not self._grow(sequences):
+            return NOTHING
         self._admit(sequences)
         batch = sequences.batch
         decoding = batch.slots_in(Phase.DECODE)
-        decode = Plan(decoding, np.ones(len(decoding), dtype=np.int32))
+        ones = np.ones(len(decoding), dtype=np.int32)
         computing = batch.slots_in(Phase.PREFILL)
         if not len(computing):
-            return decode
+            return Plan(decoding, ones, only_decodes=True)
         budget = max(1, self._budget - len(decoding))
         if len(decoding):
             budget = min(budget, self._prefill_chunk)
         oldest_first = computing[np.argsort(batch.arrival[computing], kind="stable")]
         chunks = take_chunks(sequences, oldest_first, budget)
-        slots = np.concatenate([decode.slots, chunks.slots])
-        return Plan(slots, np.concatenate([decode.counts, chunks.counts]))
+        return Plan(np.concatenate([decoding, chunks.slots]), np.concatenate([ones, chunks.counts]))
 
-    def _grow(self, sequences: Sequences) -> None:
-        """Every decoding row gets the block it needs; where blocks run out, the newest sequence gives way."""
+    def _grow(self, sequences: Sequences) -> bool:
+        """Every decoding row gets the block it needs; where blocks run out, the newest sequence gives way.
+
+        False while a step is under way: with its end blocks may come free, and who gives way then knows all its tokens.
+        """
         batch = sequences.batch
         while not sequences.grow(batch.slots_in(Phase.DECODE)):
-            running = np.flatnonzero((batch.phase == Phase.DECODE) | (batch.phase == Phase.PREFILL))
+            if sequences.steps_under_way:
+                return False
+            running = np.concatenate([batch.slots_in(Phase.DECODE), batch.slots_in(Phase.PREFILL)])
             sequences.preempt(int(running[np.argmax(batch.arrival[running])]))
+        return True
 
     def _admit(self, sequences: Sequences) -> None:
         """The preempted first, without a watermark; no new one passes them while they wait for room."""

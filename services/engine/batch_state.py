@@ -3,9 +3,11 @@
 A sequence has a slot from admission to its end. All that a step needs is read from these arrays in a handful of numpy
 operations, whatever the number of rows; Python loops only touch rows that start, finish or fill a block.
 
-Of a sequence's tokens   [0 ─── computed ───┬─── this step ───┬─── known, not computed ───]
-                          KV is in blocks                                          length
-A decoding row has length = computed + 1.
+Of a sequence's tokens   [0 ─── done ───┬─── launched ───┬─── still to compute ───]
+                          KV is there    computed                            length
+                                         ▲ by steps that were launched and not collected, if any
+A decoding row has length = computed + 1. While steps are under way, the token that the last of them samples for it
+counts as its last token already, and is UNKNOWN.
 """
 
 from enum import IntEnum
@@ -14,6 +16,18 @@ import numpy as np
 
 from services.engine.logit_edits import SequenceEdits, edits_of
 from services.engine.request import Kind, Request
+
+UNKNOWN = -1  # as a token id: a step that is under way will say
+_STOP_IDS_WIDTH = 8
+
+# What some sequence of a batch asks for; a step looks only at what one of its rows does.
+SAMPLES = 1  # a temperature
+LOGPROBS = 2
+SCORES = 4  # logprobs of the prompt
+STOPS = 8  # at tokens
+MIN_TOKENS = 16  # not before so many
+EDITS = 32  # of logits
+FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
 
 
 class Phase(IntEnum):
@@ -24,6 +38,7 @@ class Phase(IntEnum):
     DECODE = 2  # one token a step
     RECEIVING = 3  # its blocks are being read from a producer
     BRANCH = 4  # its prompt is in another slot
+    ENDING = 5  # the step that samples its last token was launched
 
 
 class BatchState:
@@ -33,12 +48,18 @@ class BatchState:
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
+        self.num_closed = 0  # slots freed so far
         max_blocks = -(-max_model_len // block_size)
         slots = max_num_seqs
         self.phase = np.zeros(slots, dtype=np.int8)
+        self.serial = np.zeros(slots, dtype=np.int64)  # raised when a slot is freed: tells who was in it
+        self.features = np.zeros(slots, dtype=np.uint8)
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
+        self.flat_tokens = self.tokens.reshape(-1)  # a view; a slot's tokens begin at `token_base`
+        self.token_base = np.arange(slots) * (max_model_len + 1)
         self.length = np.zeros(slots, dtype=np.int32)
-        self.computed = np.zeros(slots, dtype=np.int32)
+        self.computed = np.zeros(slots, dtype=np.int32)  # by steps that were launched
+        self.done = np.zeros(slots, dtype=np.int32)  # by steps that are complete
         self.num_prompt = np.zeros(slots, dtype=np.int32)
         self.max_len = np.zeros(slots, dtype=np.int32)
         self.min_len = np.zeros(slots, dtype=np.int32)  # shorter ones must not stop
@@ -60,20 +81,36 @@ class BatchState:
         self.seed = np.zeros(slots, dtype=np.uint64)
         self.num_logprobs = np.full(slots, -1, dtype=np.int32)
         self.num_prompt_logprobs = np.full(slots, -1, dtype=np.int32)  # -1: the prompt is not scored
-        self.stop_ids = np.full((slots, 8), -1, dtype=np.int32)  # EOS and stop tokens; widened when needed
-        self.is_edited = np.zeros(slots, dtype=np.bool_)  # where `edits` has an entry
+        self.stop_ids = np.full(
+            (slots, _STOP_IDS_WIDTH), -1, dtype=np.int32
+        )  # EOS and stop tokens; widened when needed
         self.edits: list[SequenceEdits | None] = [None] * slots
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
+        self._num_following = 0
+        self._slots_in: dict[Phase, np.ndarray] = {}  # as far as somebody asked since a phase changed
 
     @property
     def num_free_slots(self) -> int:
         """Slots that `open` could give out now."""
         return len(self._free)
 
+    @property
+    def any_follows(self) -> bool:
+        """True when some sequence's logits depend on the tokens that it has so far."""
+        return self._num_following > 0
+
     def slots_in(self, phase: Phase) -> np.ndarray:
-        """int64[n]: the slots in a phase, ascending."""
-        return np.flatnonzero(self.phase == phase)
+        """int64[n]: the slots in a phase, ascending. The same array as long as no phase changes."""
+        slots = self._slots_in.get(phase)
+        if slots is None:
+            slots = self._slots_in[phase] = np.flatnonzero(self.phase == phase)
+        return slots
+
+    def set_phase(self, slots: int | np.ndarray, phase: Phase) -> None:
+        """Moves one slot or several to a phase."""
+        self.phase[slots] = phase
+        self._slots_in = {}
 
     def request(self, slot: int) -> Request:
         """The request in a slot that is not free."""
@@ -107,14 +144,31 @@ class BatchState:
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self._set_stop_ids(slot, stop_ids)
         self.edits[slot] = edits_of(sampling, capsule.num_prompt)
-        self.is_edited[slot] = self.edits[slot] is not None
+        self.features[slot] = features = self._features_of(slot)
+        self._num_following += bool(features & FOLLOWS)
         return slot
+
+    def _features_of(self, slot: int) -> int:
+        request, edits = self.request(slot), self.edits[slot]
+        return int(
+            (self.temperature[slot] > 0) * SAMPLES
+            | (self.num_logprobs[slot] >= 0) * LOGPROBS
+            | request.scores_prompt * SCORES
+            | (self.stop_ids[slot, 0] >= 0) * STOPS
+            | (request.capsule.sampling.min_tokens > 0) * MIN_TOKENS
+            | (edits is not None) * EDITS
+            | (edits is not None and edits.follows_tokens) * FOLLOWS
+        )
 
     def close(self, slot: int) -> None:
         """Frees the slot; its blocks are the caller's."""
+        self._num_following -= bool(self.features[slot] & FOLLOWS)
+        self.num_closed += 1
+        self.serial[slot] += 1
         self.requests[slot] = None
         self.edits[slot] = None
-        self.phase[slot] = Phase.FREE
+        self.features[slot] = 0
+        self.set_phase(slot, Phase.FREE)
         self.block_table[slot, : self.num_blocks[slot]] = 0
         self.num_blocks[slot] = 0
         self.num_dropped[slot] = 0

@@ -1,32 +1,38 @@
 """The step loop: plan → launch → collect.
 
+With a pipeline (depth 1) a step is planned and launched while the one before runs, so that the device never waits for
+Python. What that one samples is not known then: it counts as a token whose id is UNKNOWN, and the runner fills it in.
+A sequence that turns out to have ended, or was given up meanwhile, has a row too many in the step under way; what
+comes of that row is dropped, and the blocks are free when the step is complete.
+
 One thread drives an engine. `step` does one round; everything that the rest of the worker needs to know of it is in
 `take_outputs`. Per step the number of Python lines executed does not depend on how many sequences decode, only on how
 many of them fill a block in it.
 """
 
+from collections import deque
+
 import numpy as np
 
 from kvtransfer.messages import FirstToken, HandoffId
-from services.engine.batch_state import BatchState, Phase
-from services.engine.logit_edits import gather_edits
-from services.engine.outputs import (
-    Announced,
-    EngineOutputs,
-    StepRows,
-    row_logprobs,
-    single_row,
-)
+from services.engine.batch_state import UNKNOWN, BatchState, Phase
+from services.engine.launch import Launched, decode_step, mixed_step
+from services.engine.outputs import Announced, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
 from services.engine.request import Request
-from services.engine.runner.base import LogitEdits, Runner, SamplingBatch, ScoredTokens, StepInput, StepOutput
+from services.engine.runner.base import CarriedTokens, Runner, StepInput, StepOutput
 from services.engine.scheduler import Plan, Scheduler
 from services.engine.sequences import Sequences
+from services.engine.token_rows import TokenRows
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FailureCode, FinishReason
 
 
 class Engine:
-    """One model replica: its sequences, their blocks, and the runner that computes them."""
+    """One model replica: its sequences, their blocks, and the runner that computes them.
+
+    pipeline_depth: steps launched before the one under way is collected, 0 or 1. Where logits depend on the tokens so
+    far (penalties, bad words) every step is collected before the next is planned.
+    """
 
     def __init__(
         self,
@@ -36,11 +42,17 @@ class Engine:
         max_num_seqs: int,
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
+        pipeline_depth: int = 0,
     ) -> None:
+        assert pipeline_depth in (0, 1)
         batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size)
         self.sequences = Sequences(batch, runner.num_blocks, eos_token_ids, runner.window)
         self.runner = runner
         self._scheduler = scheduler
+        self._depth = pipeline_depth
+        self._under_way: deque[Launched] = deque()
+        self._decoding = TokenRows(batch, batch.slots_in(Phase.DECODE))  # of the last step that only decoded
+        self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
 
     def submit(self, request: Request) -> None:
         """Takes a request; whatever becomes of it is in the outputs."""
@@ -52,14 +64,15 @@ class Engine:
     def arrived(self, id: HandoffId, num_blocks: int) -> None:
         """The first num_blocks blocks of a received sequence are here and checked."""
         slot = self._slot(id)
-        self.sequences.batch.computed[slot] = num_blocks * self.sequences.batch.block_size
+        batch = self.sequences.batch
+        batch.computed[slot] = batch.done[slot] = num_blocks * batch.block_size
         self.sequences.make_ready(slot, num_blocks)
 
     def ready(self, id: HandoffId, first_tokens: tuple[FirstToken, ...]) -> None:
         """All blocks of a received prompt are here: what follows it joins the running batch at the next step."""
         sequences, slot = self.sequences, self._slot(id)
         batch = sequences.batch
-        batch.computed[slot] = batch.length[slot]
+        batch.computed[slot] = batch.done[slot] = batch.length[slot]
         by_handle = {first.handle: first for first in first_tokens}
         for target in list(sequences.branches_of(slot)):
             own = batch.request(target).id
@@ -85,15 +98,23 @@ class Engine:
             for source, destination in self.sequences.fork(slot):
                 self.runner.copy_block(source, destination)
         else:
-            self.sequences.batch.phase[slot] = Phase.DECODE
+            self.sequences.batch.set_phase(slot, Phase.DECODE)
 
     def step(self, now: float) -> bool:
-        """Plans, launches and collects one step. False: there was nothing to compute."""
-        plan = self._scheduler.plan(self.sequences, now)
-        if not len(plan):
+        """Plans and launches a step, and collects one: this one, or with a pipeline the one before.
+
+        So a sequence gets one token at most. False: there is nothing to compute, and nothing under way.
+        """
+        depth = 0 if self.sequences.batch.any_follows else self._depth
+        if len(self._under_way) <= depth:
+            plan = self._scheduler.plan(self.sequences, now)
+            if len(plan):
+                self._launch(plan)
+                if len(self._under_way) <= depth:
+                    return True
+        if not self._under_way:
             return False
-        step, sampled = self._launch(plan)
-        self._collect(plan, step, sampled, self.runner.collect())
+        self._collect()
         return True
 
     def take_outputs(self) -> EngineOutputs:
@@ -106,137 +127,118 @@ class Engine:
         assert slot is not None
         return slot
 
-    def _launch(self, plan: Plan) -> tuple[StepInput, np.ndarray]:
-        """The step, and int64[N] the slots that get its tokens."""
-        batch, slots, counts = self.sequences.batch, plan.slots, plan.counts
-        starts = np.zeros(len(slots) + 1, dtype=np.int32)
-        np.cumsum(counts, out=starts[1:])
-        computed = batch.computed[slots]
-        seq_lens = computed + counts
-        positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
-        num_blocks = -(-int(seq_lens.max()) // batch.block_size)
-        complete = np.flatnonzero(seq_lens == batch.length[slots])
-        indices, sampled = self.sequences.sampled(slots[complete])
-        step = StepInput(
-            token_ids=batch.tokens[np.repeat(slots, counts), positions],
-            positions=positions,
-            query_starts=starts,
-            seq_lens=seq_lens,
-            block_tables=batch.block_table[slots, :num_blocks],
-            sample_rows=complete[indices].astype(np.int32),
-            sampling=self._sampling(sampled),
-            scored=self._scored(slots, starts, positions),
-        )
+    def _launch(self, plan: Plan) -> None:
+        batch, slots = self.sequences.batch, plan.slots
+        if plan.only_decodes:
+            if self._decoding.slots is not slots:
+                self._decoding = TokenRows(batch, slots)
+            step, rows = decode_step(batch, self._decoding), self._decoding
+        else:
+            step, rows = mixed_step(self.sequences, plan)
+        if self._under_way:
+            step.carried = self._carried(step, plan)
         self.runner.launch(step)
-        return step, sampled
+        launched = Launched.of(batch, plan, step, rows)
+        batch.computed[slots] = step.seq_lens
+        self._expect_tokens(launched)
+        self._under_way.append(launched)
+        self.sequences.step_launched()
 
-    def _sampling(self, slots: np.ndarray) -> SamplingBatch:
-        batch = self.sequences.batch
-        length, temperature, num_logprobs = batch.length[slots], batch.temperature[slots], batch.num_logprobs[slots]
-        return SamplingBatch(
-            temperature=temperature,
-            top_k=batch.top_k[slots],
-            top_p=batch.top_p[slots],
-            min_p=batch.min_p[slots],
-            seed=batch.seed[slots],
-            position=length.astype(np.int64),
-            num_logprobs=num_logprobs,
-            edits=self._edits(slots),
-            all_greedy=not temperature.any(),
-            any_logprobs=bool((num_logprobs >= 0).any()),
-        )
-
-    def _scored(self, slots: np.ndarray, starts: np.ndarray, positions: np.ndarray) -> ScoredTokens | None:
-        """The prompts' tokens of this step that have a successor in the prompt, where it is to be scored."""
-        batch = self.sequences.batch
-        if (batch.num_prompt_logprobs[slots] < 0).all():
-            return None
-        owners = np.repeat(slots, np.diff(starts))
-        queries = np.flatnonzero((batch.num_prompt_logprobs[owners] >= 0) & (positions + 1 < batch.num_prompt[owners]))
+    def _carried(self, step: StepInput, plan: Plan) -> CarriedTokens | None:
+        """Tokens of the step that the one under way samples."""
+        queries = np.flatnonzero(step.token_ids == UNKNOWN)
         if not len(queries):
             return None
-        owners = owners[queries]
-        successors = batch.tokens[owners, positions[queries] + 1]
-        return ScoredTokens(queries, successors, batch.num_prompt_logprobs[owners])
+        return CarriedTokens(queries, self._sampled_at[np.repeat(plan.slots, plan.counts)[queries]])
 
-    def _edits(self, slots: np.ndarray) -> LogitEdits | None:
-        batch = self.sequences.batch
-        may_stop = batch.length[slots] >= batch.min_len[slots]
-        edited = np.flatnonzero(batch.is_edited[slots] | ~may_stop)
-        if not len(edited):
-            return None
-        rows = []
-        for row in edited.tolist():
-            slot = int(slots[row])
-            stop_ids = batch.stop_ids[slot]
-            banned = stop_ids[(stop_ids >= 0) & ~may_stop[row]]
-            rows.append((row, batch.edits[slot], batch.known_tokens(slot), banned))
-        return gather_edits(rows, len(slots))
+    def _expect_tokens(self, launched: Launched) -> None:
+        """What the step samples for decoding rows counts as their last token already."""
+        batch, slots, positions, is_last = (
+            self.sequences.batch,
+            launched.rows.slots,
+            launched.positions,
+            launched.is_last,
+        )
+        if not launched.only_decodes:
+            decoding = batch.phase[slots] == Phase.DECODE
+            slots, positions = slots[decoding], positions[decoding]
+            is_last = None if is_last is None else is_last[decoding]
+        batch.length[slots] = positions + 1
+        if self._depth:
+            batch.tokens[slots, positions] = UNKNOWN
+            self._sampled_at[launched.rows.slots] = np.arange(len(launched.rows))
+        if is_last is not None and is_last.any():
+            batch.set_phase(slots[is_last], Phase.ENDING)
 
-    def _collect(self, plan: Plan, step: StepInput, sampled: np.ndarray, output: StepOutput) -> None:
-        batch = self.sequences.batch
-        batch.computed[plan.slots] = step.seq_lens
-        computing = plan.slots[batch.phase[plan.slots] == Phase.PREFILL]
-        for slot in computing.tolist():
-            self.sequences.make_ready(slot, int(batch.computed[slot]) // batch.block_size)
-        self.sequences.enter_filled(plan.slots[batch.phase[plan.slots] == Phase.DECODE])
-        self._report_scores(plan, step, output)
-        rows = self._append(sampled, output)
-        if len(computing):
-            self._finish_prompts(computing, plan.slots[step.sample_rows], rows)
+    def _collect(self) -> None:
+        launched, output = self._under_way.popleft(), self.runner.collect()
+        sequences, batch = self.sequences, self.sequences.batch
+        sequences.step_collected()
+        if batch.num_closed != launched.num_closed:
+            launched, output = launched.without_closed(batch, output)
+        slots = launched.slots
+        batch.done[slots] = launched.ends
+        if launched.only_decodes:
+            sequences.enter_filled(slots)
+        else:
+            self._complete_blocks(launched)
+            self._report_scores(launched, output)
+        rows = self._take_tokens(launched, output)
+        if not launched.only_decodes:
+            self._finish_prompts(launched, rows)
         for row in np.flatnonzero(rows.finish).tolist():
-            if batch.phase[sampled[row]] == Phase.DECODE:
-                self.sequences.free(batch.request(int(sampled[row])).id)
+            slot = int(launched.rows.slots[row])
+            if batch.phase[slot] in (Phase.DECODE, Phase.ENDING):
+                sequences.free(batch.request(slot).id)
 
-    def _report_scores(self, plan: Plan, step: StepInput, output: StepOutput) -> None:
+    def _complete_blocks(self, launched: Launched) -> None:
+        phases = self.sequences.batch.phase[launched.slots]
+        computing = phases == Phase.PREFILL
+        size = self.sequences.batch.block_size
+        for slot, end in zip(launched.slots[computing].tolist(), launched.ends[computing].tolist(), strict=True):
+            self.sequences.make_ready(slot, end // size)
+        self.sequences.enter_filled(launched.slots[~computing])
+
+    def _report_scores(self, launched: Launched, output: StepOutput) -> None:
         """Rows for tokens of prompts: those that were scored."""
-        scored = step.scored
-        if scored is None:
+        scored = launched.scored
+        if scored is None or not len(scored.slots):
             return
-        batch = self.sequences.batch
-        owners = np.repeat(plan.slots, plan.counts)[scored.queries]
+        gateways = self.sequences.batch.gateway[scored.slots]
         rows = StepRows(
-            gateways=batch.gateway[owners],
-            handles=batch.handle[owners],
-            positions=(step.positions[scored.queries] + 1).astype(np.uint32),
-            tokens=scored.successors,
-            finish=np.zeros(len(owners), dtype=np.uint8),
-            cached=np.full(len(owners), -1, dtype=np.int32),
+            gateway=sole_gateway(gateways),
+            gateways=gateways,
+            handles=self.sequences.batch.handle[scored.slots],
+            positions=scored.positions.astype(np.uint32),
+            tokens=scored.tokens,
+            finish=np.zeros(len(scored.slots), dtype=np.uint8),
+            cached=np.full(len(scored.slots), -1, dtype=np.int32),
             widths=scored.num_logprobs,
             logprobs=output.scored,
         )
         self.sequences.outputs.rows.append(rows)
 
-    def _append(self, slots: np.ndarray, output: StepOutput) -> StepRows:
+    def _take_tokens(self, launched: Launched, output: StepOutput) -> StepRows:
         """Appends the sampled tokens to their sequences, and says which of these ended."""
-        batch, tokens = self.sequences.batch, output.token_ids
-        positions = batch.length[slots]
-        batch.tokens[slots, positions] = tokens
-        batch.length[slots] = positions + 1
-        stopped = (batch.stop_ids[slots] == tokens[:, None]).any(axis=1)
-        full = positions + 1 >= batch.max_len[slots]
-        rows = StepRows(
-            gateways=batch.gateway[slots],
-            handles=batch.handle[slots],
-            positions=positions.astype(np.uint32),
-            tokens=tokens,
-            finish=np.where(stopped, FinishReason.STOP, np.where(full, FinishReason.LENGTH, 0)).astype(np.uint8),
-            cached=batch.cached[slots],
-            widths=batch.num_logprobs[slots],
-            logprobs=output.logprobs,
-        )
-        batch.cached[slots] = -1
-        if len(slots):
-            self.sequences.outputs.rows.append(rows)
-        return rows
+        batch, rows, positions = self.sequences.batch, launched.rows, launched.positions
+        batch.flat_tokens[rows.token_base + positions] = output.token_ids
+        if not launched.only_decodes:
+            batch.length[rows.slots] = np.maximum(batch.length[rows.slots], positions + 1)
+        finish = rows.finish(output.token_ids, launched.is_last)
+        report = rows.report(positions, output.token_ids, finish, output.logprobs)
+        if len(rows):
+            self.sequences.outputs.rows.append(report)
+        return report
 
-    def _finish_prompts(self, computing: np.ndarray, owners: np.ndarray, rows: StepRows) -> None:
-        """Prompts whose computation ended change phase or are handed off. `owners`: by row, the slot of its prompt."""
+    def _finish_prompts(self, launched: Launched, rows: StepRows) -> None:
+        """Prompts whose computation ended change phase or are handed off."""
+        batch = self.sequences.batch
         rows_of: dict[int, list[int]] = {}
-        for row, owner in enumerate(owners.tolist()):
+        for row, owner in enumerate(launched.owners.tolist()):
             rows_of.setdefault(owner, []).append(row)
-        for slot in computing.tolist():
-            if self.sequences.batch.is_producing(slot):
+        computing = batch.phase[launched.slots] == Phase.PREFILL
+        for slot in launched.slots[computing].tolist():
+            if batch.is_producing(slot):
                 self._hand_off(slot, rows, rows_of.get(slot, []))
             elif slot in rows_of:
                 self._go_on(slot)
@@ -250,7 +252,7 @@ class Engine:
             sequences.outputs.finished_first.append(id)
             sequences.free(id)
             return
-        end = int(batch.num_blocks[slot]) if sampled else int(batch.computed[slot]) // batch.block_size
+        end = int(batch.num_blocks[slot]) if sampled else int(batch.done[slot]) // batch.block_size
         blocks = batch.block_table[slot, batch.num_announced[slot] : end].tolist()
         generations = sequences.pool.generations[blocks].tolist()
         first_tokens = tuple(

@@ -34,6 +34,7 @@ class SequenceEdits:
         self._longest = max((len(word) for word in self._bad_words), default=0)
         self._counts_tokens = sampling.counts_tokens
         self._counts: TokenCounts | None = None  # from the first look at the sequence on
+        self.follows_tokens = self._counts_tokens or bool(self._bad_words)  # else they are always the same
 
     def biases(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64[B] token ids and float32[B] values: the request's bias, and a ban of what would complete a bad word."""

@@ -14,6 +14,7 @@ from services.protocol.outcomes import FinishReason
 class StepRows:
     """One sampled token for each of N sequences."""
 
+    gateway: int | None  # of all rows, where it is the same
     gateways: np.ndarray  # uint64[N]
     handles: np.ndarray  # uint32[N]
     positions: np.ndarray  # uint32[N]
@@ -67,6 +68,11 @@ class EngineOutputs:
     given_up: list[GivenUp] = field(default_factory=list)
 
 
+def sole_gateway(gateways: np.ndarray) -> int | None:
+    """The one of all uint64[N] rows, N above zero; None where there are several."""
+    return int(gateways[0]) if (gateways == gateways[0]).all() else None
+
+
 def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
     """Logprobs of one row as a value, for the few rows that travel alone."""
     width = int(rows.widths[index])
@@ -87,6 +93,7 @@ def single_row(id: HandoffId, position: int, token: int, cached: int, logprobs: 
             top=np.array([[value for _, value in logprobs.top]], dtype=np.float32),
         )
     return StepRows(
+        gateway=id.gateway,
         gateways=np.array([id.gateway], dtype=np.uint64),
         handles=np.array([id.handle], dtype=np.uint32),
         positions=np.array([position], dtype=np.uint32),

@@ -16,6 +16,7 @@ A request with branches has a slot for its prompt and one for each branch. For P
     branches, forked  [────── the same blocks ───────┬─ own  ]     own: a copy of `last`
 """
 
+from collections import deque
 from dataclasses import replace
 from enum import Enum, auto
 
@@ -59,6 +60,9 @@ class Sequences:
         self._slot: dict[HandoffId, int] = {}
         self._leased: dict[HandoffId, list[int]] = {}
         self._held_back: set[int] = set()  # in quarantine
+        self._num_launched = 0  # steps
+        self._num_collected = 0
+        self._let_go_of: deque[tuple[int, list[int], bool]] = deque()  # see _let_go; after that many steps
         self._branches: dict[HandoffId, list[int]] = {}  # of a prompt that is not complete: slots of those still wanted
         self._charged: dict[HandoffId, tuple[int, int]] = {}  # to hand off: consumer, blocks that were not cached
 
@@ -124,7 +128,8 @@ class Sequences:
         return True
 
     def preempt(self, slot: int) -> None:
-        """Takes a sequence's blocks; it comes back by recompute."""
+        """Takes a sequence's blocks; it comes back by recompute. No step may be under way: all its tokens are known."""
+        assert not self.steps_under_way
         batch, request = self.batch, self.batch.request(slot)
         tokens = batch.known_tokens(slot).copy()
         sampling = request.capsule.sampling
@@ -153,12 +158,9 @@ class Sequences:
         batch.num_ready[slot] = max(end, int(batch.num_ready[slot]))
 
     def enter_filled(self, slots: np.ndarray) -> None:
-        """Of these decoding slots, those that filled a block enter it into the cache, for others to find.
-
-        No step that reads the slots' blocks may be under way.
-        """
+        """Of these decoding slots, those that filled a block enter it into the cache, for others to find."""
         batch = self.batch
-        filled = slots[batch.computed[slots] // batch.block_size > batch.num_entered[slots]]
+        filled = slots[batch.done[slots] // batch.block_size > batch.num_entered[slots]]
         for slot in filled.tolist():
             self._enter_filled(slot)
 
@@ -194,10 +196,10 @@ class Sequences:
                 copies.append((blocks[num_full], own[0]))
             batch.block_table[branch, : len(table)] = table
             batch.num_blocks[branch] = len(table)
-            batch.computed[branch] = computed
+            batch.computed[branch] = batch.done[branch] = computed
             batch.num_entered[branch] = batch.num_entered[slot]
             batch.num_ready[branch] = batch.num_ready[slot]
-            batch.phase[branch] = Phase.DECODE
+            batch.set_phase(branch, Phase.DECODE)
         self.release(slot)
         return copies
 
@@ -213,16 +215,11 @@ class Sequences:
         self._release_branches(slot)
         self._enter_filled(slot)
         blocks, first = batch.blocks(slot), int(batch.num_dropped[slot])
-        for index, block in reversed(list(enumerate(blocks, first))):
-            if index >= batch.num_ready[slot] and self.cache.is_pending(block):
+        for block in reversed(blocks[max(0, int(batch.num_ready[slot]) - first) :]):
+            if self.cache.is_pending(block):
                 self.cache.remove(block)
-            if block in held_back:
-                self._held_back.add(block)
-            else:
-                self.pool.release(block)
-        if first and self.cache.holds(blocks[0]):
-            for ancestor in self.cache.ancestors(blocks[0]):
-                self.pool.touch(ancestor)
+        self._held_back |= held_back.intersection(blocks)
+        self._let_go([block for block in reversed(blocks) if block not in held_back], touches_above=first > 0)
         del self._slot[batch.request(slot).id]
         batch.close(slot)
 
@@ -271,7 +268,7 @@ class Sequences:
     def expire(self, now: float) -> None:
         """Gives up what is past its deadline. Handoffs under way are ended by their own state machines."""
         batch = self.batch
-        ends_alone = np.isin(batch.phase, (Phase.PREFILL, Phase.DECODE))
+        ends_alone = np.isin(batch.phase, (Phase.PREFILL, Phase.DECODE, Phase.ENDING))
         late = ends_alone & (batch.deadline <= now)
         requests = [batch.request(slot) for slot in np.flatnonzero(late).tolist()]
         for queue in (self.waiting, self.preempted):
@@ -279,6 +276,41 @@ class Sequences:
         for request in requests:
             if request.kind is not Kind.CONSUME or request.id in self._slot:
                 self.give_up(request, FailureCode.DEADLINE, "deadline passed")
+
+    # Steps.
+
+    @property
+    def steps_under_way(self) -> bool:
+        """True when a step was launched and not collected."""
+        return self._num_launched > self._num_collected
+
+    def step_launched(self) -> None:
+        """From now on, a block that a sequence lets go of may still be read and written."""
+        self._num_launched += 1
+
+    def step_collected(self) -> None:
+        """The oldest step that was launched is complete."""
+        self._num_collected += 1
+        while self._let_go_of and self._let_go_of[0][0] <= self._num_collected:
+            _, blocks, touches_above = self._let_go_of.popleft()
+            self._release_blocks(blocks, touches_above)
+
+    def _let_go(self, blocks: list[int], *, touches_above: bool = False) -> None:
+        """Frees these blocks, tail first, once no step that was launched can read or write them any more.
+
+        touches_above: what lies above them in the cache was freed before, and is to be evicted after them.
+        """
+        if self.steps_under_way:
+            self._let_go_of.append((self._num_launched, blocks, touches_above))
+        else:
+            self._release_blocks(blocks, touches_above)
+
+    def _release_blocks(self, blocks: list[int], touches_above: bool) -> None:
+        for block in blocks:
+            self.pool.release(block)
+        if touches_above and blocks and self.cache.holds(blocks[-1]):
+            for ancestor in self.cache.ancestors(blocks[-1]):
+                self.pool.touch(ancestor)
 
     # What is held.
 
@@ -310,9 +342,9 @@ class Sequences:
     def waiting_tokens(self) -> int:
         """Prompt tokens still to be computed or received: of requests that wait, and of prompts being computed."""
         batch = self.batch
-        computing = batch.phase == Phase.PREFILL
-        under_way = int((batch.length[computing] - batch.computed[computing]).sum())
-        return under_way + sum(request.work for request in (*self.waiting.values(), *self.preempted.values()))
+        computing = batch.slots_in(Phase.PREFILL)
+        under_way = int((batch.length[computing] - batch.computed[computing]).sum()) if len(computing) else 0
+        return under_way + sum(request.work for queue in (self.waiting, self.preempted) for request in queue.values())
 
     @property
     def num_queued(self) -> int:
@@ -359,7 +391,7 @@ class Sequences:
         blocks, own = blocks[:num_shared], blocks[num_shared:]
         phase = Phase.RECEIVING if request.kind is Kind.CONSUME else Phase.PREFILL
         slot = self._occupy(request, blocks, phase)
-        batch.computed[slot] = num_held * batch.block_size
+        batch.computed[slot] = batch.done[slot] = num_held * batch.block_size
         batch.cached[slot] = -1 if request.started else batch.computed[slot]
         batch.num_ready[slot] = num_held
         batch.num_entered[slot] = self._enter_pending(request.capsule.token_ids, blocks, num_held)
@@ -386,14 +418,15 @@ class Sequences:
             )
             slot = self._occupy(alone, own[index - 1 : index] if index else [], Phase.BRANCH)
             self.batch.cached[slot] = cached
-            self.batch.computed[slot] = self.batch.num_entered[slot] = self.batch.num_ready[slot] = 0
+            self.batch.computed[slot] = self.batch.done[slot] = 0
+            self.batch.num_entered[slot] = self.batch.num_ready[slot] = 0
             slots.append(slot)
 
     def _occupy(self, request: Request, blocks: list[int], phase: Phase) -> int:
         sampling = request.capsule.sampling
         eos = () if sampling.ignore_eos else self._eos_token_ids
         slot = self.batch.open(request, np.asarray(blocks, dtype=np.int32), eos + sampling.stop_token_ids)
-        self.batch.phase[slot] = phase
+        self.batch.set_phase(slot, phase)
         self._slot[request.id] = slot
         return slot
 
@@ -421,8 +454,7 @@ class Sequences:
         for slot, end in zip(slots[behind].tolist(), unseen[behind].tolist(), strict=True):
             start = int(batch.num_dropped[slot])
             end = max(start, min(end, int(batch.num_entered[slot]) - 1))
-            for block in batch.block_table[slot, start:end][::-1].tolist():
-                self.pool.release(block)
+            self._let_go(batch.block_table[slot, start:end][::-1].tolist())
             batch.block_table[slot, start:end] = 0
             batch.num_dropped[slot] = end
 
@@ -436,7 +468,7 @@ class Sequences:
         table, entered = batch.block_table[slot], int(batch.num_entered[slot])
         if batch.num_ready[slot] < entered:
             return
-        for index in range(entered, int(batch.computed[slot]) // size):
+        for index in range(entered, int(batch.done[slot]) // size):
             block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
             if parent == NO_BLOCK or self.cache.holds(parent):
                 tokens = batch.tokens[slot, index * size : (index + 1) * size].tobytes()
@@ -448,7 +480,7 @@ class Sequences:
                 else:
                     self.pool.reference([twin])
                     table[index] = twin
-                    self.pool.release(block)
+                    self._let_go([block])
             batch.num_entered[slot] = batch.num_ready[slot] = index + 1
 
 

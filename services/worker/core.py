@@ -192,8 +192,10 @@ class WorkerCore:
         outputs.block_events = self.engine.sequences.cache.take_events()
         rows, self._rows = self._rows, []
         failures, self._failures = self._failures, {}
-        concerned = self._greeted.union(failures, *(set(part.gateways.tolist()) for part in rows))
-        self._greeted = set()
+        concerned = self._greeted.union(failures)
+        for part in rows:
+            concerned.update(part.gateways.tolist() if part.gateway is None else (part.gateway,))
+        self._greeted.clear()
         if heartbeat:
             concerned |= self._gateways
         if concerned:

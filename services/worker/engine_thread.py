@@ -42,6 +42,7 @@ class EngineThread:
         self._next_tick = 0.0
         self._next_heartbeat = 0.0
         self._said_idle = False
+        self._busy = False
 
     def start(self) -> None:
         """Starts the thread."""
@@ -58,16 +59,19 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            busy = False
-            while self._take_calls(0.0 if busy else self._idle_s()):
-                now = time.monotonic()
-                self._tick(now)
-                busy = self._core.step(now)
-                self._flush(time.monotonic())
+            while self._take_calls(0.0 if self._busy else self._idle_s()):
+                self.round()
         except Exception:
             # A failed step leaves garbage in blocks that others may read: this incarnation is over.
             _log.exception("the engine failed")
             self._on_fatal("the engine failed")
+
+    def round(self) -> None:
+        """What the thread does over and over, after the calls: clock, one step, outputs."""
+        now = time.monotonic()
+        self._tick(now)
+        self._busy = self._core.step(now)
+        self._flush(time.monotonic())
 
     def _take_calls(self, wait_s: float) -> bool:
         """Makes all calls there are, after waiting for the first one; False when it is time to end."""

@@ -1,46 +1,60 @@
 """Cuts what the engine sampled into one frame for each gateway, without a Python loop over rows."""
 
-from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 
 from services.engine.outputs import StepRows
+from services.engine.runner.base import StepLogprobs
 from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
 
 
 def build_frame(rows: list[StepRows], gateway: int, failures: list[Failure], load: Load) -> Frame:
     """Everything in `rows` that is for this gateway, in order."""
-    masks = [part.gateways == np.uint64(gateway) for part in rows]
-
-    def gather(column: Callable[[StepRows], np.ndarray], dtype: type) -> np.ndarray:
-        parts = [column(part)[mask] for part, mask in zip(rows, masks, strict=True)]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype)
-
-    handles = gather(lambda part: part.handles, np.uint32)
+    parts = [part if part.gateway == gateway else _rows_for(part, gateway) for part in rows]
+    handles = _joined([part.handles for part in parts], np.uint32)
     return Frame(
         handles=handles,
-        positions=gather(lambda part: part.positions, np.uint32),
+        positions=_joined([part.positions for part in parts], np.uint32),
         counts=np.ones(len(handles), dtype=np.uint32),
-        tokens=gather(lambda part: part.tokens, np.int32),
-        finish=gather(lambda part: part.finish, np.uint8),
-        cached=gather(lambda part: part.cached, np.int32),
-        logprobs=_pack_logprobs(rows, masks),
+        tokens=_joined([part.tokens for part in parts], np.int32),
+        finish=_joined([part.finish for part in parts], np.uint8),
+        cached=_joined([part.cached for part in parts], np.int32),
+        logprobs=_pack_logprobs(parts),
         failures=failures,
         load=load,
     )
 
 
-def _pack_logprobs(rows: list[StepRows], masks: list[np.ndarray]) -> PackedLogprobs | None:
-    if all(part.logprobs is None for part in rows):
+def _joined(columns: list[np.ndarray], dtype: type) -> np.ndarray:
+    if len(columns) == 1:
+        return columns[0]  # the usual case: a step, and one gateway
+    return np.concatenate(columns) if columns else np.zeros(0, dtype)
+
+
+def _rows_for(part: StepRows, gateway: int) -> StepRows:
+    mine = part.gateways == np.uint64(gateway)
+    logprobs = part.logprobs and StepLogprobs(
+        part.logprobs.sampled[mine], part.logprobs.top_ids[mine], part.logprobs.top[mine]
+    )
+    columns = {
+        field.name: getattr(part, field.name)[mine]
+        for field in fields(StepRows)
+        if field.name not in ("gateway", "logprobs")
+    }
+    return StepRows(gateway=gateway, logprobs=logprobs, **columns)
+
+
+def _pack_logprobs(parts: list[StepRows]) -> PackedLogprobs | None:
+    if all(part.logprobs is None for part in parts):
         return None
-    widths, sampled, top_ids, top = [], [], [], []
-    for part, mask in zip(rows, masks, strict=True):
-        wanted = np.where(mask, part.widths, -1)
-        widths.append(part.widths[mask])
+    sampled, top_ids, top = [], [], []
+    for part in parts:
         if part.logprobs is None:
             continue
-        sampled.append(part.logprobs.sampled[wanted >= 0])
-        inside = np.arange(part.logprobs.top_ids.shape[1]) < wanted[:, None]
+        sampled.append(part.logprobs.sampled[part.widths >= 0])
+        inside = np.arange(part.logprobs.top_ids.shape[1]) < part.widths[:, None]
         top_ids.append(part.logprobs.top_ids[inside])
         top.append(part.logprobs.top[inside])
-    return PackedLogprobs(*(np.concatenate(parts) for parts in (widths, sampled, top_ids, top)))
+    widths = [part.widths for part in parts]
+    return PackedLogprobs(*(np.concatenate(columns) for columns in (widths, sampled, top_ids, top)))

@@ -121,15 +121,17 @@ def make_engine(
     eos_token_ids: tuple[int, ...] = (),
     vocab_size: int = 1000,
     window: int | None = None,
+    depth: int = 0,
 ) -> Driven:
-    """An engine with the decode policy, unless told otherwise."""
+    """An engine with the decode policy, unless told otherwise. With a pipeline, steps run as late as they may."""
     return Driven(
         Engine(
-            SimulatedRunner(num_blocks, block_size, vocab_size=vocab_size, window=window),
+            SimulatedRunner(num_blocks, block_size, vocab_size=vocab_size, window=window, late=depth > 0),
             scheduler or DecodeScheduler(64, prefill_chunk=16),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             eos_token_ids=eos_token_ids,
+            pipeline_depth=depth,
         )
     )
 

@@ -52,6 +52,9 @@ def _look(worker: WorkerProcess) -> _Seen:
             seen.being_made.update(blocks[int(batch.num_ready[slot]) : int(batch.num_entered[slot])])
     for blocks in sequences._leased.values():
         seen.holders.update(blocks)
+    for _, blocks, _ in sequences._let_go_of:
+        seen.holders.update(blocks)
+        seen.in_use.update(blocks)
     for request in sequences.waiting.values():
         if request.kind is Kind.PRODUCE:
             seen.producing.add(request.id)

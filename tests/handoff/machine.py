@@ -74,12 +74,13 @@ class _WorldMachine(RuleBasedStateMachine):
         num_blocks=st.integers(7, 10),
         max_num_seqs=st.integers(2, 5),
         chunk=st.sampled_from([2, 4, 8]),
+        depth=st.integers(0, 1),
     )
     def begin(
-        self, workers: tuple[str, ...], num_gateways: int, num_blocks: int, max_num_seqs: int, chunk: int
+        self, workers: tuple[str, ...], num_gateways: int, num_blocks: int, max_num_seqs: int, chunk: int, depth: int
     ) -> None:
         """A world of some shape."""
-        sizes = Sizes(num_blocks, max_num_seqs, chunk)
+        sizes = Sizes(num_blocks, max_num_seqs, chunk, depth)
         self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
 
     def teardown(self) -> None:

@@ -63,6 +63,7 @@ class Sizes:
     num_blocks: int = 8
     max_num_seqs: int = 4
     chunk: int = 4  # tokens of a step
+    depth: int = 0  # of the step loop's pipeline; with one, steps run as late as they may
 
 
 class WorkerProcess:
@@ -74,14 +75,19 @@ class WorkerProcess:
         self.incarnation = incarnation
         self.alive = True
         self.gateways: dict[int, GatewayStream] = {}  # by gateway incarnation: the stream that counts
-        self.runner = SimulatedRunner(sizes.num_blocks, BLOCK_SIZE)
+        self.runner = SimulatedRunner(sizes.num_blocks, BLOCK_SIZE, late=sizes.depth > 0)
         scheduler = (
             PrefillScheduler(sizes.chunk)
             if role is WorkerRole.PREFILL
             else parts.decode_scheduler(sizes.chunk, prefill_chunk=2)
         )
         engine = Engine(
-            self.runner, scheduler, max_num_seqs=sizes.max_num_seqs, max_model_len=MAX_MODEL_LEN, eos_token_ids=()
+            self.runner,
+            scheduler,
+            max_num_seqs=sizes.max_num_seqs,
+            max_model_len=MAX_MODEL_LEN,
+            eos_token_ids=(),
+            pipeline_depth=sizes.depth,
         )
         engine.sequences = parts.sequences(engine.sequences.batch, sizes.num_blocks, ())
         marks = parts.marks()

@@ -54,6 +54,17 @@ class ScoredTokens:
 
 
 @dataclass(slots=True, eq=False)
+class CarriedTokens:
+    """C of a step's query tokens that the step launched just before it samples. In `token_ids` they are -1.
+
+    The host does not know them when it launches the step; a runner fills them in where the sampled ids are.
+    """
+
+    queries: np.ndarray  # int64[C]: among the step's T query tokens
+    sampled: np.ndarray  # int64[C]: among the N tokens of the step before, in the order of its `sample_rows`
+
+
+@dataclass(slots=True, eq=False)
 class StepInput:
     """One step over R rows (sequences) with T query tokens in all.
 
@@ -62,7 +73,7 @@ class StepInput:
     engine and do not change until the step is collected.
     """
 
-    token_ids: np.ndarray  # int32[T]
+    token_ids: np.ndarray  # int32[T]; -1 where `carried` says which token it is
     positions: np.ndarray  # int32[T]
     query_starts: np.ndarray  # int32[R + 1]
     seq_lens: np.ndarray  # int32[R], this step's tokens included
@@ -70,6 +81,7 @@ class StepInput:
     sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
     sampling: SamplingBatch
     scored: ScoredTokens | None = None
+    carried: CarriedTokens | None = None  # never in steps that are launched when none is under way
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +114,10 @@ class Runner(Protocol):
         """The pool as uint8[num_blocks, layout.block_bytes]: a view, for transports to register."""
 
     def copy_block(self, source: int, destination: int) -> None:
-        """Copies one block's KV, after all steps launched so far and before the next."""
+        """Copies one block's KV after all steps launched so far; it is there on return, and both blocks may be freed."""
 
     def launch(self, step: StepInput) -> None:
-        """Starts a step. At most one more may be launched before it is collected."""
+        """Starts a step. At most one more may be launched before it is collected; it runs after this one."""
 
     def collect(self) -> StepOutput:
         """Waits for the oldest launched step. Raises whatever made it fail; the worker then ends its incarnation."""

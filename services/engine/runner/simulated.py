@@ -15,15 +15,29 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SimulatedRunner:
-    """A `Runner` whose KV is the tokens themselves: K holds token ids, V their positions, as float32."""
+    """A `Runner` whose KV is the tokens themselves: K holds token ids, V their positions, as float32.
 
-    def __init__(self, num_blocks: int, block_size: int, *, vocab_size: int = 1000, window: int | None = None) -> None:
+    One that is late runs a step no sooner than it must: when it is collected, or when a block is copied after it.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        vocab_size: int = 1000,
+        window: int | None = None,
+        late: bool = False,
+    ) -> None:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.window = window
         self._pool = np.zeros((num_blocks, 2, block_size), dtype=np.float32)
-        self._launched: deque[StepOutput] = deque()
+        self._late = late
+        self._launched: deque[StepInput] = deque()  # and did not run
+        self._ran: deque[StepOutput] = deque()
+        self._sampled = np.zeros(0, dtype=np.int32)  # by the last step that ran
 
     def kv_bytes(self) -> np.ndarray:
         """uint8[num_blocks, block_bytes], a view."""
@@ -31,22 +45,38 @@ class SimulatedRunner:
 
     def copy_block(self, source: int, destination: int) -> None:
         """See Runner."""
+        while self._launched:
+            self._run()
         self._pool[destination] = self._pool[source]
 
     def launch(self, step: StepInput) -> None:
-        """Writes this step's KV, then reads whole sequences back through their block tables."""
-        counts = np.diff(step.query_starts)
-        rows = np.repeat(np.arange(len(counts)), counts)
-        block, offset = np.divmod(step.positions, self.layout.block_size)
-        self._pool[step.block_tables[rows, block], 0, offset] = step.token_ids
-        self._pool[step.block_tables[rows, block], 1, offset] = step.positions
-        self._launched.append(self._sample(step))
+        """See Runner."""
+        self._launched.append(step)
+        if not self._late:
+            self._run()
 
     def collect(self) -> StepOutput:
         """What the oldest step sampled."""
-        return self._launched.popleft()
+        if not self._ran:
+            self._run()
+        return self._ran.popleft()
 
-    def _sample(self, step: StepInput) -> StepOutput:
+    def _run(self) -> None:
+        output = self._compute(self._launched.popleft())
+        self._ran.append(output)
+        self._sampled = output.token_ids
+
+    def _compute(self, step: StepInput) -> StepOutput:
+        """Writes this step's KV, then reads whole sequences back through their block tables."""
+        token_ids = step.token_ids.copy()
+        if step.carried is not None:
+            token_ids[step.carried.queries] = self._sampled[step.carried.sampled]
+        assert token_ids.min() >= 0
+        counts = np.diff(step.query_starts)
+        rows = np.repeat(np.arange(len(counts)), counts)
+        block, offset = np.divmod(step.positions, self.layout.block_size)
+        self._pool[step.block_tables[rows, block], 0, offset] = token_ids
+        self._pool[step.block_tables[rows, block], 1, offset] = step.positions
         tokens = self._followers(step.block_tables[step.sample_rows], step.seq_lens[step.sample_rows] - 1)
         tokens = self._moved_by_chance(tokens, step.sampling)
         if step.sampling.edits is not None:

@@ -63,6 +63,7 @@ class TorchRunner:
     def launch(self, step: StepInput) -> None:
         """Runs the step."""
         assert len(self._done) < 2, "two steps are launched and not collected"
+        assert step.carried is None, "a step that is over when its launch returns leaves no token unknown"
         with torch.inference_mode():
             self._done.append(self._run(step))
 

@@ -1,0 +1,98 @@
+"""A worker whose sequences all decode, over a runner that computes nothing: what its rounds take is Baton's own."""
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from kvtransfer.consumer import Consumer
+from kvtransfer.handles import HandleMarks
+from kvtransfer.layout import KvLayout
+from kvtransfer.messages import HandoffId
+from kvtransfer.producer import Producer
+from services.decode.scheduler import DecodeScheduler
+from services.engine.batch_state import Phase
+from services.engine.engine import Engine
+from services.engine.request import Kind, Request
+from services.engine.runner.base import StepInput, StepOutput
+from services.protocol.capsule import Capsule
+from services.protocol.sampling import SamplingParams
+from services.protocol.wire import pack_worker_message
+from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.engine_thread import EngineThread
+
+BLOCK_SIZE = 16
+_GATEWAY = 1
+_PROMPT = 64
+_EOS = 1 << 29  # never sampled
+
+
+class RestingRunner:
+    """A `Runner` that computes nothing, for as long as it is told. Each sequence has tokens of its own."""
+
+    vocab_size = 1 << 30
+    window: int | None = None
+
+    def __init__(self, num_blocks: int, model_s: float = 0.0) -> None:
+        self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE, dtype="float32")
+        self.num_blocks = num_blocks
+        self._model_s = model_s
+        self._tokens = np.zeros(0, dtype=np.int32)
+
+    def kv_bytes(self) -> np.ndarray:
+        """See Runner."""
+        return np.zeros((self.num_blocks, self.layout.block_bytes), dtype=np.uint8)
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """See Runner."""
+
+    def launch(self, step: StepInput) -> None:
+        """See Runner."""
+        if len(self._tokens) != len(step.sample_rows):
+            self._tokens = np.arange(len(step.sample_rows), dtype=np.int32)
+
+    def collect(self) -> StepOutput:
+        """See Runner. The interpreter lock is given away meanwhile, as a model's operations would."""
+        if self._model_s:
+            time.sleep(self._model_s)
+        return StepOutput(self._tokens, None)
+
+
+class DecodingWorker:
+    """`batch` sequences of 64 to 79 prompt tokens, each with room for `steps` more; a sixteenth fills a block a step.
+
+    `round` is the engine thread's, on the thread of the caller; `take`, which may be replaced, gets what it hands on.
+    """
+
+    def __init__(self, batch: int, steps: int, take: Callable[[CoreOutputs], object], *, model_s: float = 0.0) -> None:
+        self.take = take
+        max_tokens = steps + 100  # and some steps until all decode
+        max_model_len = _PROMPT + BLOCK_SIZE + max_tokens
+        runner = RestingRunner(batch * (max_model_len // BLOCK_SIZE + 2), model_s)
+        scheduler = DecodeScheduler(batch * (_PROMPT + BLOCK_SIZE))
+        engine = Engine(runner, scheduler, max_num_seqs=batch, max_model_len=max_model_len, eos_token_ids=(_EOS,))
+        marks = HandleMarks()
+        self.core = WorkerCore(engine, 1, Producer(1, marks), Consumer(), marks)
+        self._thread = EngineThread(self.core, lambda outputs, has_handoffs: self.take(outputs), _fail)
+        self.round = self._thread.round
+        self.core.gateway_hello(_GATEWAY, 0)
+        for number in range(batch):
+            self.core.submit(_request(number, max_tokens), 0.0)
+        while len(engine.sequences.batch.slots_in(Phase.DECODE)) < batch:
+            self.round()
+
+
+def pack(outputs: CoreOutputs) -> list[bytes]:
+    """What the worker's event loop does with frames before they are gRPC's."""
+    return [pack_worker_message(frame).SerializeToString() for frame in outputs.frames.values()]
+
+
+def _request(number: int, max_tokens: int) -> Request:
+    prompt = number * _PROMPT * 2 + np.arange(_PROMPT + number % BLOCK_SIZE, dtype=np.int32)
+    capsule = Capsule(prompt, len(prompt), SamplingParams(max_tokens=max_tokens))
+    return Request(HandoffId(_GATEWAY, number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
+
+
+def _fail(reason: str) -> None:
+    raise RuntimeError(reason)

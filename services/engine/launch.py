@@ -1,0 +1,154 @@
+"""From a plan to a runner's step, and what is remembered of a step until it is collected."""
+
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from services.engine.batch_state import SCORES, BatchState
+from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.scheduler import Plan
+from services.engine.sequences import Sequences
+from services.engine.token_rows import TokenRows
+
+
+def decode_step(batch: BatchState, rows: TokenRows) -> StepInput:
+    """The next token of each of these decoding rows."""
+    positions = batch.computed[rows.slots]
+    seq_lens = positions + 1
+    return StepInput(
+        token_ids=batch.flat_tokens[rows.token_base + positions],
+        positions=positions,
+        query_starts=rows.starts,
+        seq_lens=seq_lens,
+        block_tables=_block_tables(batch, rows.slots, seq_lens),
+        sample_rows=rows.starts[:-1],
+        sampling=rows.sampling(seq_lens),
+    )
+
+
+def mixed_step(sequences: Sequences, plan: Plan) -> tuple[StepInput, TokenRows]:
+    """Any plan: the step, and what gets its tokens."""
+    batch, slots, counts = sequences.batch, plan.slots, plan.counts
+    starts = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    computed = batch.computed[slots]
+    seq_lens = computed + counts
+    positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
+    complete = np.flatnonzero(seq_lens == batch.length[slots])
+    indices, sampled = sequences.sampled(slots[complete])
+    rows = TokenRows(batch, sampled)
+    sample_rows = complete[indices].astype(np.int32)
+    step = StepInput(
+        token_ids=batch.tokens[np.repeat(slots, counts), positions],
+        positions=positions,
+        query_starts=starts,
+        seq_lens=seq_lens,
+        block_tables=_block_tables(batch, slots, seq_lens),
+        sample_rows=sample_rows,
+        sampling=rows.sampling(seq_lens[sample_rows]),
+        scored=_scored(batch, slots, counts, positions),
+    )
+    return step, rows
+
+
+def _block_tables(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray) -> np.ndarray:
+    num_blocks = -(-int(seq_lens.max()) // batch.block_size)
+    tables: np.ndarray = batch.block_table[slots, :num_blocks]
+    return tables
+
+
+def _scored(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions: np.ndarray) -> ScoredTokens | None:
+    """The prompts' tokens of this step that have a successor in the prompt, where it is to be scored."""
+    if not (batch.features[slots] & SCORES).any():
+        return None
+    owners = np.repeat(slots, counts)
+    queries = np.flatnonzero((batch.num_prompt_logprobs[owners] >= 0) & (positions + 1 < batch.num_prompt[owners]))
+    if not len(queries):
+        return None
+    owners = owners[queries]
+    successors = batch.tokens[owners, positions[queries] + 1]
+    return ScoredTokens(queries, successors, batch.num_prompt_logprobs[owners])
+
+
+@dataclass(slots=True, eq=False)
+class ScoredRows:
+    """S tokens of prompts whose logprobs a step brings."""
+
+    slots: np.ndarray  # int64[S]
+    positions: np.ndarray  # int32[S]
+    tokens: np.ndarray  # int32[S]
+    num_logprobs: np.ndarray  # int32[S]
+
+
+Columns = TypeVar("Columns", ScoredRows, StepLogprobs)
+
+
+@dataclass(slots=True, eq=False)
+class Launched:
+    """A step of R slots that samples N tokens and was not collected yet."""
+
+    only_decodes: bool
+    num_closed: int  # slots that the batch had freed by then
+    slots: np.ndarray  # int64[R]
+    serials: np.ndarray  # int64[R]: who was in them
+    ends: np.ndarray  # int32[R]: tokens whose KV is there when it is complete
+    rows: TokenRows  # N
+    owners: np.ndarray  # int64[N]: the slot whose tokens each row's follows, that of its prompt for a branch
+    positions: np.ndarray  # int32[N], of the tokens
+    is_last: np.ndarray | None  # bool[N]: rows that are as long as they may be with this token; None: no row is
+    scored: ScoredRows | None
+
+    @classmethod
+    def of(cls, batch: BatchState, plan: Plan, step: StepInput, rows: TokenRows) -> "Launched":
+        """What is launched just now."""
+        positions = step.seq_lens if plan.only_decodes else step.seq_lens[step.sample_rows]
+        is_last = positions + 1 >= rows.max_len
+        return cls(
+            only_decodes=plan.only_decodes,
+            num_closed=batch.num_closed,
+            slots=plan.slots,
+            serials=rows.serials if plan.only_decodes else batch.serial[plan.slots],
+            ends=step.seq_lens,
+            rows=rows,
+            owners=plan.slots if plan.only_decodes else plan.slots[step.sample_rows],
+            positions=positions,
+            is_last=is_last if is_last.any() else None,
+            scored=_scored_rows(plan, step),
+        )
+
+    def without_closed(self, batch: BatchState, output: StepOutput) -> tuple["Launched", StepOutput]:
+        """Of the step and of what came of it, what belongs to sequences that still have their slots."""
+        here = batch.serial[self.slots] == self.serials
+        rows = batch.serial[self.rows.slots] == self.rows.serials
+        scored = None if self.scored is None else np.isin(self.scored.slots, self.slots[here])
+        launched = Launched(
+            only_decodes=self.only_decodes,
+            num_closed=batch.num_closed,
+            slots=self.slots[here],
+            serials=self.serials[here],
+            ends=self.ends[here],
+            rows=TokenRows(batch, self.rows.slots[rows]),
+            owners=self.owners[rows],
+            positions=self.positions[rows],
+            is_last=None if self.is_last is None else self.is_last[rows],
+            scored=None if self.scored is None or scored is None else _taken(self.scored, scored),
+        )
+        return launched, StepOutput(
+            output.token_ids[rows],
+            None if output.logprobs is None else _taken(output.logprobs, rows),
+            None if output.scored is None or scored is None else _taken(output.scored, scored),
+        )
+
+
+def _taken(columns: Columns, which: np.ndarray) -> Columns:
+    """Some rows of parallel arrays."""
+    return type(columns)(*(getattr(columns, field.name)[which] for field in fields(columns)))
+
+
+def _scored_rows(plan: Plan, step: StepInput) -> ScoredRows | None:
+    if step.scored is None:
+        return None
+    queries = step.scored.queries
+    owners = np.repeat(plan.slots, plan.counts)[queries]
+    return ScoredRows(owners, step.positions[queries] + 1, step.scored.successors, step.scored.num_logprobs)

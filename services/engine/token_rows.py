@@ -1,0 +1,110 @@
+"""The sequences that get a token in a step, and what of them does not change from step to step."""
+
+import numpy as np
+
+from services.engine.batch_state import EDITS, LOGPROBS, MIN_TOKENS, SAMPLES, STOPS, BatchState
+from services.engine.logit_edits import gather_edits
+from services.engine.outputs import StepRows, sole_gateway
+from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs
+from services.protocol.outcomes import FinishReason
+
+_STOP, _LENGTH = np.uint8(FinishReason.STOP), np.uint8(FinishReason.LENGTH)
+
+
+class TokenRows:
+    """N slots, and copies of their columns of the batch. Made anew only when other sequences get a token."""
+
+    def __init__(self, batch: BatchState, slots: np.ndarray) -> None:
+        self.slots = slots  # int64[N]
+        self.serials = batch.serial[slots]
+        self.token_base = batch.token_base[slots]
+        self.starts = np.arange(len(slots) + 1, dtype=np.int32)  # of their query tokens, when each computes one
+        self.max_len = batch.max_len[slots]
+        self.features = int(np.bitwise_or.reduce(batch.features[slots])) if len(slots) else 0
+        self._batch = batch
+        self._stop_ids = _columns(batch.stop_ids[slots]) if self.features & STOPS else None
+        self._temperature = batch.temperature[slots]
+        self._top_k = batch.top_k[slots]
+        self._top_p = batch.top_p[slots]
+        self._min_p = batch.min_p[slots]
+        self._seed = batch.seed[slots]
+        self._num_logprobs = batch.num_logprobs[slots]
+        self._gateways = batch.gateway[slots]
+        self._gateway = sole_gateway(self._gateways) if len(slots) else None
+        self._handles = batch.handle[slots]
+        self._going_on = np.zeros(len(slots), dtype=np.uint8)
+        self._reported: np.ndarray | None = None  # `cached`, when all rows have reported theirs
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def sampling(self, positions: np.ndarray) -> SamplingBatch:
+        """How to sample these rows' tokens at int32[N] positions."""
+        return SamplingBatch(
+            temperature=self._temperature,
+            top_k=self._top_k,
+            top_p=self._top_p,
+            min_p=self._min_p,
+            seed=self._seed,
+            position=positions.astype(np.int64),
+            num_logprobs=self._num_logprobs,
+            edits=self._edits(positions) if self.features & (EDITS | MIN_TOKENS) else None,
+            all_greedy=not self.features & SAMPLES,
+            any_logprobs=bool(self.features & LOGPROBS),
+        )
+
+    def finish(self, tokens: np.ndarray, is_last: np.ndarray | None) -> np.ndarray:
+        """uint8[N]: why each row ends with its token, FinishReason. is_last: bool[N], rows that are full with it."""
+        stops = None if self._stop_ids is None else self._stop_ids == tokens
+        if is_last is None and (stops is None or not stops.any()):
+            return self._going_on
+        finish = self._going_on.copy()
+        if is_last is not None:
+            finish[is_last] = _LENGTH
+        if stops is not None:
+            finish[stops.any(axis=0)] = _STOP
+        return finish
+
+    def report(
+        self, positions: np.ndarray, tokens: np.ndarray, finish: np.ndarray, logprobs: StepLogprobs | None
+    ) -> StepRows:
+        """The rows as they are told to gateways."""
+        return StepRows(
+            gateway=self._gateway,
+            gateways=self._gateways,
+            handles=self._handles,
+            positions=positions.astype(np.uint32),
+            tokens=tokens,
+            finish=finish,
+            cached=self._take_cached(),
+            widths=self._num_logprobs,
+            logprobs=logprobs,
+        )
+
+    def _take_cached(self) -> np.ndarray:
+        if self._reported is not None:
+            return self._reported
+        cached: np.ndarray = self._batch.cached[self.slots]
+        self._batch.cached[self.slots] = -1
+        self._reported = np.full(len(self.slots), -1, dtype=np.int32)
+        return cached
+
+    def _edits(self, positions: np.ndarray) -> LogitEdits | None:
+        batch, slots = self._batch, self.slots
+        may_stop = positions >= batch.min_len[slots]
+        edited = np.flatnonzero((batch.features[slots] & EDITS != 0) | ~may_stop)
+        if not len(edited):
+            return None
+        rows = []
+        for row in edited.tolist():
+            slot = int(slots[row])
+            stop_ids = batch.stop_ids[slot]
+            banned = stop_ids[(stop_ids >= 0) & ~may_stop[row]]
+            rows.append((row, batch.edits[slot], batch.known_tokens(slot), banned))
+        return gather_edits(rows, len(slots))
+
+
+def _columns(stop_ids: np.ndarray) -> np.ndarray:
+    """int32[W, N] of int32[N, ·]: as many as the row has that has most."""
+    used = (stop_ids >= 0).any(axis=0)
+    return np.ascontiguousarray(stop_ids[:, used].T)
