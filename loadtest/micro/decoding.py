@@ -65,7 +65,7 @@ class DecodingWorker:
     `round` is the engine thread's, on the thread of the caller; `take`, which may be replaced, gets what it hands on.
     """
 
-    def __init__(self, batch: int, steps: int, take: Callable[[CoreOutputs], object], *, model_s: float = 0.0) -> None:
+    def __init__(self, batch: int, steps: int, take: Callable[[CoreOutputs], None], *, model_s: float = 0.0) -> None:
         self.take = take
         max_tokens = steps + 100  # and some steps until all decode
         max_model_len = _PROMPT + BLOCK_SIZE + max_tokens
@@ -83,8 +83,13 @@ class DecodingWorker:
             self.round()
 
 
-def pack(outputs: CoreOutputs) -> list[bytes]:
+def pack(outputs: CoreOutputs) -> None:
     """What the worker's event loop does with frames before they are gRPC's."""
+    packed(outputs)
+
+
+def packed(outputs: CoreOutputs) -> list[bytes]:
+    """The frames' bytes, as they go to gRPC."""
     return [pack_worker_message(frame).SerializeToString() for frame in outputs.frames.values()]
 
 

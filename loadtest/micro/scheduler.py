@@ -8,7 +8,7 @@ import gc
 import statistics
 import time
 
-from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack
+from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack, packed
 from loadtest.micro.rows import Row, spread
 
 _BATCHES = (1, 8, 64, 256, 1024)
@@ -44,7 +44,7 @@ def gc_objects_per_step(worker: DecodingWorker) -> float:
     In these steps each sequence fills a block once.
     """
     kept: list[object] = []
-    worker.take = lambda outputs: kept.extend((outputs, pack(outputs)))
+    worker.take = lambda outputs: kept.extend((outputs, packed(outputs)))
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -8,7 +8,8 @@ its parent, and goes before it.
 The trie names blocks and holds no references to them: that is the pool's.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -25,23 +26,34 @@ class Match:
     next_is_pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAdded:
-    """A node became ready: enough to name it outside (a chain hash over the parent's and these tokens)."""
+@dataclass(slots=True)
+class CacheEvents:
+    """Nodes that became ready or are gone, in order, in parallel lists: an object for each would be work for nobody.
 
-    node: int
-    parent: int
-    tokens: bytes
+    Tokens and parent are enough to name a node outside: a chain hash over the parent's and these tokens.
+    """
 
+    nodes: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # nodes
+    tokens: list[bytes | None] = field(default_factory=list)  # None: a node that was ready is gone
 
-@dataclass(frozen=True, slots=True)
-class NodeEvicted:
-    """A node that was ready is gone."""
+    def __len__(self) -> int:
+        return len(self.nodes)
 
-    node: int
+    def added(self, node: int, parent: int, tokens: bytes) -> None:
+        """A node became ready."""
+        self.nodes.append(node)
+        self.parents.append(parent)
+        self.tokens.append(tokens)
 
+    def evicted(self, node: int) -> None:
+        """A node that was ready is gone."""
+        self.nodes.append(node)
+        self.parents.append(ROOT_NODE)
+        self.tokens.append(None)
 
-CacheEvent = NodeAdded | NodeEvicted
+    def __iter__(self) -> Iterator[tuple[int, int, bytes | None]]:
+        return zip(self.nodes, self.parents, self.tokens, strict=True)
 
 
 class PrefixCache:
@@ -61,7 +73,7 @@ class PrefixCache:
         self._first_child = [NO_BLOCK] * num_blocks
         self._next_sibling = [NO_BLOCK] * num_blocks
         self._previous_sibling = [NO_BLOCK] * num_blocks
-        self._events: list[CacheEvent] = []
+        self._events = CacheEvents()
 
     def __len__(self) -> int:
         return len(self._block_by_key)
@@ -114,6 +126,31 @@ class PrefixCache:
         if not pending:
             self._announce(block)
 
+    def insert_filled(self, parents: list[int], blocks: list[int], tokens: bytes) -> list[int]:
+        """Enters blocks that are ready, each below its own parent; `tokens` are theirs, one after the other.
+
+        Returns the indices of those that were not entered, because a node with the same content is there. Below a
+        parent that has no node there is nothing to enter either. As `insert`, for many, and every line counts.
+        """
+        step, nodes, known, events = self.block_size * 4, self._node, self._block_by_key, self._events
+        there: list[int] = []
+        for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
+            above = nodes[parent]
+            if above == ROOT_NODE:
+                continue
+            own = tokens[index * step : (index + 1) * step]
+            key = above.to_bytes(8, "little") + own
+            if known.setdefault(key, block) != block:
+                there.append(index)
+                continue
+            nodes[block] = node = next(self._node_ids)
+            self._key[block] = key
+            self._parent[block] = parent
+            self._link(block, parent)
+            events.added(node, above, own)
+        self._changed()
+        return there
+
     def make_ready(self, block: int) -> None:
         """The block's content is complete: from now on it is a hit."""
         assert self._pending[block]
@@ -128,7 +165,7 @@ class PrefixCache:
         assert self.holds(block)
         assert self._first_child[block] == NO_BLOCK
         if not self._pending[block]:
-            self._events.append(NodeEvicted(self._node[block]))
+            self._events.evicted(self._node[block])
         del self._block_by_key[self._key[block]]
         if (parent := self._parent[block]) != NO_BLOCK:
             self._unlink(block, parent)
@@ -154,9 +191,11 @@ class PrefixCache:
             found.append(block)
         return found
 
-    def take_events(self) -> list[CacheEvent]:
-        """What became ready or was evicted since the last call, in order."""
-        events, self._events = self._events, []
+    def take_events(self) -> CacheEvents:
+        """What became ready or was evicted since the last call."""
+        events = self._events
+        if len(events):
+            self._events = CacheEvents()
         return events
 
     def _link(self, block: int, parent: int) -> None:
@@ -183,7 +222,7 @@ class PrefixCache:
     def _announce(self, block: int) -> None:
         parent = self._parent[block]
         parent_node = ROOT_NODE if parent == NO_BLOCK else self._node[parent]
-        self._events.append(NodeAdded(self._node[block], parent_node, self._key[block][8:]))
+        self._events.added(self._node[block], parent_node, self._key[block][8:])
 
     def _changed(self) -> None:
         self.version += 1

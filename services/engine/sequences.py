@@ -160,9 +160,26 @@ class Sequences:
     def enter_filled(self, slots: np.ndarray) -> None:
         """Of these decoding slots, those that filled a block enter it into the cache, for others to find."""
         batch = self.batch
-        filled = slots[batch.done[slots] // batch.block_size > batch.num_entered[slots]]
-        for slot in filled.tolist():
+        num_full, entered = batch.done[slots] // batch.block_size, batch.num_entered[slots]
+        filled = num_full > entered
+        if not filled.any():
+            return
+        slots, num_full, entered = slots[filled], num_full[filled], entered[filled]
+        usual = (num_full == entered + 1) & (batch.num_ready[slots] == entered) & (entered > 0)
+        left = self._enter_one_each(slots[usual], entered[usual])
+        for slot in (*left, *slots[~usual].tolist()):
             self._enter_filled(slot)
+
+    def _enter_one_each(self, slots: np.ndarray, at: np.ndarray) -> list[int]:
+        """Enters block at[i] of slot i, whose parent is ready or was evicted; returns slots where there is a twin."""
+        batch, size = self.batch, self.batch.block_size
+        parents, blocks = batch.block_table[slots, at - 1], batch.block_table[slots, at]
+        tokens = batch.tokens[slots[:, None], at[:, None] * size + np.arange(size)]
+        twins = self.cache.insert_filled(parents.tolist(), blocks.tolist(), tokens.tobytes())
+        entered = np.delete(np.arange(len(slots)), twins) if twins else slice(None)
+        batch.num_entered[slots[entered]] = batch.num_ready[slots[entered]] = at[entered] + 1
+        left: list[int] = slots[twins].tolist()
+        return left
 
     def sampled(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What a token is sampled for when the known tokens of these slots are computed: their branches, or themselves.

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from services.engine.prefix_cache import ROOT_NODE, CacheEvent, NodeAdded
+from services.engine.prefix_cache import ROOT_NODE, CacheEvents
 from services.protocol.block_hash import BlockHash, child_hash, root_hash
 
 _SLICE = 32  # events hashed at a stretch: about 50 µs
@@ -25,14 +25,14 @@ class BlockLog:
         self._hashes: dict[int, BlockHash] = {}
         self._firsts: dict[int, BlockHash] = {}
         self._subscribers: list[Subscriber] = []
-        self._backlog: deque[CacheEvent] = deque()
+        self._backlog: deque[tuple[int, int, bytes | None]] = deque()  # node, parent, tokens; see CacheEvents
         self._scheduled = False
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Has it called with every change from now on."""
         self._subscribers.append(subscriber)
 
-    def append(self, events: list[CacheEvent]) -> None:
+    def append(self, events: CacheEvents) -> None:
         """Takes note of changes, in order; subscribers hear of them in the loop's next turns."""
         self._backlog += events
         self._schedule()
@@ -56,22 +56,22 @@ class BlockLog:
         added: dict[BlockHash, BlockHash] = {}
         evicted: dict[BlockHash, BlockHash] = {}
         for _ in range(min(_SLICE, len(self._backlog))):
-            event = self._backlog.popleft()
-            if isinstance(event, NodeAdded):
-                hash = self._name(event)
-                added[hash] = self._firsts[event.node]
+            node, parent, tokens = self._backlog.popleft()
+            if tokens is not None:
+                hash = self._name(node, parent, tokens)
+                added[hash] = self._firsts[node]
             else:
-                gone, first = self._hashes.pop(event.node), self._firsts.pop(event.node)
+                gone, first = self._hashes.pop(node), self._firsts.pop(node)
                 added.pop(gone, None)
                 evicted[gone] = first
         for subscriber in self._subscribers:
             subscriber(added, evicted)
         self._schedule()
 
-    def _name(self, event: NodeAdded) -> BlockHash:
-        if event.parent == ROOT_NODE:
-            hash = first = child_hash(self._root, event.tokens)
+    def _name(self, node: int, parent: int, tokens: bytes) -> BlockHash:
+        if parent == ROOT_NODE:
+            hash = first = child_hash(self._root, tokens)
         else:
-            hash, first = child_hash(self._hashes[event.parent], event.tokens), self._firsts[event.parent]
-        self._hashes[event.node], self._firsts[event.node] = hash, first
+            hash, first = child_hash(self._hashes[parent], tokens), self._firsts[parent]
+        self._hashes[node], self._firsts[node] = hash, first
         return hash

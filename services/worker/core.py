@@ -43,7 +43,7 @@ from kvtransfer.producer import (
 from kvtransfer.transports.base import ReadEnd
 from services.engine.engine import Engine
 from services.engine.outputs import EngineOutputs, StepRows
-from services.engine.prefix_cache import CacheEvent
+from services.engine.prefix_cache import CacheEvents
 from services.engine.request import Kind, Request
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.outcomes import FailureCode
@@ -58,7 +58,7 @@ class CoreOutputs:
     messages: list[tuple[StreamId, ToConsumer | ToProducer]] = field(default_factory=list)
     reads: list[PostRead] = field(default_factory=list)
     stopped_reads: list[int] = field(default_factory=list)  # ids; to be told to the transport after `reads`
-    block_events: list[CacheEvent] = field(default_factory=list)
+    block_events: CacheEvents = field(default_factory=CacheEvents)
 
 
 class WorkerCore:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.engine.block_pool import BlockPool
-from services.engine.prefix_cache import NO_BLOCK, NodeAdded, NodeEvicted, PrefixCache
+from services.engine.prefix_cache import NO_BLOCK, PrefixCache
 
 BLOCK_SIZE = 2
 
@@ -54,15 +54,14 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
         pool.check()
         assert all(cache.holds(block) for blocks in running for block in blocks)
         events = cache.take_events()
-        if any(isinstance(event, NodeEvicted) for event in events):
+        if None in events.tokens:
             assert pool._num_free == 0, "more was evicted than was needed"
-        for event in events:  # a parent is there before its children, and goes after them
-            if isinstance(event, NodeAdded):
-                assert event.parent in known or event.parent == 0
-                known[event.node] = event.tokens
+        for node, parent, tokens in events:  # a parent is there before its children, and goes after them
+            if tokens is not None:
+                assert parent in known or parent == 0
+                known[node] = tokens
             else:
-                assert isinstance(event, NodeEvicted)
-                del known[event.node]
+                del known[node]
     assert len(known) == len(cache)
 
 

@@ -9,7 +9,6 @@ import pytest
 from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
-from services.engine.prefix_cache import NodeAdded
 from services.engine.request import Kind
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -159,7 +158,7 @@ def test_sequences_that_generate_the_same_text_share_its_blocks(prompt_len: int)
     driven.run()
     for handle in handles:
         assert driven.tokens[handle] == reference(prompt, 30)
-    nodes = [(event.parent, event.tokens) for event in sequences.cache.take_events() if isinstance(event, NodeAdded)]
+    nodes = [(parent, tokens) for _, parent, tokens in sequences.cache.take_events() if tokens is not None]
     assert len(nodes) == len(set(nodes)) == (prompt_len + 30 - 1) // 4
     driven.assert_baseline()
 

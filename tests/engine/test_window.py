@@ -1,13 +1,12 @@
 """Models whose attention has a window: blocks behind it are let go of, and no token tells."""
 
 import random
-from collections.abc import Iterable
 
 import pytest
 
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
-from services.engine.prefix_cache import CacheEvent, NodeAdded
+from services.engine.prefix_cache import CacheEvents
 from services.engine.request import Kind
 from services.engine.runner.simulated import SimulatedRunner
 from services.prefill.scheduler import PrefillScheduler
@@ -121,12 +120,12 @@ def test_no_schedule_changes_a_token(window: int, seed: int):
         assert driven.finish[handle]
 
 
-def follow(events: Iterable[CacheEvent], known: dict[int, int]) -> None:
+def follow(events: CacheEvents, known: dict[int, int]) -> None:
     """What the outside is told of the cache: a parent is there before its children, and goes after them."""
-    for event in events:
-        if isinstance(event, NodeAdded):
-            assert event.parent in known or event.parent == 0
-            known[event.node] = event.parent
+    for node, parent, tokens in events:
+        if tokens is not None:
+            assert parent in known or parent == 0
+            known[node] = parent
         else:
-            del known[event.node]
-            assert event.node not in known.values()
+            del known[node]
+            assert node not in known.values()

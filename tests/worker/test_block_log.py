@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 
-from services.engine.prefix_cache import ROOT_NODE, NodeAdded, NodeEvicted
+from services.engine.prefix_cache import ROOT_NODE, CacheEvents
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.messages import BlockEvents
@@ -15,7 +15,11 @@ async def test_a_block_that_comes_and_goes_in_one_message_is_gone_for_readers():
     published: list[tuple[list[BlockHash], list[BlockHash]]] = []
     log = BlockLog("fingerprint")
     log.subscribe(lambda added, evicted: published.append((list(added), list(evicted))))
-    log.append([NodeAdded(1, ROOT_NODE, b"a"), NodeAdded(2, ROOT_NODE, b"b"), NodeEvicted(2)])
+    events = CacheEvents()
+    events.added(1, ROOT_NODE, b"a")
+    events.added(2, ROOT_NODE, b"b")
+    events.evicted(2)
+    log.append(events)
     await asyncio.sleep(0)
     ((added, evicted),) = published
     index = MemoryPrefixIndex()
@@ -32,7 +36,11 @@ async def test_each_block_is_told_with_the_first_of_its_chain():
     tokens = np.arange(4, dtype=np.int32)
     chain = block_hashes(root_hash("fingerprint"), tokens, block_size=1)
     other = block_hashes(root_hash("fingerprint"), tokens[2:], block_size=1)
-    nodes = [NodeAdded(at + 1, at, tokens[at].tobytes()) for at in range(4)]
-    log.append([*nodes, NodeAdded(9, ROOT_NODE, tokens[2].tobytes()), NodeEvicted(4)])
+    events = CacheEvents()
+    for at in range(4):
+        events.added(at + 1, at, tokens[at].tobytes())
+    events.added(9, ROOT_NODE, tokens[2].tobytes())
+    events.evicted(4)
+    log.append(events)
     await asyncio.sleep(0)
     assert firsts == dict.fromkeys(chain, chain[0]) | {other[0]: other[0]}

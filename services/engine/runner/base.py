@@ -114,7 +114,7 @@ class Runner(Protocol):
         """The pool as uint8[num_blocks, layout.block_bytes]: a view, for transports to register."""
 
     def copy_block(self, source: int, destination: int) -> None:
-        """Copies one block's KV after all steps launched so far; it is there on return, and both blocks may be freed."""
+        """Copies one block's KV after all steps launched so far. It is there on return."""
 
     def launch(self, step: StepInput) -> None:
         """Starts a step. At most one more may be launched before it is collected; it runs after this one."""
