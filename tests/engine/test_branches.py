@@ -26,11 +26,12 @@ def phases(driven: Driven) -> list[Phase]:
     return [Phase(phase) for phase in driven.engine.sequences.batch.phase.tolist() if phase]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 21])
 @pytest.mark.parametrize("chunk", [2, 64])
-def test_each_choice_has_the_tokens_of_a_request_with_its_seed(length: int, chunk: int):
+def test_each_choice_has_the_tokens_of_a_request_with_its_seed(length: int, chunk: int, depth: int):
     """Prompts that end inside of a block of four, and at its end."""
-    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk))
+    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk), depth=depth)
     prompt = list(range(100, 100 + length))
     other = driven.submit([7, 7, 7], 12)
     handle = driven.submit(prompt, 9, seeds=SEEDS, **WARM)
@@ -61,9 +62,10 @@ def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared():
     assert sequences.slot_of(HandoffId(GATEWAY, handle)) is None
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("dropped", [[1], [2], [3], [1, 2], [2, 3]])
-def test_a_choice_that_is_given_up_before_the_fork_takes_nothing_along(dropped: list[int]):
-    driven = make_engine(scheduler=DecodeScheduler(4))
+def test_a_choice_that_is_given_up_before_the_fork_takes_nothing_along(dropped: list[int], depth: int):
+    driven = make_engine(scheduler=DecodeScheduler(4), depth=depth)
     prompt = list(range(18))
     handle = driven.submit(prompt, 6, seeds=SEEDS, **WARM)
     driven.step()
@@ -132,11 +134,13 @@ def test_more_choices_than_there_are_slots_are_refused():
     driven.assert_baseline()
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
-def test_small_pools_preempt_and_change_no_token(seed: int):
+def test_small_pools_preempt_and_change_no_token(seed: int, depth: int):
     """Prompts are preempted with the choices that wait for them, and choices alone."""
     rng = random.Random(seed)
-    driven = make_engine(num_blocks=24, max_num_seqs=8, scheduler=DecodeScheduler(12, prefill_chunk=3))
+    scheduler = DecodeScheduler(12, prefill_chunk=3)
+    driven = make_engine(num_blocks=24, max_num_seqs=8, scheduler=scheduler, depth=depth)
     expected: dict[int, list[int]] = {}
     for _ in range(12):
         prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 20))]
@@ -154,10 +158,11 @@ def test_small_pools_preempt_and_change_no_token(seed: int):
     driven.assert_baseline()
 
 
-def test_penalties_of_choices_count_each_one_s_own_tokens():
+@pytest.mark.parametrize("depth", [0, 1])
+def test_penalties_of_choices_count_each_one_s_own_tokens(depth: int):
     prompt = [5, 6, 7, 5]
     penalties: dict[str, Any] = {"frequency_penalty": 1.5, "repetition_penalty": 1.5}
-    driven = make_engine(vocab_size=12)
+    driven = make_engine(vocab_size=12, depth=depth)
     handle = driven.submit(prompt, 30, seeds=SEEDS, **WARM, **penalties)
     driven.run()
     for choice, seed in enumerate(SEEDS, start=1):

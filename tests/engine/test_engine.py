@@ -20,9 +20,10 @@ def random_prompts(seed: int, number: int, longest: int = 60) -> list[list[int]]
     return [[rng.randrange(1000) for _ in range(rng.randint(1, longest))] for _ in range(number)]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
-def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int):
-    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk))
+def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int, depth: int):
+    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk), depth=depth)
     prompts = random_prompts(1, 20)
     handles = [driven.submit(prompt, 15) for prompt in prompts]
     driven.run()
@@ -32,12 +33,13 @@ def test_tokens_do_not_depend_on_batching_or_chunks(chunk: int):
     driven.assert_baseline()
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunk", [1, 3, 64])
-def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int):
+def test_scores_of_a_prompt_do_not_depend_on_chunks_or_cache(chunk: int, depth: int):
     """Each token from the second on, once and in order; also where a prefix is cached, and beside requests without."""
     prompts = [[*range(20), *prompt] for prompt in random_prompts(1, 6)]
     wide = [3, None, 0, 3, None, 5]
-    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk))
+    driven = make_engine(scheduler=DecodeScheduler(chunk + 30, prefill_chunk=chunk), depth=depth)
     handles = [driven.submit(prompt, 5, num_prompt_logprobs=width) for prompt, width in zip(prompts, wide, strict=True)]
     driven.run()
     for handle, prompt, width in zip(handles, prompts, wide, strict=True):
@@ -115,8 +117,9 @@ def test_when_the_owner_of_a_pending_prefix_goes_the_next_one_does_the_work():
     driven.assert_baseline()
 
 
-def test_a_tiny_pool_preempts_and_changes_no_token():
-    driven = make_engine(num_blocks=16, max_model_len=64)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_tiny_pool_preempts_and_changes_no_token(depth: int):
+    driven = make_engine(num_blocks=16, max_model_len=64, depth=depth)
     prompts = random_prompts(3, 12, longest=12)
     handles = [driven.submit(prompt, 20) for prompt in prompts]
     preemptions = 0
@@ -178,9 +181,10 @@ def test_generated_blocks_are_hits_while_their_sequence_still_runs():
     driven.assert_baseline()
 
 
-def test_generated_duplicates_are_freed_and_their_twins_outlive_newer_children():
+@pytest.mark.parametrize("depth", [0, 1])
+def test_generated_duplicates_are_freed_and_their_twins_outlive_newer_children(depth: int):
     """Two rows generate the same blocks: the second's are freed, its further ones hang below the first's."""
-    driven = make_engine(num_blocks=12, max_model_len=40)
+    driven = make_engine(num_blocks=12, max_model_len=40, depth=depth)
     prompt = [1, 2, 3]
     short, long = driven.submit(prompt, 10), driven.submit(prompt, 18)
     driven.run()
@@ -194,7 +198,8 @@ def test_generated_duplicates_are_freed_and_their_twins_outlive_newer_children()
     driven.assert_baseline()
 
 
-def test_eos_stops_and_stop_tokens_stop_unless_ignored():
+@pytest.mark.parametrize("depth", [0, 1])
+def test_eos_stops_and_stop_tokens_stop_unless_ignored(depth: int):
     alone = reference([4, 5, 6], 30)
     eos = alone[10]
     assert eos not in alone[:10]
@@ -204,7 +209,7 @@ def test_eos_stops_and_stop_tokens_stop_unless_ignored():
         ({"ignore_eos": True, "stop_token_ids": (alone[5],)}, 6),
         ({"stop_token_ids": (*tuple(range(1000, 1020)), alone[3])}, 4),
     ):
-        driven = make_engine(eos_token_ids=(eos,))
+        driven = make_engine(eos_token_ids=(eos,), depth=depth)
         handle = driven.submit([4, 5, 6], 30, **options)
         driven.run()
         assert driven.tokens[handle] == alone[:length]
@@ -212,9 +217,10 @@ def test_eos_stops_and_stop_tokens_stop_unless_ignored():
         driven.assert_baseline()
 
 
-def test_min_tokens_bans_eos_until_then():
+@pytest.mark.parametrize("depth", [0, 1])
+def test_min_tokens_bans_eos_until_then(depth: int):
     alone = reference([4, 5, 6], 30)
-    driven = make_engine(eos_token_ids=(alone[4],))
+    driven = make_engine(eos_token_ids=(alone[4],), depth=depth)
     handle = driven.submit([4, 5, 6], 30, min_tokens=10)
     driven.run()
     assert driven.tokens[handle][:4] == alone[:4]
@@ -222,8 +228,9 @@ def test_min_tokens_bans_eos_until_then():
     assert len(driven.tokens[handle]) >= 10
 
 
-def test_the_context_limit_ends_a_sequence():
-    driven = make_engine(max_model_len=20)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_context_limit_ends_a_sequence(depth: int):
+    driven = make_engine(max_model_len=20, depth=depth)
     handle = driven.submit(list(range(15)), 100)
     driven.run()
     assert len(driven.tokens[handle]) == 5
@@ -262,8 +269,9 @@ def test_what_fits_only_without_the_quarantine_is_refused_not_now():
     driven.assert_baseline()
 
 
-def test_prefill_announces_full_blocks_after_each_chunk_and_the_rest_with_the_first_token():
-    driven = make_engine(scheduler=PrefillScheduler(10))
+@pytest.mark.parametrize("depth", [0, 1])
+def test_prefill_announces_full_blocks_after_each_chunk_and_the_rest_with_the_first_token(depth: int):
+    driven = make_engine(scheduler=PrefillScheduler(10), depth=depth)
     driven.submit(list(range(26)), 5, kind=Kind.PRODUCE)
     driven.run()
     assert [len(part.blocks) for part in driven.announced] == [2, 3, 2]

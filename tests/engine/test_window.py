@@ -86,9 +86,10 @@ def test_a_prompt_to_hand_off_keeps_all_its_blocks():
     assert blocks_held(driven) == 10
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("window", [1, 4, 7, 12])
-def test_no_schedule_changes_a_token(window: int, seed: int):
+def test_no_schedule_changes_a_token(window: int, seed: int, depth: int):
     """Few blocks, shared prefixes, equal prompts, next turns; preempted, evicted, let go of, found again."""
     rng = random.Random(seed)
     driven = make_engine(
@@ -97,6 +98,7 @@ def test_no_schedule_changes_a_token(window: int, seed: int):
         max_model_len=80,
         max_num_seqs=6,
         scheduler=DecodeScheduler(rng.choice([12, 40]), prefill_chunk=rng.choice([3, 16])),
+        depth=depth,
     )
     stems = [[rng.randrange(1000) for _ in range(rng.randint(1, 30))] for _ in range(3)]
     prompts: dict[int, list[int]] = {}

@@ -29,11 +29,12 @@ def test_no_interleaving_breaks_the_handoff(
     run_state_machine_as_test(machine, settings=settings() if named else search(num_examples, num_steps))
 
 
+@pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("seed", range(6))
-def test_without_faults_all_complete_in_tiny_pools(seed: int) -> None:
+def test_without_faults_all_complete_in_tiny_pools(seed: int, depth: int) -> None:
     """Prompts that share prefixes, more than fit at once, in any order of events: no deadlock, no failure."""
     choose = random.Random(seed)
-    world = World(num_gateways=2, sizes=Sizes(num_blocks=7, max_num_seqs=3, chunk=choose.choice([2, 4])))
+    world = World(num_gateways=2, sizes=Sizes(7, 3, choose.choice([2, 4]), depth))
     for turn in range(12):
         prompt = choose.choice(PROMPTS)
         world.ask(Ask(prompt, choose.randint(1, 5), alone=choose.random() < 0.2, turn=turn), gateway=turn % 2)
