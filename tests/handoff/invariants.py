@@ -28,6 +28,7 @@ def check_worker(worker: WorkerProcess, open_reads: list[PostRead]) -> None:
     seen = _look(worker)
     worker.core.engine.sequences.pool.check()
     _check_references(worker, seen)
+    _check_steps(worker, seen)
     _check_owners(worker, seen)
     _check_pending_nodes(worker, seen)
     _check_destinations(worker, seen, open_reads)
@@ -54,7 +55,9 @@ def _look(worker: WorkerProcess) -> _Seen:
         seen.holders.update(blocks)
     for _, blocks, _ in sequences._let_go_of:
         seen.holders.update(blocks)
-        seen.in_use.update(blocks)
+    for step in worker.runner._launched:
+        for table, seq_len in zip(step.block_tables.tolist(), step.seq_lens.tolist(), strict=True):
+            seen.in_use.update(table[: -(-seq_len // sequences.batch.block_size)])
     for request in sequences.waiting.values():
         if request.kind is Kind.PRODUCE:
             seen.producing.add(request.id)
@@ -68,6 +71,12 @@ def _check_references(worker: WorkerProcess, seen: _Seen) -> None:
     counted = {block: n for block, n in enumerate(worker.core.engine.sequences.pool._references.tolist()) if n}
     if counted != dict(seen.holders):
         raise Violation(f"{worker} references {counted}, held are {dict(seen.holders)}")
+
+
+def _check_steps(worker: WorkerProcess, seen: _Seen) -> None:
+    """What a step uses, also one that is under way, is held by somebody."""
+    if loose := seen.in_use - set(seen.holders):
+        raise Violation(f"{worker} gave blocks {loose} back, which a step still uses")
 
 
 def _check_owners(worker: WorkerProcess, seen: _Seen) -> None:
