@@ -22,6 +22,10 @@ class _Part:
 
 
 _PARTS = {
+    "handoff": _Part(
+        "one handoff between two workers without a model, and the same read by NIXL alone",
+        (("rounds", 12, "handoffs of each size"),),
+    ),
     "index": _Part(
         "the prefix index in Redis: lookups, publishing, memory",
         (("blocks", 1_000_000, "(block, worker) pairs"),),

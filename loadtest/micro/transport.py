@@ -5,8 +5,9 @@ import multiprocessing
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from multiprocessing.connection import Connection
 
 import grpc
@@ -25,7 +26,8 @@ _NUM_BLOCKS, _BLOCK_BYTES = 256, 192 << 10  # a 4k prompt of a small model: 48 M
 _READS = 12
 _POLL_S = 0.0005  # as the transfer thread's
 _GENERATION = 1
-_EVERY = np.arange(_NUM_BLOCKS, dtype=np.uint32)
+
+Read = Callable[[int], float]  # of so many blocks: seconds
 
 
 def measure() -> list[Row]:
@@ -35,39 +37,56 @@ def measure() -> list[Row]:
 
 
 def _rate(name: TransportName) -> Row:
+    try:
+        with reading(name, _NUM_BLOCKS, _BLOCK_BYTES) as read:
+            seconds = [read(_NUM_BLOCKS) for _ in range(_READS)][1:]
+    except (TransportError, EOFError) as error:
+        return {"error": f"not here: {error or 'the source process ended'}"}
+    return spread([_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in seconds], (0, 50, 100))
+
+
+@contextmanager
+def reading(name: TransportName, num_blocks: int, block_bytes: int) -> Iterator[Read]:
+    """Reads of another process's pool. Raises TransportError, and EOFError where that process ends."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, name), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, name, num_blocks, block_bytes), daemon=True)
     process.start()
     theirs.close()  # ours: so that its end is noticed
     try:
         incarnation, address, descriptor = pipe.recv()
-        with _end(name, 0) as (source, transport, _):
+        with _end(name, 0, num_blocks, block_bytes) as (source, transport, _):
             transport.add_peer(incarnation, address, descriptor)
-            seconds = [_read(transport, incarnation, number) for number in range(_READS)][1:]
-            assert (source.memory.blocks == _GENERATION).all()
+            ids = count()
+
+            def read(wanted: int) -> float:
+                number = next(ids)
+                first = number * wanted % (num_blocks - wanted + 1)  # other blocks, which no cache holds, if it can
+                blocks = np.arange(first, first + wanted, dtype=np.uint32)
+                seconds = _read(transport, incarnation, number, blocks)
+                assert (source.memory.blocks[blocks] == _GENERATION).all()
+                return seconds
+
+            yield read
             transport.close()
-    except (TransportError, EOFError) as error:
-        return {"error": f"not here: {error or 'the source process ended'}"}
     finally:
         process.kill()
         process.join()
-    return spread([_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in seconds], (0, 50, 100))
 
 
-def _serve(pipe: Connection, name: TransportName) -> None:
+def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int) -> None:
     """The producer: polls until it is killed."""
-    with _end(name, _GENERATION) as (source, transport, address):
+    with _end(name, _GENERATION, num_blocks, block_bytes) as (source, transport, address):
         pipe.send((source.incarnation, address, transport.descriptor()))
         while True:
             transport.poll()
             time.sleep(_POLL_S)
 
 
-def _read(transport: Transport, peer: Incarnation, read_id: int) -> float:
-    generations = np.full(_NUM_BLOCKS, _GENERATION, dtype=np.uint64)
+def _read(transport: Transport, peer: Incarnation, read_id: int, blocks: np.ndarray) -> float:
+    generations = np.full(len(blocks), _GENERATION, dtype=np.uint64)
     start = time.perf_counter()
-    transport.post(BlockRead(read_id, peer, _EVERY, _EVERY, generations))
+    transport.post(BlockRead(read_id, peer, blocks, blocks, generations))
     ends: list[ReadEnd] = transport.poll()
     while not ends:
         time.sleep(_POLL_S)
@@ -79,10 +98,12 @@ def _read(transport: Transport, peer: Incarnation, read_id: int) -> float:
 
 
 @contextmanager
-def _end(name: TransportName, content: int) -> Iterator[tuple[BlockSource, Transport, str]]:
+def _end(
+    name: TransportName, content: int, num_blocks: int, block_bytes: int
+) -> Iterator[tuple[BlockSource, Transport, str]]:
     """One worker's transport and address, with its event loop on a thread, as in a worker."""
-    blocks = np.full((_NUM_BLOCKS, _BLOCK_BYTES), content, dtype=np.uint8)
-    memory = Memory(blocks, np.full(_NUM_BLOCKS, content, dtype=np.uint64))
+    blocks = np.full((num_blocks, block_bytes), content, dtype=np.uint8)
+    memory = Memory(blocks, np.full(num_blocks, content, dtype=np.uint64))
     source = BlockSource(Incarnation(secrets.randbits(64)), memory)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
