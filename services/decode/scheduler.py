@@ -23,6 +23,11 @@ class DecodeScheduler:
         """Received sequences, and any request of its own; nothing reads blocks from here."""
         return True
 
+    def admit(self, sequences: Sequences, now: float) -> None:
+        """Growth comes first here, too."""
+        if self._grow(sequences):
+            self._admit(sequences)
+
     def plan(self, sequences: Sequences, now: float) -> Plan:
         """Grows, admits, and takes all decoding rows and a chunk."""
         if not self._grow(sequences):

@@ -100,6 +100,10 @@ class Engine:
         else:
             self.sequences.batch.set_phase(slot, Phase.DECODE)
 
+    def admit(self, now: float) -> None:
+        """Admits who fits, ahead of the next step's plan."""
+        self._scheduler.admit(self.sequences, now)
+
     def step(self, now: float) -> bool:
         """Plans and launches a step, and collects one: this one, or with a pipeline the one before.
 

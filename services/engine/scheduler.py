@@ -33,6 +33,9 @@ class Scheduler(Protocol):
     def accepts(self, request: Request) -> bool:
         """True when this role can run such a request at all."""
 
+    def admit(self, sequences: Sequences, now: float) -> None:
+        """Admits who fits, as `plan` does, without planning: what they wait for can begin before the next step."""
+
     def plan(self, sequences: Sequences, now: float) -> Plan:
         """Admits, grows and preempts as it sees fit, and returns the next step; an empty one when there is nothing.
 

@@ -26,7 +26,7 @@ class PrefillScheduler:
 
     def plan(self, sequences: Sequences, now: float) -> Plan:
         """Admits what fits, then takes chunks in order."""
-        self._admit(sequences, now)
+        self.admit(sequences, now)
         batch = sequences.batch
         slots = batch.slots_in(Phase.PREFILL)
         remaining = batch.length[slots] - batch.computed[slots]
@@ -34,7 +34,7 @@ class PrefillScheduler:
         order = np.argsort(remaining - waited * self._tokens_per_waited_s, kind="stable")
         return take_chunks(sequences, slots[order], self._budget)
 
-    def _admit(self, sequences: Sequences, now: float) -> None:
+    def admit(self, sequences: Sequences, now: float) -> None:
         """Most urgent first, within each consumer's share of the pool.
 
         A consumer that holds a quarter of it waits while one below its own quarter waits; one prompt is always

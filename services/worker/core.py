@@ -75,6 +75,7 @@ class WorkerCore:
         self._failures: dict[int, list[Failure]] = {}
         self._gateways: set[int] = set()
         self._greeted: set[int] = set()  # gateways that were not told of the load so far
+        self._enqueued = False  # a handoff, since the last step
         self._outputs = CoreOutputs()
 
     # From gateways.
@@ -178,6 +179,13 @@ class WorkerCore:
 
     # The engine.
 
+    def reserve(self, now: float) -> None:
+        """Reserves blocks for what was announced since the last step, so that its reads begin before the next one."""
+        if self._enqueued:
+            self._enqueued = False
+            self.engine.admit(now)
+            self._settle(now)
+
     def step(self, now: float) -> bool:
         """One step of the engine; False when there was nothing to compute."""
         stepped = self.engine.step(now)
@@ -227,6 +235,11 @@ class WorkerCore:
     def idle(self) -> bool:
         """True when no request is known."""
         return self._producer.idle and self._consumer.idle and self.engine.sequences.idle
+
+    @property
+    def is_awaited(self) -> bool:
+        """True when another worker or the transport has something to do as soon as it has our outputs."""
+        return bool(self._outputs.messages or self._outputs.reads)
 
     @property
     def has_handoffs(self) -> bool:
@@ -285,6 +298,7 @@ class WorkerCore:
                 self._outputs.stopped_reads.append(read_id)
             case Enqueue(id):
                 sequences.enqueue(id)
+                self._enqueued = True
             case Arrived(id, num_blocks):
                 self.engine.arrived(id, num_blocks)
             case Ready(id, first_tokens):

@@ -70,6 +70,9 @@ class EngineThread:
         """What the thread does over and over, after the calls: clock, one step, outputs."""
         now = time.monotonic()
         self._tick(now)
+        self._core.reserve(now)
+        if self._core.is_awaited:  # a step takes long: what can go on beside it does not wait for its end
+            self._flush(now)
         self._busy = self._core.step(now)
         self._flush(time.monotonic())
 

@@ -81,6 +81,11 @@ class _ChunkwiseSequences(Sequences):
 class _ChunkwiseScheduler(DecodeScheduler):
     """A local prompt gets further blocks chunk by chunk."""
 
+    def admit(self, sequences: Sequences, now: float) -> None:
+        assert isinstance(sequences, _ChunkwiseSequences)
+        sequences.chunkwise = True
+        super().admit(sequences, now)
+
     def plan(self, sequences: Sequences, now: float) -> Plan:
         assert isinstance(sequences, _ChunkwiseSequences)
         sequences.chunkwise = True

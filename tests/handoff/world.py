@@ -238,8 +238,9 @@ class World:
             gateway.clock_moved(self.now)
 
     def step(self, worker: WorkerProcess) -> bool:
-        """A worker looks at the clock and computes a step, if there is one."""
+        """A worker looks at the clock, sends what it has to, and computes a step, if there is one."""
         self._call(worker, lambda core: core.tick(self.now))
+        self._call(worker, lambda core: core.reserve(self.now))
         return bool(self._call(worker, lambda core: core.step(self.now)))
 
     def deliver_down(self, stream: Stream) -> None:

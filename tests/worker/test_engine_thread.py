@@ -1,0 +1,92 @@
+"""What a round of the engine thread does before its step, which may take long, and what only after it."""
+
+import math
+
+import numpy as np
+
+from kvtransfer.consumer import Consumer, PostRead
+from kvtransfer.handles import HandleMarks
+from kvtransfer.messages import Announcement, FirstToken, HandoffId, Open, Release, StreamId, ToConsumer, ToProducer
+from kvtransfer.producer import Producer
+from kvtransfer.transports.base import ReadEnd
+from services.decode.scheduler import DecodeScheduler
+from services.engine.engine import Engine
+from services.engine.request import Kind, Request
+from services.engine.runner.base import StepInput
+from services.engine.runner.simulated import SimulatedRunner
+from services.engine.scheduler import Scheduler
+from services.prefill.scheduler import PrefillScheduler
+from services.protocol.capsule import Capsule
+from services.protocol.sampling import SamplingParams
+from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.engine_thread import EngineThread
+
+GATEWAY, US, PEER = 7, 1, 2
+STREAM = StreamId(1)
+PROMPT = np.arange(12, dtype=np.int32)  # three blocks
+
+
+class Rounds:
+    """A core with one sequence of its own that computes all the time, and what its rounds did, in order."""
+
+    def __init__(self, scheduler: Scheduler, kind: Kind, max_tokens: int) -> None:
+        self.happened: list[str | PostRead | ToConsumer | ToProducer] = []
+        engine = Engine(_Listed(self.happened), scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=())
+        marks = HandleMarks()
+        self.core = WorkerCore(engine, US, Producer(US, marks), Consumer(), marks)
+        self.round = EngineThread(self.core, self._take, self.happened.append).round
+        self.core.gateway_hello(GATEWAY, 0)
+        self.submit(1, kind, max_tokens)
+
+    def submit(self, handle: int, kind: Kind, max_tokens: int) -> HandoffId:
+        id = HandoffId(GATEWAY, handle)
+        capsule = Capsule(PROMPT + handle, len(PROMPT), SamplingParams(max_tokens=max_tokens))
+        self.core.submit(Request(id, capsule, kind, arrival=0.0, deadline=math.inf, peer=PEER), 0.0)
+        return id
+
+    def _take(self, outputs: CoreOutputs, has_handoffs: bool) -> None:
+        self.happened += outputs.reads
+        self.happened += [message for _, message in outputs.messages]
+
+
+class _Listed(SimulatedRunner):
+    def __init__(self, happened: list) -> None:
+        super().__init__(num_blocks=32, block_size=4)
+        self._happened = happened
+
+    def launch(self, step: StepInput) -> None:
+        self._happened.append(f"step of {len(step.seq_lens)}")
+        super().launch(step)
+
+
+def test_blocks_that_were_announced_during_a_step_are_read_beside_the_next_one() -> None:
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20)
+    rounds.core.producer_stream_up(PEER, STREAM, 0.0)
+    id = rounds.submit(2, Kind.CONSUME, max_tokens=4)
+    rounds.round()
+    assert rounds.happened == [Open(id, PEER), "step of 1"]
+    rounds.happened.clear()
+    announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
+    rounds.core.producer_message(STREAM, announcement, 0.0)
+    rounds.round()
+    read, step = rounds.happened
+    assert isinstance(read, PostRead)
+    assert (read.source, step) == ((5, 6, 7), "step of 1")
+    rounds.happened.clear()
+    rounds.core.read_ended(ReadEnd(read.read_id, np.ones(3, dtype=np.uint64)), 0.0)
+    rounds.round()
+    assert rounds.happened == [Release(id), "step of 2"]
+
+
+def test_a_consumer_that_opens_during_a_step_is_answered_before_the_next_one() -> None:
+    rounds = Rounds(PrefillScheduler(8), Kind.PRODUCE, max_tokens=4)
+    rounds.round()
+    assert rounds.happened == ["step of 1"]
+    rounds.happened.clear()
+    rounds.core.consumer_message(STREAM, Open(HandoffId(GATEWAY, 1), US), 0.0)
+    rounds.round()
+    first, step, second = rounds.happened
+    assert isinstance(first, Announcement)
+    assert isinstance(second, Announcement)
+    assert (first.first_index, len(first.blocks), step, second.first_index) == (0, 2, "step of 1", 2)
+    assert second.first_tokens
