@@ -48,4 +48,4 @@ def test_random_interleavings_find_the_bug(bug: Parts, words: str) -> None:
         parts = bug
 
     with pytest.raises(Violation, match=words):
-        run_state_machine_as_test(Planted, settings=search(150, 3))
+        run_state_machine_as_test(Planted, settings=search(500, 3))
