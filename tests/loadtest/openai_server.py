@@ -19,10 +19,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/die":
             os._exit(9)
-        known = self.path in ("/v1/models", "/child")
-        self.send_response(200 if known else 404)
+        pages = {"/v1/models": "{}", "/child": str(self.child), "/pid": str(os.getpid())}
+        self.send_response(200 if self.path in pages else 404)
         self.end_headers()
-        self.wfile.write(str(self.child).encode() if self.path == "/child" else b"{}")
+        self.wfile.write(pages.get(self.path, "").encode())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

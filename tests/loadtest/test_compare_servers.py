@@ -41,6 +41,12 @@ async def page(address: Address, path: str) -> bytes:
     return b"".join([line async for line in http_stream.lines(address, path, None)])
 
 
+async def until_dead(process: psutil.Process) -> None:
+    """Its parent may be slow to take note."""
+    while psutil.pid_exists(process.pid) and process.status() != psutil.STATUS_ZOMBIE:
+        await asyncio.sleep(0.01)
+
+
 async def test_it_answers_and_then_it_is_gone() -> None:
     async with running(StandIn()) as address:
         assert await page(address, "/v1/models") == b"{}"
@@ -52,8 +58,7 @@ async def test_what_a_server_started_ends_with_it() -> None:
     async with running(StandIn(options=("--stay",))) as address:
         child = psutil.Process(int(await page(address, "/child")))
         assert child.is_running()
-    while psutil.pid_exists(child.pid) and child.status() != psutil.STATUS_ZOMBIE:  # its new parent may be slow
-        await asyncio.sleep(0.01)
+    await until_dead(child)
 
 
 async def test_a_server_that_dies_while_it_starts_is_told_with_its_last_words() -> None:
@@ -72,8 +77,10 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
 
 async def die_under_load() -> None:
     async with running(StandIn()) as address:
+        server = psutil.Process(int(await page(address, "/pid")))
         with pytest.raises(HttpError):
             await page(address, "/die")
+        await until_dead(server)
 
 
 async def test_a_server_that_died_under_load_spoils_the_run() -> None:
