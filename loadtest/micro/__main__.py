@@ -18,10 +18,18 @@ from loadtest.micro.rows import Row, table, write_json
 @dataclass(frozen=True, slots=True)
 class _Part:
     about: str
-    options: tuple[tuple[str, int, str], ...] = ()  # name, default, help
+    options: tuple[tuple[str, int | None, str], ...] = ()  # name, default, help; without a default: a path
 
 
 _PARTS = {
+    "gateway": _Part(
+        "a gateway's CPU for each request and each token, with workers whose model costs nothing",
+        (
+            ("rounds", 3, "rounds, of each figure the median"),
+            ("model", None, "with a tokenizer and a chat template, instead of the demo model"),
+            ("dynamo", None, "virtual environment with NVIDIA Dynamo, whose front end is then measured too"),
+        ),
+    ),
     "handoff": _Part(
         "one handoff between two workers without a model, and the same read by NIXL alone",
         (("rounds", 12, "handoffs of each size"),),
@@ -51,19 +59,22 @@ def main() -> None:
         write_json(rows, path)
 
 
-def _options() -> tuple[str, dict[str, int], Path | None]:
+def _options() -> tuple[str, dict[str, int | Path | None], Path | None]:
     parser = argparse.ArgumentParser(prog="python -m loadtest.micro", description=__doc__.partition("\n")[0])
     parts = parser.add_subparsers(dest="part", required=True)
     for name, part in _PARTS.items():
         of_part = parts.add_parser(name, help=part.about, description=part.about)
         for option, default, meaning in part.options:
-            of_part.add_argument(f"--{option}", type=int, default=default, help=f"{meaning} (%(default)s)")
+            if default is None:
+                of_part.add_argument(f"--{option}", type=Path, metavar="DIR", help=meaning)
+            else:
+                of_part.add_argument(f"--{option}", type=int, default=default, help=f"{meaning} (%(default)s)")
         of_part.add_argument("--json", type=Path, metavar="FILE", help="writes the rows there as well")
     given = vars(parser.parse_args())
     return given.pop("part"), given, given.pop("json")
 
 
-def _measure(name: str, options: dict[str, int]) -> list[Row]:
+def _measure(name: str, options: dict[str, int | Path | None]) -> list[Row]:
     found = import_module(f"loadtest.micro.{name}").measure(**options)
     rows: list[Row] = asyncio.run(found) if inspect.iscoroutine(found) else found
     return rows

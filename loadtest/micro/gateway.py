@@ -1,0 +1,188 @@
+"""What a gateway costs: CPU of its process for each request and each streamed token, and how many it can take.
+
+The gateway is the one that `baton gateway` runs, behind it real workers whose model costs nothing, before it a client
+process; all on loopback, on this machine's cores. Where NVIDIA Dynamo is installed, the same client asks its front end
+the same, in turn with ours.
+"""
+
+import asyncio
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import orjson
+
+from loadtest.micro import gateway_servers
+from loadtest.micro.flood import Tally, flood
+from loadtest.micro.gateway_servers import MODEL_NAME, Server
+from loadtest.micro.rows import Row
+from services.config import HandoffMode
+from services.gateway.text.chat_template import load_chat_template
+from services.gateway.text.tokenizer import Tokenizer, load_tokenizer
+from services.launcher import demo_model
+from services.protocol.block_hash import block_hashes, root_hash
+
+_APART = 200  # times
+_BLOCK_SIZE = 16
+_SPACE = "Ġ"  # as byte-level vocabularies write it
+_STEP_MS = 4.0  # of a worker: fast enough that the gateway has plenty to do, slow enough that it keeps up
+
+_Start = Callable[[], AbstractAsyncContextManager[Server]]
+
+
+class MeasurementFailed(Exception):
+    """A server refused what it was asked, or answered too little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Requests of one kind, all streamed. Lengths are in tokens."""
+
+    name: str
+    path: str
+    requests: int
+    at_once: int
+    input_tokens: int
+    output_tokens: int
+
+
+_COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
+_WARM_UP = Work("warm-up", _CHAT, 128, 128, 48, 16)
+_WORKS = (
+    Work("completions 48/128", _COMPLETIONS, 384, 128, 48, 128),
+    Work("chat 1200/8", _CHAT, 400, 64, 1200, 8),
+    Work("completions 48/1", _COMPLETIONS, 1000, 64, 48, 1),
+)
+
+
+async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Row]:
+    """Rounds of all servers in turn, of each figure the median; then what some of the work costs alone.
+
+    model: a Hugging Face directory with a tokenizer and a chat template; None: the demo model.
+    dynamo: a virtual environment where it is installed; None: it is left out.
+    """
+    model = model or _demo_model()
+    prompts = _Prompts(load_tokenizer(model))
+    measured: dict[tuple[str, Work], list[Row]] = {}
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
+        for _ in range(rounds):
+            for name, start in _servers(model, dynamo).items():
+                async with start() as server:
+                    await _run(client, server, _WARM_UP, prompts)
+                    for work in _WORKS:
+                        measured.setdefault((name, work), []).append(await _run(client, server, work, prompts))
+    medians = [_median(name, work, figures) for (name, work), figures in measured.items()]
+    return medians + _apart(model, prompts.text(1200))
+
+
+def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
+    ours: dict[str, _Start] = {
+        "baton, handed off": partial(gateway_servers.baton, model, HandoffMode.ALWAYS, _STEP_MS),
+        "baton, decode alone": partial(gateway_servers.baton, model, HandoffMode.NEVER, _STEP_MS),
+    }
+    return ours if venv is None else {**ours, "dynamo": partial(gateway_servers.dynamo, venv, model)}
+
+
+def _demo_model() -> Path:
+    directory = demo_model.directory()
+    if not demo_model.exists(directory):
+        demo_model.make(directory)
+    return directory
+
+
+class _Prompts:
+    """Texts of a given length in tokens, no two alike: words that are one token each."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._random = Random(5)
+        vocabulary = tokenizer.backend.get_vocab(with_added_tokens=False)
+        words = (token[1:] for token in vocabulary if token.startswith(_SPACE))
+        self._words = sorted(" " + word for word in words if word.isascii() and word.isalpha())
+
+    def text(self, num_tokens: int) -> str:
+        """So many words."""
+        return "".join(self._random.choices(self._words, k=num_tokens))
+
+    def body(self, work: Work) -> bytes:
+        """One request."""
+        text = self.text(work.input_tokens)
+        prompt = {"prompt": text} if work.path == _COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
+        return orjson.dumps(
+            {
+                "model": MODEL_NAME,
+                **prompt,
+                "max_tokens": work.output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        )
+
+
+async def _run(client: ProcessPoolExecutor, server: Server, work: Work, prompts: _Prompts) -> Row:
+    bodies = [prompts.body(work) for _ in range(work.requests)]
+    before = server.cpu_s()
+    loop = asyncio.get_running_loop()
+    tally = await loop.run_in_executor(client, flood, server.port, work.path, bodies, work.at_once)
+    cpu_s = server.cpu_s() - before
+    _check(work, tally)
+    return {
+        "requests_per_s": tally.requests / tally.seconds,
+        "tokens_per_s": tally.output_tokens / tally.seconds,
+        "cpu_us_per_request": cpu_s / tally.requests * 1e6,
+        "cpu_us_per_token": cpu_s / tally.output_tokens * 1e6,
+        "tokens_per_event": tally.output_tokens / tally.events,
+        "cpu_share": cpu_s / tally.seconds,
+        "prompt_tokens": tally.prompt_tokens / tally.requests,
+    }
+
+
+def _check(work: Work, tally: Tally) -> None:
+    if tally.errors:
+        raise MeasurementFailed(f"{work.name}: {len(tally.errors)} answers failed, one with {tally.errors[0]}")
+    if tally.output_tokens != work.requests * work.output_tokens:
+        raise MeasurementFailed(f"{work.name}: {tally.output_tokens} tokens came")
+
+
+def _median(server: str, work: Work, rounds: list[Row]) -> Row:
+    figures: Row = {name: statistics.median(float(row[name]) for row in rounds) for name in rounds[0]}
+    return {"server": server, "work": work.name, "at_once": work.at_once, **figures}
+
+
+def _apart(model: Path, text: str) -> list[Row]:
+    """The parts of a chat request that are not the gateway's own: the template, tokenizing, naming the blocks."""
+    tokenizer = load_tokenizer(model)
+    template = load_chat_template(model, tokenizer.special_tokens)
+    if template is None:
+        raise MeasurementFailed("the model has no chat template")
+    messages = [{"role": "user", "content": text}]
+    rendered = template.render(messages)
+    tokens = np.array(tokenizer.backend.encode(rendered).ids, np.int32)
+    parts: dict[str, Callable[[], object]] = {
+        "templating alone": lambda: template.render(messages),
+        "tokenizing alone": lambda: tokenizer.backend.encode(rendered).ids,
+        "hashing alone": lambda: block_hashes(root_hash("micro"), tokens, _BLOCK_SIZE),
+    }
+    return [
+        {"server": "-", "work": f"{name}, chat 1200", "at_once": 1, "cpu_us_per_request": _fastest_us(part)}
+        for name, part in parts.items()
+    ]
+
+
+def _fastest_us(call: Callable[[], object]) -> float:
+    return min(_seconds(call) for _ in range(_APART)) * 1e6
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start

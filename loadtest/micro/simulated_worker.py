@@ -1,0 +1,108 @@
+"""A worker whose model costs nothing: `python -m loadtest.micro.simulated_worker ROLE MODEL PORT STEP_MS`.
+
+Everything else of it is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
+(named by BATON_REDIS_URL). A step takes STEP_MS, without a core.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvtransfer.layout import KvLayout
+from services import lifeline
+from services.config import REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
+from services.decode.scheduler import DecodeScheduler
+from services.engine.runner.base import StepInput, StepOutput
+from services.engine.scheduler import Scheduler
+from services.logs import configure_logging
+from services.prefill.scheduler import PrefillScheduler
+from services.protocol.grpc_options import host_port
+from services.protocol.model_dir import model_digest, read_model_info
+from services.worker.engine_thread import SWITCH_INTERVAL_S
+from services.worker.transports import make_transports
+from services.worker.worker import Worker, WorkerParts
+
+_BLOCK_SIZE, _NUM_BLOCKS = 16, 20_000
+_MAX_NUM_SEQS, _MAX_BATCHED_TOKENS = 256, 16_384
+_MAX_MODEL_LEN = 8192
+_LOWEST_TOKEN_ID = 300  # below are special tokens and single bytes, in most vocabularies
+
+
+class PacedRunner:
+    """A `Runner` that computes nothing, for as long as a model would. Its tokens are any."""
+
+    window: int | None = None
+
+    def __init__(self, num_blocks: int, vocab_size: int, step_s: float) -> None:
+        self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=_BLOCK_SIZE, dtype="float32")
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self._step_s = step_s
+        self._kv = np.zeros((num_blocks, self.layout.block_bytes), dtype=np.uint8)
+        self._num_rows = 0
+        self._ends_at = 0.0
+        self._steps = 0
+
+    def kv_bytes(self) -> np.ndarray:
+        """See Runner."""
+        return self._kv
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """See Runner."""
+
+    def launch(self, step: StepInput) -> None:
+        """See Runner."""
+        self._num_rows = len(step.sample_rows)
+        self._ends_at = time.perf_counter() + self._step_s
+
+    def collect(self) -> StepOutput:
+        """See Runner."""
+        time.sleep(max(0.0, self._ends_at - time.perf_counter()))
+        self._steps += 1
+        rows = np.arange(self._num_rows, dtype=np.int64)
+        tokens = (rows * 7919 + self._steps * 104_729) % (self.vocab_size - _LOWEST_TOKEN_ID) + _LOWEST_TOKEN_ID
+        return StepOutput(tokens.astype(np.int32), None)
+
+
+def main(arguments: list[str]) -> None:
+    """Serves until it is told to end, or until whoever started it is gone."""
+    lifeline.hold()
+    role, model, port, step_ms = WorkerRole(arguments[0]), Path(arguments[1]), int(arguments[2]), float(arguments[3])
+    configure_logging(LogFormat.TEXT)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    parts = WorkerParts(
+        role=role,
+        runner=PacedRunner(_NUM_BLOCKS, read_model_info(model).vocab_size, step_ms / 1e3),
+        scheduler=_scheduler(role),
+        make_transports=make_transports(TransportName.AUTO),
+        fingerprint="simulated",
+        eos_token_ids=(),
+        max_model_len=_MAX_MODEL_LEN,
+        max_num_seqs=_MAX_NUM_SEQS,
+        model=model_digest(model),
+        redis_url=os.environ.get(REDIS_URL_VARIABLE),
+    )
+    asyncio.run(_serve(Worker(parts), host_port("127.0.0.1", port)))
+
+
+def _scheduler(role: WorkerRole) -> Scheduler:
+    if role is WorkerRole.PREFILL:
+        return PrefillScheduler(_MAX_BATCHED_TOKENS)
+    return DecodeScheduler(_MAX_BATCHED_TOKENS, prefill_chunk=_MAX_BATCHED_TOKENS)
+
+
+async def _serve(worker: Worker, address: str) -> None:
+    await worker.start(address)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, worker.end)
+    await worker.ended
+    await worker.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
