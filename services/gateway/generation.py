@@ -3,6 +3,7 @@
 The API side never sees a worker, an attempt or a handoff; the dispatch side never sees text.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -78,6 +79,13 @@ class Generation(Protocol):
 
         Raises GenerationError: what ends one choice so ends the request. After a delta with a finish reason there is
         none for that choice.
+        """
+
+    async def relay(self, take: Callable[[Delta], bool]) -> None:
+        """Hands every delta to `take` as soon as its tokens are there, until that returns False. Raises as `next` does.
+
+        `take` must not wait. It is mostly called outside this task, which costs far less than waking it; what it
+        raises is raised here.
         """
 
     def end(self, choice: int) -> None:

@@ -1,6 +1,7 @@
 """The gateway process: builds its parts from one configuration and serves until it is told to stop."""
 
 import asyncio
+import gc
 import sys
 import time
 
@@ -66,6 +67,8 @@ async def _serve(config: GatewayConfig) -> None:
     with listen(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.host, config.grpc_port)
+        gc.collect()
+        gc.freeze()  # what is there now stays; no collection needs to look at it again
         log.info("gateway listening", host=host, port=port, workers=list(config.workers) or "as the registry says")
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]

@@ -1,9 +1,16 @@
 """The gateway's Prometheus metrics. Names, labels and buckets are here and nowhere else.
 
-The registry is the caller's. What runs for every delta of a stream costs one observation and one addition.
+The registry is the caller's.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from services.config import WorkerRole
 from services.protocol.frames import Load
@@ -21,12 +28,12 @@ class GatewayMetrics:
         self.requests = Counter("baton_requests", "Finished requests.", ["endpoint", "status"], registry=registry)
         self.in_flight = Gauge("baton_requests_in_flight", "Requests being answered.", registry=registry)
         self.prompt_tokens = Counter("baton_prompt_tokens", "Tokens of accepted prompts.", registry=registry)
-        self.generated_tokens = Counter("baton_generated_tokens", "Tokens made for clients.", registry=registry)
         self.prompt_cached = Counter("baton_cached_tokens", "Prompt tokens found in a cache.", registry=registry)
         self.ttft = _seconds(
             "baton_ttft_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS, registry
         )
-        self.itl = _seconds("baton_itl_seconds", "Between deltas of one request.", _ITL_BUCKETS, registry)
+        self.tokens = TokenMetrics()
+        registry.register(self.tokens)
         self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
         self._attempts = Counter("baton_attempts", "Requests sent to a worker or pair.", registry=registry)
         self._handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
@@ -73,6 +80,28 @@ class GatewayMetrics:
     def kv_bytes_moved(self, count: int) -> None:
         """So many more KV bytes were read from other workers."""
         self._moved.inc(count)
+
+
+class TokenMetrics(Collector):
+    """What every token pays for. One thread both fills and reads it, so it needs no lock."""
+
+    def __init__(self) -> None:
+        self.generated = 0  # tokens, for clients
+        self._gaps = [0] * (len(_ITL_BUCKETS) + 1)
+        self._gaps_s = 0.0
+
+    def note_gap(self, seconds: float) -> None:
+        """Between two deltas of one choice."""
+        self._gaps[bisect_left(_ITL_BUCKETS, seconds)] += 1
+        self._gaps_s += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        yield CounterMetricFamily("baton_generated_tokens", "Tokens made for clients.", value=self.generated)
+        bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._gaps), strict=True))
+        what = "Between deltas of one request."
+        yield HistogramMetricFamily("baton_itl_seconds", what, buckets=buckets, sum_value=self._gaps_s)
 
 
 def _seconds(name: str, what: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:

@@ -1,11 +1,18 @@
-"""The reader's side of one request: news of any of its choices, and new attempts for those that lost theirs."""
+"""The reader's side of one request: news of any of its choices, and new attempts for those that lost theirs.
+
+Its task either asks for the next delta, or has deltas relayed: then plain news never wakes the task. They are handed
+on from the loop, once for each turn of it in which there were any, and the task sleeps until something takes waiting.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 
 from services.gateway.generation import Delta
 from services.gateway.ledger import LedgerRow
 from services.gateway.router import NoPlan
+
+_Take = Callable[[Delta], bool]
 
 
 class Reader:
@@ -16,10 +23,16 @@ class Reader:
     ) -> None:
         self._place = place
         self._close = close
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # what is relayed runs for this request, whoever brought the news
         self._rows: Sequence[LedgerRow] = ()
         self._woken: dict[LedgerRow, None] = {}  # to be looked at, oldest news first
+        self._lost: dict[LedgerRow, None] = {}  # without an attempt, or in error: for the task
         self._refused: dict[LedgerRow, float | None] = {}  # without a worker, until when; None: until it is woken
-        self._news = asyncio.Event()
+        self._news = asyncio.Event()  # for the task
+        self._take: _Take | None = None  # where deltas are relayed to
+        self._relay_due = False
+        self._relay_over: Exception | bool = False  # True: nobody takes more now
 
     def start(self, rows: Sequence[LedgerRow]) -> None:
         """The choices, by number, after their first placement."""
@@ -31,35 +44,77 @@ class Reader:
     def wake(self, row: LedgerRow) -> None:
         """There is news of this choice."""
         self._woken[row] = None
-        self._news.set()
+        if self._take is None:
+            self._news.set()
+        elif not self._relay_due:
+            self._relay_due = True
+            self._loop.call_soon(self._relay_woken, context=self._context)
 
     async def next(self) -> Delta:
         """See Generation."""
         while True:
-            while self._woken:
-                row = next(iter(self._woken))
-                del self._woken[row]
-                self._refused.pop(row, None)
-                if (delta := row.take()) is not None:
-                    if row.error is not None or (row.attempt is None and not row.closed):
-                        self.wake(row)  # that is news too, for the next call
-                    return delta
-                await self._go_on(row)
-            await self._wait()
+            if (delta := self._poll()) is not None:
+                return delta
+            await self._go_on()
+
+    async def relay(self, take: _Take) -> None:
+        """See Generation."""
+        self._take, self._relay_over = take, False
+        try:
+            self._hand_on(take)
+            while self._relay_over is False:
+                await self._go_on()
+                self._hand_on(take)
+        finally:
+            self._take = None
+        if isinstance(self._relay_over, Exception):
+            raise self._relay_over
 
     def end(self, choice: int) -> None:
         """See Generation."""
         row = self._rows[choice]
         self._close(row)
         self._woken.pop(row, None)
+        self._lost.pop(row, None)
 
-    async def _go_on(self, row: LedgerRow) -> None:
-        if row.error is not None:
-            raise row.error
-        if row.attempt is not None or row.closed:
-            return
-        if await self._place([row]) is not None and not row.closed:
-            self._refused[row] = min(row.avoid.values(), default=None)
+    def _relay_woken(self) -> None:
+        self._relay_due = False
+        if self._take is not None and self._relay_over is False:
+            self._hand_on(self._take)
+            if self._lost or self._relay_over is not False:
+                self._news.set()
+
+    def _hand_on(self, take: _Take) -> None:
+        try:
+            while self._relay_over is False and (delta := self._poll()) is not None:
+                self._relay_over = not take(delta)
+        except Exception as error:  # the task's to raise: here it would hit whoever brought the news
+            self._relay_over = error
+
+    def _poll(self) -> Delta | None:
+        """What is there; None: nothing that takes no waiting."""
+        while self._woken:
+            row = next(iter(self._woken))
+            del self._woken[row]
+            delta = row.take()
+            if row.error is not None or (row.attempt is None and not row.closed):
+                self._lost[row] = None
+            if delta is not None:
+                return delta
+        return None
+
+    async def _go_on(self) -> None:
+        """Sees to the choices that have no attempt, or waits until there is something to do."""
+        if not self._lost:
+            await self._wait()
+        lost, self._lost = self._lost, {}
+        for row in lost:
+            if row.error is not None:
+                raise row.error
+            if row.attempt is None and not row.closed:
+                self._refused.pop(row, None)
+                if await self._place([row]) is not None and not row.closed:
+                    self._refused[row] = min(row.avoid.values(), default=None)
 
     async def _wait(self) -> None:
         """Until there is news, or a worker that refused may be asked again."""
@@ -70,5 +125,5 @@ class Reader:
                 await self._news.wait()
         except TimeoutError:
             for row, when in self._refused.items():
-                if when is not None and when <= asyncio.get_running_loop().time():
+                if when is not None and when <= self._loop.time():
                     self._woken[row] = None

@@ -6,13 +6,14 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.http_protocol import BoundedHttpProtocol
+from services.gateway.http_protocol import BoundedHttpProtocol, PendingWrites
 
 # After the first signal, how long answers in progress may take to end.
 DRAIN_S = 30
@@ -42,7 +43,7 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
     """How the gateway speaks HTTP."""
     return uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=partial(BoundedHttpProtocol, pending=PendingWrites()),  # type: ignore[arg-type]  # called as a class is
         loop="none",  # there is one already
         ws="none",
         lifespan="off",

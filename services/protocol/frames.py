@@ -10,10 +10,14 @@ Logprobs, for the rows that asked (widths >= 0), keep the same order: `sampled` 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
 from services.protocol.outcomes import FailureCode, FinishReason
+
+_FINISH = tuple(FinishReason)  # by number
 
 
 @dataclass(slots=True, eq=False)
@@ -64,21 +68,13 @@ class Frame:
 
     def rows(self) -> Iterator["Row"]:
         """The frame row by row."""
-        finish, cached = self.finish.tolist(), self.cached.tolist()
+        columns = (self.handles, self.positions, self.counts, self.finish, self.cached)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         tokens = self.tokens.tolist()
-        logprobs = _row_logprobs(self)
+        logprobs = repeat(None) if self.logprobs is None else _row_logprobs(self, self.logprobs)
         at = 0
-        for index, (handle, position, count) in enumerate(
-            zip(self.handles.tolist(), self.positions.tolist(), self.counts.tolist(), strict=True)
-        ):
-            yield Row(
-                handle=handle,
-                position=position,
-                tokens=tokens[at : at + count],
-                finish=FinishReason(finish[index]),
-                cached=cached[index],
-                logprobs=next(logprobs),
-            )
+        for handle, position, count, finish, cached in rows:
+            yield Row(handle, position, tokens[at : at + count], _FINISH[finish], cached, next(logprobs))
             at += count
 
 
@@ -90,8 +86,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, log-probability)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """Consecutive tokens of one sequence."""
 
     handle: int
@@ -102,12 +97,7 @@ class Row:
     logprobs: list[TokenLogprobs] | None  # one for each token, when asked for
 
 
-def _row_logprobs(frame: Frame) -> Iterator[list[TokenLogprobs] | None]:
-    packed = frame.logprobs
-    if packed is None:
-        for _ in range(len(frame.handles)):
-            yield None
-        return
+def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLogprobs] | None]:
     sampled, top_ids, top = packed.sampled.tolist(), packed.top_ids.tolist(), packed.top.tolist()
     token_at = top_at = 0
     for width, count in zip(packed.widths.tolist(), frame.counts.tolist(), strict=True):

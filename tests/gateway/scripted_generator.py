@@ -1,7 +1,7 @@
 """A Generator without workers: gives scripted deltas, and remembers what it was asked and how it was left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -65,6 +65,10 @@ class ScriptedGeneration:
     def end(self, choice: int) -> None:
         self._ended.append(choice)
         self._over.add(choice)
+
+    async def relay(self, take: Callable[[Delta], bool]) -> None:
+        while take(await self.next()):
+            pass
 
     async def next(self) -> Delta:
         await asyncio.sleep(self._script.pause_s)

@@ -1,6 +1,7 @@
 """A choice: one sequence as its client sees it, in text and finish reasons instead of tokens."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.gateway.generation import Delta
 from services.gateway.text.sequence_text import SequenceText
@@ -10,8 +11,7 @@ from services.protocol.outcomes import FinishReason
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """What one delta adds.
 
     tokens, logprobs: of the tokens that count; parallel. logprobs None: not asked for. An entry that is None: of a

@@ -51,11 +51,16 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
     update = await updates.next()
     await exchange.start_events()
     events = answer.opening(updates.num_choices) + answer.chunk(update)
-    while not updates.done:
-        if events:
-            await exchange.write(events)
-        update = await updates.next()
+
+    def send_on(update: Update) -> bool:
+        """False: the client does not read fast enough, so what comes next has to wait; or there was the last update."""
+        nonlocal events
         events = answer.chunk(update) if update.worth_a_chunk else b""
+        return not updates.done and (not events or exchange.write_now(events))
+
+    while not updates.done:
+        await exchange.write(events)
+        await updates.relay(send_on)
     if with_usage:
         events += answer.usage_chunk(updates.usage())
     await exchange.end_events(events + DONE)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.http_protocol import STREAM_WRITER, StreamWriter
 from services.gateway.openai.errors import ApiError, invalid
 from services.gateway.request_record import RequestRecord
 
@@ -39,6 +40,7 @@ class Exchange:
         self.record = RequestRecord()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._stream: StreamWriter | None = scope.get("extensions", {}).get(STREAM_WRITER)
         self._receive = receive
         self._send = send
         self._started = False
@@ -135,13 +137,23 @@ class Exchange:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         await self._start(200, {**headers, "x-accel-buffering": "no"})
 
+    def write_now(self, events: bytes) -> bool:
+        """More events, in one write, if that can be without waiting; False: nothing was written, use `write`."""
+        return self._stream is not None and self._stream.write(events)
+
     async def write(self, events: bytes) -> None:
         """More events, in one write. Waits while the client does not read."""
+        self._flush()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_events(self, events: bytes) -> None:
         """The last events."""
+        self._flush()
         await self._send({"type": "http.response.body", "body": events})
+
+    def _flush(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()
 
     async def fail(self, error: ApiError) -> None:
         """Answers with an error: as one, or, when a stream has begun, as its last event."""

@@ -4,7 +4,7 @@ The HTTP endpoints and the gRPC service both run their requests here.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -196,14 +196,28 @@ class Updates:
 
     async def next(self) -> Update:
         """Waits for the next one, of any choice that goes on. Raises GenerationError."""
-        delta = await self._generation.next()
+        return self._update(await self._generation.next())
+
+    async def relay(self, take: Callable[[Update], bool]) -> None:
+        """Hands on every update as it comes, until the last one or until `take` returns False. Raises GenerationError.
+
+        `take` must not wait.
+        """
+
+        def take_delta(delta: Delta) -> bool:
+            return take(self._update(delta)) and self._num_open > 0
+
+        if not self.done:
+            await self._generation.relay(take_delta)
+
+    def _update(self, delta: Delta) -> Update:
         self._note_time(delta)
         choice = self._choices[delta.choice]
         before = choice.num_generated
         update = choice.take(delta)
         self._num_generated += choice.num_generated - before
-        self._metrics.generated_tokens.inc(choice.num_generated - before)
         self._record.generated_tokens = self._num_generated
+        self._metrics.tokens.generated += choice.num_generated - before
         if update.finish_reason is not None:
             self._num_open -= 1
             self._record.finish_reason = update.finish_reason
@@ -215,7 +229,7 @@ class Updates:
         now, last = monotonic(), self._last[delta.choice]
         self._last[delta.choice] = now
         if last is not None:
-            self._metrics.itl.observe(now - last)
+            self._metrics.tokens.note_gap(now - last)
             return
         if delta.choice % self._choices_per_prompt == 0:
             self._record.cached_tokens = (self._record.cached_tokens or 0) + delta.cached_tokens

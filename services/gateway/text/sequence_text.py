@@ -1,13 +1,12 @@
 """The text of one generated sequence: tokens in, text that may be shown out, the stop string noticed."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from services.gateway.text.detokenizer import Detokenizer
 from services.gateway.text.stop_strings import StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What became of some tokens.
 
     text: may be shown now.
