@@ -56,6 +56,9 @@ class CacheEvents:
         return zip(self.nodes, self.parents, self.tokens, strict=True)
 
 
+_NO_EVENTS = CacheEvents()  # for who takes them when there are none: another thread may look at them later
+
+
 class PrefixCache:
     """Which block holds which prefix. All methods are in time linear in the blocks they are about."""
 
@@ -193,9 +196,9 @@ class PrefixCache:
 
     def take_events(self) -> CacheEvents:
         """What became ready or was evicted since the last call."""
-        events = self._events
-        if len(events):
-            self._events = CacheEvents()
+        if not len(self._events):
+            return _NO_EVENTS
+        events, self._events = self._events, CacheEvents()
         return events
 
     def _link(self, block: int, parent: int) -> None:

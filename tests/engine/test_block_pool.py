@@ -163,3 +163,12 @@ def test_a_lookup_tells_a_pending_block_from_a_missing_one():
     cache.remove(second)
     assert not cache.match(tokens).next_is_pending
     assert cache.match(tokens[:2]).blocks == []
+
+
+def test_events_that_were_taken_do_not_change() -> None:
+    """They are looked at on another thread, while this one goes on; also when there were none."""
+    cache, pool = make(4)
+    taken = cache.take_events()
+    fill(cache, pool, np.arange(4, dtype=np.int32))
+    assert len(taken) == 0
+    assert len(cache.take_events()) == 2
