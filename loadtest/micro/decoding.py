@@ -74,7 +74,7 @@ class DecodingWorker:
         engine = Engine(runner, scheduler, max_num_seqs=batch, max_model_len=max_model_len, eos_token_ids=(_EOS,))
         marks = HandleMarks()
         self.core = WorkerCore(engine, 1, Producer(1, marks), Consumer(), marks)
-        self._thread = EngineThread(self.core, lambda outputs, has_handoffs: self.take(outputs), _fail)
+        self._thread = EngineThread(self.core, lambda outputs, has_leases: self.take(outputs), _fail)
         self.round = self._thread.round
         self.core.gateway_hello(_GATEWAY, 0)
         for number in range(batch):

@@ -242,9 +242,14 @@ class WorkerCore:
         return bool(self._outputs.messages or self._outputs.reads)
 
     @property
-    def has_handoffs(self) -> bool:
-        """True while blocks of ours may be read, or reads of ours are open."""
-        return not self._producer.idle or self._consumer.num_open_reads > 0
+    def has_leases(self) -> bool:
+        """True while blocks of ours may be read."""
+        return not self._producer.idle
+
+    @property
+    def has_open_reads(self) -> bool:
+        """True while reads of ours are open, in quarantine or not."""
+        return self._consumer.num_open_reads > 0
 
     @property
     def quarantined_since(self) -> float | None:

@@ -111,4 +111,4 @@ class EngineThread:
         outputs = self._core.take_outputs(now, heartbeat=heartbeat)
         if heartbeat:
             self._next_heartbeat = now + _HEARTBEAT_S
-        self._on_outputs(outputs, self._core.has_handoffs)
+        self._on_outputs(outputs, self._core.has_leases)

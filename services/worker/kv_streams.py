@@ -80,6 +80,7 @@ class KvStreams:
 
     def consumer_connected(self) -> tuple[StreamId, Outbox[ToConsumer]]:
         """A consumer's stream begins."""
+        self.transfer.expect_consumer()
         stream = StreamId(next(self._stream_ids))
         outbox: Outbox[ToConsumer] = Outbox(_MAX_UNREAD_MESSAGES, lambda: self.consumer_gone(stream))
         self._consumers[stream] = outbox

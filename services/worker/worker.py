@@ -181,9 +181,9 @@ class Worker:
             model=parts.model,
         )
 
-    def _on_outputs(self, outputs: CoreOutputs, has_handoffs: bool) -> None:
+    def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:
         """Called on the engine thread after each round."""
-        self._transfer.set_active(has_handoffs)
+        self._transfer.set_leased(has_leases)
         for read in outputs.reads:
             self._transfer.post(read)
         for read_id in outputs.stopped_reads:

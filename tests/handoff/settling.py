@@ -72,7 +72,7 @@ def _check_nothing_is_held(world: World) -> None:
         raise Violation("reads without an end")
     for worker in world.workers.values():
         sequences = worker.core.engine.sequences
-        if worker.core.open_ids or worker.core.has_handoffs:
+        if worker.core.open_ids or worker.core.has_leases or worker.core.has_open_reads:
             raise Violation(f"{worker} still knows {worker.core.open_ids or 'early opens'} after all requests ended")
         if sequences.pool.available != sequences.pool.num_blocks or sequences.num_held_back:
             raise Violation(f"{worker}: {sequences.pool.available} of {sequences.pool.num_blocks} blocks are back")

@@ -44,7 +44,7 @@ class Rounds:
         self.core.submit(Request(id, capsule, kind, arrival=0.0, deadline=math.inf, peer=PEER), 0.0)
         return id
 
-    def _take(self, outputs: CoreOutputs, has_handoffs: bool) -> None:
+    def _take(self, outputs: CoreOutputs, has_leases: bool) -> None:
         self.happened += outputs.reads
         self.happened += [message for _, message in outputs.messages]
 
