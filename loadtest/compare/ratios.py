@@ -46,6 +46,9 @@ class Row:
     ratio: Spread  # by `figure`
     ttft_ratio: Spread
     tpot_ratio: Spread
+    second_token_ms: tuple[
+        float, float
+    ]  # Baton's and the peer's time from token 1 to token 2: the median of the rounds
     handed_off: float | None  # the smallest share of Baton's requests, over the rounds
 
 
@@ -77,6 +80,11 @@ def _best(settings: Sequence[list[Run]]) -> list[Run]:
     return better(settings, key=lambda runs: statistics.median(run.value for run in runs))
 
 
+def _second_token_ms(runs: list[Run]) -> float:
+    """0 where no answer came in more than one part."""
+    return statistics.median(run.report.second_token_ms.mean if run.report.second_token_ms else 0.0 for run in runs)
+
+
 def _row(ours: list[Run], theirs: list[Run]) -> Row:
     figure = ours[0].figure
 
@@ -94,5 +102,6 @@ def _row(ours: list[Run], theirs: list[Run]) -> Row:
         ratio=ratios(figure),
         ttft_ratio=ratios(Figure.TTFT_MS),
         tpot_ratio=ratios(Figure.TPOT_MS),
+        second_token_ms=(_second_token_ms(ours), _second_token_ms(theirs)),
         handed_off=min(shares, default=None),
     )

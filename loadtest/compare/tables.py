@@ -7,7 +7,18 @@ from loadtest.compare.ratios import Contest, Row, Spread, compare
 from loadtest.compare.rounds import Run
 from loadtest.compare.servers import Server
 
-_HEAD = ("workload", "figure", "Baton", "peer", "its setting", "ratio", "TTFT", "TPOT", "handed off")
+_HEAD = (
+    "workload",
+    "figure",
+    "Baton",
+    "peer",
+    "its setting",
+    "ratio",
+    "TTFT",
+    "TPOT",
+    "token 1 to 2, ms",
+    "handed off",
+)
 
 
 def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest], runs: Sequence[Run]) -> str:
@@ -19,7 +30,8 @@ def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest
         "\n".join(f"- `{server.name}`: {server.setting}" for server in servers),
         f"Rounds: {num_rounds}. In each, all servers are started anew and get the same fresh prompts. A cell is the "
         "median over the rounds, with the smallest and the largest. Ratios are of each round, and above 1 Baton is "
-        "ahead; those of TTFT and TPOT (means over the requests) are the peer's time over Baton's.",
+        "ahead; those of TTFT and TPOT (means over the requests) are the peer's time over Baton's. The time from token 1 "
+        "to token 2, in which a handoff shows, is Baton's and the peer's.",
     ]
     for contest in contests:
         if rows := compare(runs, contest):
@@ -39,6 +51,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"**{row.ratio.median:.2f}** ({row.ratio.low:.2f}–{row.ratio.high:.2f})",
         f"{row.ttft_ratio.median:.2f} ({row.ttft_ratio.low:.2f}–{row.ttft_ratio.high:.2f})",
         f"{row.tpot_ratio.median:.2f} ({row.tpot_ratio.low:.2f}–{row.tpot_ratio.high:.2f})",
+        " / ".join(map(_digits, row.second_token_ms)),
         "" if row.handed_off is None else f"{row.handed_off:.0%}",
     )
 
