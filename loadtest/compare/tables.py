@@ -16,7 +16,7 @@ _HEAD = (
     "ratio",
     "TTFT",
     "TPOT",
-    "token 1 to 2, ms",
+    "to token 2, ms",
     "handed off",
 )
 
@@ -30,8 +30,8 @@ def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest
         "\n".join(f"- `{server.name}`: {server.setting}" for server in servers),
         f"Rounds: {num_rounds}. In each, all servers are started anew and get the same fresh prompts. A cell is the "
         "median over the rounds, with the smallest and the largest. Ratios are of each round, and above 1 Baton is "
-        "ahead; those of TTFT and TPOT (means over the requests) are the peer's time over Baton's. The time from token 1 "
-        "to token 2, in which a handoff shows, is Baton's and the peer's.",
+        "ahead; those of TTFT and TPOT (means over the requests) are the peer's time over Baton's. The time from the "
+        "first token to the second, in which a handoff shows, is Baton's and the peer's.",
     ]
     for contest in contests:
         if rows := compare(runs, contest):
