@@ -164,7 +164,7 @@ class Failure(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved")
+    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved", "gc_collections", "gc_pause_us")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,8 @@ class Load(_message.Message):
     QUARANTINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
+    GC_COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
+    GC_PAUSE_US_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -179,7 +181,9 @@ class Load(_message.Message):
     quarantined_blocks: int
     avoid: _containers.RepeatedScalarFieldContainer[int]
     bytes_moved: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ...) -> None: ...
+    gc_collections: int
+    gc_pause_us: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ..., gc_collections: _Optional[int] = ..., gc_pause_us: _Optional[int] = ...) -> None: ...
 
 class BlockEvents(_message.Message):
     __slots__ = ("sequence", "snapshot", "added", "evicted")

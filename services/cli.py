@@ -18,6 +18,7 @@ import typer
 
 from services import hub, lifeline
 from services.config import (
+    GC_DEBUG_VARIABLE,
     REDIS_URL_VARIABLE,
     EngineConfig,
     GatewayConfig,
@@ -84,6 +85,20 @@ def parse_redis_url(text: str) -> str:
         schemes = "redis://, rediss:// (TLS), unix://, redis+cluster:// and rediss+cluster://"
         raise typer.BadParameter(f"this is no URL of a Redis server; known are {schemes}") from None
     return text
+
+
+def parse_gc_debug(text: str) -> int | None:
+    """How many types of objects to log with each garbage collection, from off, on or top=N; None: log nothing."""
+    match = re.fullmatch(r"(off|)|(on)|top=([1-9]\d{0,3})", text.strip().lower())
+    if match is None:
+        raise Refusal(f"{GC_DEBUG_VARIABLE} is {text!r}; it is off, on, or top=N with N from 1 to 9999")
+    if match[3] is not None:
+        return int(match[3])
+    return 0 if match[2] else None
+
+
+def _logged_gc_types() -> int | None:
+    return parse_gc_debug(os.environ.get(GC_DEBUG_VARIABLE, "off"))
 
 
 _MODEL_HELP = "Directory with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json), or a hub's id."
@@ -199,6 +214,7 @@ def up(
     from services.launcher import demo_model
     from services.launcher.main import run
 
+    _logged_gc_types()  # the children read it again
     if model is None:
         _refuse_revision(revision)
         directory, name = demo_model.directory(), demo_model.NAME
@@ -271,6 +287,7 @@ def gateway(
         request_timeout_s=request_timeout,
         max_waiting=max_waiting,
         log_format=log_format,
+        logged_gc_types=_logged_gc_types(),
     )
     from services.gateway.main import run
 
@@ -321,6 +338,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
             redis_url=redis_url,
             advertised_host=_advertised_host(host, advertise_host, redis_url),
             log_format=log_format,
+            logged_gc_types=_logged_gc_types(),
         )
         raise typer.Exit(_run_worker(config))
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 REDIS_URL_VARIABLE = "BATON_REDIS_URL"  # in the environment: where --redis-url is not given
+GC_DEBUG_VARIABLE = "BATON_GC_DEBUG"  # in the environment: off, on, top=N
 
 
 class WorkerRole(StrEnum):
@@ -65,6 +66,7 @@ class WorkerConfig:
     redis_url: str | None = None  # registry and prefix index
     advertised_host: str | None = None  # in the registry; None: `host`
     log_format: LogFormat = LogFormat.TEXT
+    logged_gc_types: int | None = None  # each garbage collection is logged, with so many types; None: it is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,7 @@ class GatewayConfig:
     request_timeout_s: float = 600.0
     max_waiting: int = 4096  # requests in flight before new ones are refused
     log_format: LogFormat = LogFormat.TEXT
+    logged_gc_types: int | None = None  # as a worker's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

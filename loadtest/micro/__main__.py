@@ -30,6 +30,10 @@ _PARTS = {
             ("dynamo", None, "virtual environment with NVIDIA Dynamo, whose front end is then measured too"),
         ),
     ),
+    "gc": _Part(
+        "what steady decoding leaves for the garbage collector, and how often that runs",
+        (("steps", 10_000, "steps of each batch"),),
+    ),
     "handoff": _Part(
         "one handoff between two workers without a model, and the same read by NIXL alone",
         (("rounds", 12, "handoffs of each size"),),

@@ -21,6 +21,7 @@ from services.gateway.router import Policy
 from services.gateway.serving import ListenError, listen, serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
+from services.gc_debug import GcWatch
 from services.logs import configure_logging
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
@@ -39,17 +40,19 @@ log = structlog.get_logger()
 def run(config: GatewayConfig) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(config.log_format)
+    gc_watch = GcWatch(config.logged_gc_types)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config))
+            runner.run(_serve(config, gc_watch))
     except (ModelError, ListenError) as error:
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(config: GatewayConfig) -> None:
+async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
+    metrics.show_collections(gc_watch)
     policy = Policy(config.handoff, config.handoff_threshold)
     redis = None if config.redis_url is None else connect(config.redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(config.model)

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from services.config import WorkerRole
+from services.gc_debug import GcWatch
 from services.protocol.frames import Load
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
@@ -46,7 +47,24 @@ class GatewayMetrics:
             "quarantined_blocks": Gauge("baton_blocks_quarantined", "Blocks out of use.", labels, registry=registry),
             "running": Gauge("baton_worker_running", "Sequences in its batch.", labels, registry=registry),
             "waiting": Gauge("baton_worker_waiting", "Sequences in its queue.", labels, registry=registry),
+            "gc_collections": Gauge(
+                "baton_worker_gc_collections", "Garbage collections since it started.", labels, registry=registry
+            ),
+            "gc_pause_us": Gauge(
+                "baton_worker_gc_pause_microseconds", "How long they stopped it, in all.", labels, registry=registry
+            ),
         }
+
+    def show_collections(self, watch: GcWatch) -> None:
+        """Garbage collections of the gateway's own process."""
+        collections = Gauge(
+            "baton_gateway_gc_collections", "Garbage collections since it started.", registry=self.registry
+        )
+        collections.set_function(lambda: watch.num_collections)
+        pauses = Gauge(
+            "baton_gateway_gc_pause_microseconds", "How long they stopped it, in all.", registry=self.registry
+        )
+        pauses.set_function(lambda: watch.pause_s * 1e6)
 
     def render(self) -> bytes:
         """All of them in Prometheus' text format."""

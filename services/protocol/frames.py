@@ -50,6 +50,8 @@ class Load:
     quarantined_blocks: int = 0
     avoid: tuple[int, ...] = ()  # producers (incarnations) not to pair this consumer with now
     bytes_moved: int = 0
+    gc_collections: int = 0  # garbage collections of the worker's process in this life
+    gc_pause_us: int = 0  # how long they stopped it, in all
 
 
 @dataclass(slots=True, eq=False)

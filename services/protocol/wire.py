@@ -340,6 +340,8 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         quarantined_blocks=load.quarantined_blocks,
         avoid=load.avoid,
         bytes_moved=load.bytes_moved,
+        gc_collections=load.gc_collections,
+        gc_pause_us=load.gc_pause_us,
     )
 
 
@@ -352,6 +354,8 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         quarantined_blocks=packed.quarantined_blocks,
         avoid=tuple(packed.avoid),
         bytes_moved=packed.bytes_moved,
+        gc_collections=packed.gc_collections,
+        gc_pause_us=packed.gc_pause_us,
     )
 
 

@@ -45,6 +45,7 @@ from services.engine.engine import Engine
 from services.engine.outputs import EngineOutputs, StepRows
 from services.engine.prefix_cache import CacheEvents
 from services.engine.request import Kind, Request
+from services.gc_debug import GcWatch
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.outcomes import FailureCode
 from services.worker.frame_builder import build_frame
@@ -64,13 +65,22 @@ class CoreOutputs:
 class WorkerCore:
     """One worker's state. `incarnation` names this life of it."""
 
-    def __init__(self, engine: Engine, incarnation: int, producer: Producer, consumer: Consumer, marks: HandleMarks):
+    def __init__(
+        self,
+        engine: Engine,
+        incarnation: int,
+        producer: Producer,
+        consumer: Consumer,
+        marks: HandleMarks,
+        gc_watch: GcWatch | None = None,
+    ) -> None:
         self.engine = engine
         self.incarnation = incarnation
         self.bytes_moved = 0
         self._producer = producer
         self._consumer = consumer
         self._marks = marks
+        self._gc_watch = gc_watch
         self._rows: list[StepRows] = []
         self._failures: dict[int, list[Failure]] = {}
         self._gateways: set[int] = set()
@@ -224,6 +234,8 @@ class WorkerCore:
             quarantined_blocks=sequences.num_held_back,
             avoid=tuple(sorted(self._consumer.avoid(now))),
             bytes_moved=self.bytes_moved,
+            gc_collections=0 if self._gc_watch is None else self._gc_watch.num_collections,
+            gc_pause_us=0 if self._gc_watch is None else round(self._gc_watch.pause_s * 1e6),
         )
 
     @property

@@ -12,6 +12,7 @@ from services.config import WorkerConfig
 from services.engine.runner.memory import keep_freed_memory
 from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
+from services.gc_debug import GcWatch
 from services.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_dir import ModelError, model_digest
@@ -25,17 +26,18 @@ _log = structlog.get_logger()
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     """Runs a worker until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(config.log_format)
+    gc_watch = GcWatch(config.logged_gc_types)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
-        parts = _load(config, scheduler)
+        parts = _load(config, scheduler, gc_watch)
         return asyncio.run(_serve(Worker(parts), host_port(config.host, config.port)))
     except (ModelError, TransportError, WorkerError) as error:
         print(f"baton {config.role}: {error}", file=sys.stderr)
         return 1
 
 
-def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
+def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> WorkerParts:
     loaded = load_runner(config.engine)
     for notice in loaded.notices:
         _log.warning(notice)
@@ -51,6 +53,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler) -> WorkerParts:
         model=model_digest(config.engine.model),
         redis_url=config.redis_url,
         advertised_host=config.advertised_host or config.host,
+        gc_watch=gc_watch,
     )
 
 

@@ -31,6 +31,7 @@ from services.config import WorkerRole
 from services.engine.engine import Engine
 from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
+from services.gc_debug import GcWatch
 from services.prefix_index.registry import WorkerRecord
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
@@ -68,6 +69,7 @@ class WorkerParts:
     model: str = ""  # digest, for gateways that serve one model
     redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
+    gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
 
 
 class Worker:
@@ -88,7 +90,8 @@ class Worker:
         generations[:] = secrets.randbits(62)
         self._source = BlockSource(self._incarnation, Memory(parts.runner.kv_bytes(), generations))
         marks = HandleMarks()
-        core = WorkerCore(engine, self._incarnation, Producer(self._incarnation, marks), Consumer(), marks)
+        producer, consumer = Producer(self._incarnation, marks), Consumer()
+        core = WorkerCore(engine, self._incarnation, producer, consumer, marks, parts.gc_watch)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal)
         self._index: IndexLink | None = None
         self._transfer = TransferThread(

@@ -91,7 +91,7 @@ def a_frame() -> Frame:
             top=np.array([-0.5, -1.25], np.float32),
         ),
         failures=[Failure(4, FailureCode.NOT_NOW, "full")],
-        load=Load(1, 2, 3, 4, 5, (6, TOP64), 2**40),
+        load=Load(1, 2, 3, 4, 5, (6, TOP64), 2**40, 7, 8),
     )
 
 
