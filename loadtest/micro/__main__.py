@@ -42,6 +42,7 @@ _PARTS = {
         "the prefix index in Redis: lookups, publishing, memory",
         (("blocks", 1_000_000, "(block, worker) pairs"),),
     ),
+    "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",
         (("steps", 400, "steps of each batch"),),

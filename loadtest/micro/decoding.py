@@ -16,6 +16,7 @@ from services.engine.batch_state import Phase
 from services.engine.engine import Engine
 from services.engine.request import Kind, Request
 from services.engine.runner.base import StepInput, StepOutput
+from services.engine.scheduler import Scheduler
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import pack_worker_message
@@ -71,16 +72,29 @@ class DecodingWorker:
         max_model_len = _PROMPT + BLOCK_SIZE + max_tokens
         runner = RestingRunner(batch * (max_model_len // BLOCK_SIZE + 2), model_s)
         scheduler = DecodeScheduler(batch * (_PROMPT + BLOCK_SIZE))
-        engine = Engine(runner, scheduler, max_num_seqs=batch, max_model_len=max_model_len, eos_token_ids=(_EOS,))
-        marks = HandleMarks()
-        self.core = WorkerCore(engine, 1, Producer(1, marks), Consumer(), marks)
+        self.core = make_core(runner, scheduler, batch, max_model_len)
         self._thread = EngineThread(self.core, lambda outputs, has_leases: self.take(outputs), _fail)
         self.round = self._thread.round
-        self.core.gateway_hello(_GATEWAY, 0)
         for number in range(batch):
-            self.core.submit(_request(number, max_tokens), 0.0)
-        while len(engine.sequences.batch.slots_in(Phase.DECODE)) < batch:
+            prompt = number * _PROMPT * 2 + np.arange(_PROMPT + number % BLOCK_SIZE, dtype=np.int32)
+            self.core.submit(make_request(number + 1, prompt, max_tokens), 0.0)
+        while len(self.core.engine.sequences.batch.slots_in(Phase.DECODE)) < batch:
             self.round()
+
+
+def make_core(runner: RestingRunner, scheduler: Scheduler, max_num_seqs: int, max_model_len: int) -> WorkerCore:
+    """A worker's core that a gateway is connected to."""
+    engine = Engine(runner, scheduler, max_num_seqs=max_num_seqs, max_model_len=max_model_len, eos_token_ids=(_EOS,))
+    marks = HandleMarks()
+    core = WorkerCore(engine, 1, Producer(1, marks), Consumer(), marks)
+    core.gateway_hello(_GATEWAY, 0)
+    return core
+
+
+def make_request(handle: int, prompt: np.ndarray, max_tokens: int) -> Request:
+    """That gateway's request, without a deadline."""
+    capsule = Capsule(prompt, len(prompt), SamplingParams(max_tokens=max_tokens))
+    return Request(HandoffId(_GATEWAY, handle), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
 
 
 def pack(outputs: CoreOutputs) -> None:
@@ -91,12 +105,6 @@ def pack(outputs: CoreOutputs) -> None:
 def packed(outputs: CoreOutputs) -> list[bytes]:
     """The frames' bytes, as they go to gRPC."""
     return [pack_worker_message(frame).SerializeToString() for frame in outputs.frames.values()]
-
-
-def _request(number: int, max_tokens: int) -> Request:
-    prompt = number * _PROMPT * 2 + np.arange(_PROMPT + number % BLOCK_SIZE, dtype=np.int32)
-    capsule = Capsule(prompt, len(prompt), SamplingParams(max_tokens=max_tokens))
-    return Request(HandoffId(_GATEWAY, number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
 
 
 def _fail(reason: str) -> None:

@@ -176,7 +176,12 @@ class BatchState:
 
     def blocks(self, slot: int) -> list[int]:
         """The blocks that one slot holds, in the order of its table."""
-        table: list[int] = self.block_table[slot, self.num_dropped[slot] : self.num_blocks[slot]].tolist()
+        blocks: list[int] = self.table(slot).tolist()
+        return blocks
+
+    def table(self, slot: int) -> np.ndarray:
+        """The same as int32[n], a copy."""
+        table: np.ndarray = self.block_table[slot, self.num_dropped[slot] : self.num_blocks[slot]].copy()
         return table
 
     def known_tokens(self, slot: int) -> np.ndarray:

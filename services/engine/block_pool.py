@@ -13,7 +13,6 @@ A block's generation is raised when it is given to new content, never while it i
 """
 
 from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class BlockPool:
         self._num_free = num_blocks
         # An entry of the queue is stamp * num_blocks + block, and valid while the stamp is the block's latest.
         self._queue: deque[int] = deque()
-        self._stamp = [0] * num_blocks  # 0: not evictable
+        self._stamp = np.zeros(num_blocks, dtype=np.int64)  # 0: not evictable
         self._last_stamp = 0
         self._num_evictable = 0
 
@@ -53,53 +52,51 @@ class BlockPool:
         self.generations[blocks] += np.uint64(1)
         return blocks
 
-    def reference(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of these blocks, which have content: cached or held."""
-        for block in blocks:
-            if self._references[block] == 0:
-                assert self._stamp[block] != 0
-                self._stamp[block] = 0
-                self._num_evictable -= 1
-            self._references[block] += 1
+    def reference(self, blocks: np.ndarray) -> None:
+        """One more reference to each of int32[n] blocks, all different, which have content: cached or held."""
+        unheld = blocks[self._references[blocks] == 0]
+        assert (self._stamp[unheld] != 0).all()
+        self._stamp[unheld] = 0
+        self._num_evictable -= len(unheld)
+        self._references[blocks] += 1
 
-    def release(self, block: int) -> None:
-        """One reference less. Call tail-first for the blocks of a sequence."""
-        assert self._references[block] > 0
-        self._references[block] -= 1
-        if self._references[block] > 0:
-            return
-        if self._cache.holds(block):
-            self._num_evictable += 1
-            self._enqueue(block)
-        else:
-            self._free[self._num_free] = block
-            self._num_free += 1
+    def release(self, blocks: np.ndarray) -> None:
+        """One reference less to each of int32[n] blocks, all different: those of a sequence, tail first."""
+        assert (self._references[blocks] > 0).all()
+        self._references[blocks] -= 1
+        unheld = blocks[self._references[blocks] == 0]
+        cached = self._cache.is_node[unheld]
+        self._num_evictable += int(np.count_nonzero(cached))
+        self._enqueue(unheld[cached])
+        freed = unheld[~cached]
+        self._free[self._num_free : self._num_free + len(freed)] = freed
+        self._num_free += len(freed)
 
-    def touch(self, block: int) -> None:
-        """A cached block is the parent of what was released after it: it must not be evicted before that."""
-        if self._stamp[block] != 0:
-            self._enqueue(block)
+    def touch(self, blocks: np.ndarray) -> None:
+        """Cached blocks, nearest first, above what was released before: none of them is evicted before that."""
+        self._enqueue(blocks[self._stamp[blocks] != 0])
 
     def check(self) -> None:
         """Asserts that every block is in exactly one place. Slow; for tests and for an idle worker."""
         free = set(self._free[: self._num_free].tolist())
-        evictable = {block for block in range(self.num_blocks) if self._stamp[block]}
+        evictable = set(np.flatnonzero(self._stamp).tolist())
         held = set(np.flatnonzero(self._references).tolist())
         assert len(free) == self._num_free
         assert len(evictable) == self._num_evictable
         assert len(free) + len(evictable) + len(held) == self.num_blocks
         assert free | evictable | held == set(range(self.num_blocks))
 
-    def _enqueue(self, block: int) -> None:
-        self._last_stamp += 1
-        self._stamp[block] = self._last_stamp
-        self._queue.append(self._last_stamp * self.num_blocks + block)
+    def _enqueue(self, blocks: np.ndarray) -> None:
+        stamps = np.arange(self._last_stamp + 1, self._last_stamp + 1 + len(blocks))
+        self._last_stamp += len(blocks)
+        self._stamp[blocks] = stamps
+        self._queue.extend((stamps * self.num_blocks + blocks).tolist())
         if len(self._queue) > 4 * self.num_blocks:
             self._queue = deque(entry for entry in self._queue if self._is_valid(entry))
 
     def _is_valid(self, entry: int) -> bool:
         stamp, block = divmod(entry, self.num_blocks)
-        return self._stamp[block] == stamp
+        return bool(self._stamp[block] == stamp)
 
     def _evict_oldest(self) -> None:
         while not self._is_valid(entry := self._queue.popleft()):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvtransfer.messages import HandoffId
+from services.engine.prefix_cache import Match
 from services.protocol.capsule import Capsule
 
 
@@ -37,7 +38,12 @@ class Request:
     started: bool = False  # its first row was sent; it comes back after a preemption
     branches: tuple[Branch, ...] = ()  # none: the request is a sequence itself
     parent: HandoffId | None = None  # of a branch: its prompt's request
-    looked_at: int = -1  # version of the prefix cache at which it was found to wait for a pending block
+    match: Match | None = None  # what the prefix cache held of it when its version was `matched_at`
+    matched_at: int = -1
+
+    def match_at(self, version: int) -> Match | None:
+        """What the prefix cache holds of it, if nothing changed there since somebody looked."""
+        return self.match if self.matched_at == version else None
 
     @property
     def scores_prompt(self) -> bool:

@@ -26,7 +26,7 @@ from kvtransfer.messages import HandoffId
 from services.engine.batch_state import BatchState, Phase
 from services.engine.block_pool import BlockPool
 from services.engine.outputs import EngineOutputs, GivenUp, Reserved
-from services.engine.prefix_cache import NO_BLOCK, Match, PrefixCache
+from services.engine.prefix_cache import NO_BLOCK, NO_MATCH, Match, PrefixCache
 from services.engine.request import Kind, Request
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure
@@ -58,11 +58,11 @@ class Sequences:
         self._window = window  # of the model's attention
         self._parked: dict[HandoffId, Request] = {}
         self._slot: dict[HandoffId, int] = {}
-        self._leased: dict[HandoffId, list[int]] = {}
+        self._leased: dict[HandoffId, np.ndarray] = {}  # int32[n] blocks
         self._held_back: set[int] = set()  # in quarantine
         self._num_launched = 0  # steps
         self._num_collected = 0
-        self._let_go_of: deque[tuple[int, list[int], bool]] = deque()  # see _let_go; after that many steps
+        self._let_go_of: deque[tuple[int, np.ndarray, bool]] = deque()  # see _let_go; after that many steps
         self._branches: dict[HandoffId, list[int]] = {}  # of a prompt that is not complete: slots of those still wanted
         self._charged: dict[HandoffId, tuple[int, int]] = {}  # to hand off: consumer, blocks that were not cached
 
@@ -91,19 +91,20 @@ class Sequences:
         """Gives a waiting request its slots and all its blocks, leaving `watermark` blocks; or changes nothing."""
         if self._refuse_if_too_large(request):
             return Admission.REFUSED
-        if request.looked_at == self.cache.version:
+        known = request.match_at(self.cache.version)
+        if known is not None and known.next_is_pending:
             return Admission.WAITS_FOR_PREFIX
         if self.batch.num_free_slots < 1 + len(request.branches):
             return Admission.NO_ROOM
         match = self._match(request)
         if match.next_is_pending:
-            request.looked_at = self.cache.version
             return Admission.WAITS_FOR_PREFIX
         blocks = self._take_blocks(match.blocks, self.blocks_needed(request), watermark)
         if blocks is None:
             return Admission.NO_ROOM
         self.waiting.pop(request.id, None)
         self.preempted.pop(request.id, None)
+        request.match = None
         self._open(request, blocks, num_held=len(match.blocks))
         return Admission.ADMITTED
 
@@ -175,7 +176,7 @@ class Sequences:
         batch, size = self.batch, self.batch.block_size
         parents, blocks = batch.block_table[slots, at - 1], batch.block_table[slots, at]
         tokens = batch.tokens[slots[:, None], at[:, None] * size + np.arange(size)]
-        twins = self.cache.insert_filled(parents.tolist(), blocks.tolist(), tokens.tobytes())
+        twins = self.cache.insert_filled(parents.tolist(), blocks.tolist(), tokens)
         entered = np.delete(np.arange(len(slots)), twins) if twins else slice(None)
         batch.num_entered[slots[entered]] = batch.num_ready[slots[entered]] = at[entered] + 1
         left: list[int] = slots[twins].tolist()
@@ -208,7 +209,7 @@ class Sequences:
         for branch in self._branches.pop(batch.request(slot).id, []):
             own = batch.blocks(branch)
             table = blocks[:num_full] + (own or blocks[num_full:])
-            self.pool.reference(table[:num_full] if own else table)
+            self.pool.reference(np.array(table[:num_full] if own else table, dtype=np.int32))
             if own and computed % batch.block_size:
                 copies.append((blocks[num_full], own[0]))
             batch.block_table[branch, : len(table)] = table
@@ -231,12 +232,16 @@ class Sequences:
         batch = self.batch
         self._release_branches(slot)
         self._enter_filled(slot)
-        blocks, first = batch.blocks(slot), int(batch.num_dropped[slot])
-        for block in reversed(blocks[max(0, int(batch.num_ready[slot]) - first) :]):
+        first = int(batch.num_dropped[slot])
+        blocks = batch.table(slot)
+        for block in blocks[max(0, int(batch.num_ready[slot]) - first) :][::-1].tolist():
             if self.cache.is_pending(block):
                 self.cache.remove(block)
-        self._held_back |= held_back.intersection(blocks)
-        self._let_go([block for block in reversed(blocks) if block not in held_back], touches_above=first > 0)
+        if held_back:
+            stays = np.isin(blocks, list(held_back))
+            self._held_back.update(blocks[stays].tolist())
+            blocks = blocks[~stays]
+        self._let_go(blocks[::-1], touches_above=first > 0)
         del self._slot[batch.request(slot).id]
         batch.close(slot)
 
@@ -251,7 +256,7 @@ class Sequences:
     def lease(self, slot: int) -> None:
         """Frees a slot, but keeps its blocks for the consumer until `free`."""
         batch, id = self.batch, self.batch.request(slot).id
-        blocks = batch.blocks(slot)
+        blocks = batch.table(slot)
         self.pool.reference(blocks)
         self.release(slot)
         self._leased[id] = blocks
@@ -267,15 +272,15 @@ class Sequences:
         self._forget_queued(id)
         if (slot := self._slot.get(id)) is not None:
             self.release(slot, frozenset(held_back))
-        for block in reversed(self._leased.pop(id, [])):
-            self.pool.release(block)
+        if (leased := self._leased.pop(id, None)) is not None:
+            self.pool.release(leased[::-1])
         self._charged.pop(id, None)
 
     def give_back(self, blocks: tuple[int, ...]) -> None:
         """Blocks that were held back may be used again."""
-        for block in reversed(blocks):
-            self._held_back.remove(block)
-            self.pool.release(block)
+        assert self._held_back.issuperset(blocks)
+        self._held_back.difference_update(blocks)
+        self.pool.release(np.array(blocks[::-1], dtype=np.int32))
 
     def give_up(self, request: Request, code: FailureCode, detail: str) -> None:
         """Lets go of a request and says why."""
@@ -312,8 +317,8 @@ class Sequences:
             _, blocks, touches_above = self._let_go_of.popleft()
             self._release_blocks(blocks, touches_above)
 
-    def _let_go(self, blocks: list[int], *, touches_above: bool = False) -> None:
-        """Frees these blocks, tail first, once no step that was launched can read or write them any more.
+    def _let_go(self, blocks: np.ndarray, *, touches_above: bool = False) -> None:
+        """Frees int32[n] blocks, tail first, once no step that was launched can read or write them any more.
 
         touches_above: what lies above them in the cache was freed before, and is to be evicted after them.
         """
@@ -322,12 +327,10 @@ class Sequences:
         else:
             self._release_blocks(blocks, touches_above)
 
-    def _release_blocks(self, blocks: list[int], touches_above: bool) -> None:
-        for block in blocks:
-            self.pool.release(block)
-        if touches_above and blocks and self.cache.holds(blocks[-1]):
-            for ancestor in self.cache.ancestors(blocks[-1]):
-                self.pool.touch(ancestor)
+    def _release_blocks(self, blocks: np.ndarray, touches_above: bool) -> None:
+        self.pool.release(blocks)
+        if touches_above and len(blocks) and self.cache.holds(top := int(blocks[-1])):
+            self.pool.touch(np.array(self.cache.ancestors(top), dtype=np.int32))
 
     # What is held.
 
@@ -373,7 +376,11 @@ class Sequences:
         return sum(count for consumer, count in self._charged.values() if consumer == peer)
 
     def _match(self, request: Request) -> Match:
-        return Match([], False) if request.scores_prompt else self.cache.match(request.capsule.token_ids)
+        match = request.match_at(self.cache.version)
+        if match is None:
+            match = NO_MATCH if request.scores_prompt else self.cache.match(request.capsule.token_ids)
+            request.match, request.matched_at = match, self.cache.version
+        return match
 
     def _forget_queued(self, id: HandoffId) -> None:
         for queue in (self.waiting, self.preempted, self._parked):
@@ -391,18 +398,16 @@ class Sequences:
             return True
         return False
 
-    def _take_blocks(self, held: list[int], needed: int, watermark: int) -> list[int] | None:
+    def _take_blocks(self, held: np.ndarray, needed: int, watermark: int) -> np.ndarray | None:
         self.pool.reference(held)
         count = needed - len(held)
         fresh = self.pool.allocate(count) if self.pool.available - count >= watermark else None
         if fresh is None:
-            for block in reversed(held):
-                self.pool.release(block)
+            self.pool.release(held[::-1])
             return None
-        blocks: list[int] = held + fresh.tolist()
-        return blocks
+        return np.concatenate([held, fresh])
 
-    def _open(self, request: Request, blocks: list[int], num_held: int) -> None:
+    def _open(self, request: Request, blocks: np.ndarray, num_held: int) -> None:
         batch = self.batch
         num_shared = len(blocks) - _own_blocks(request)
         blocks, own = blocks[:num_shared], blocks[num_shared:]
@@ -416,11 +421,11 @@ class Sequences:
         if request.kind is Kind.PRODUCE:
             self._charged[request.id] = (request.peer, len(blocks) - num_held)
         if request.kind is Kind.CONSUME:
-            self.outputs.reserved.append(Reserved(request.id, blocks, num_held))
+            self.outputs.reserved.append(Reserved(request.id, blocks.tolist(), num_held))
         if request.branches:
             self._open_branches(request, own, int(batch.cached[slot]))
 
-    def _open_branches(self, request: Request, own: list[int], cached: int) -> None:
+    def _open_branches(self, request: Request, own: np.ndarray, cached: int) -> None:
         slots = self._branches[request.id] = []
         for index, branch in enumerate(request.branches):
             capsule = request.capsule
@@ -433,31 +438,29 @@ class Sequences:
                 request.deadline,
                 parent=request.id,
             )
-            slot = self._occupy(alone, own[index - 1 : index] if index else [], Phase.BRANCH)
+            slot = self._occupy(alone, own[index - 1 : index] if index else own[:0], Phase.BRANCH)
             self.batch.cached[slot] = cached
             self.batch.computed[slot] = self.batch.done[slot] = 0
             self.batch.num_entered[slot] = self.batch.num_ready[slot] = 0
             slots.append(slot)
 
-    def _occupy(self, request: Request, blocks: list[int], phase: Phase) -> int:
+    def _occupy(self, request: Request, blocks: np.ndarray, phase: Phase) -> int:
         sampling = request.capsule.sampling
         eos = () if sampling.ignore_eos else self._eos_token_ids
-        slot = self.batch.open(request, np.asarray(blocks, dtype=np.int32), eos + sampling.stop_token_ids)
+        slot = self.batch.open(request, blocks, eos + sampling.stop_token_ids)
         self.batch.set_phase(slot, phase)
         self._slot[request.id] = slot
         return slot
 
-    def _enter_pending(self, token_ids: np.ndarray, blocks: list[int], start: int) -> int:
+    def _enter_pending(self, token_ids: np.ndarray, blocks: np.ndarray, start: int) -> int:
         """Enters the full blocks from index `start` as pending nodes; returns how many leading blocks are nodes."""
-        raw, step = token_ids.tobytes(), self.batch.block_size * 4
-        parent = blocks[start - 1] if start else NO_BLOCK
-        for index in range(start, len(raw) // step):
-            tokens = raw[index * step : (index + 1) * step]
-            if self.cache.find(parent, tokens) is not None:
-                return index  # only a full last block, which is never taken as a hit
-            self.cache.insert(parent, tokens, blocks[index], pending=True)
-            parent = blocks[index]
-        return len(raw) // step
+        parent = int(blocks[start - 1]) if start else NO_BLOCK
+        size = self.batch.block_size
+        end = len(token_ids) // size
+        # What stops it can only be a full last block, which is never taken as a hit.
+        return start + self.cache.insert_pending(
+            parent, blocks[start:end].tolist(), token_ids[start * size : end * size]
+        )
 
     def _drop_unseen(self, slots: np.ndarray, window: int) -> None:
         """Lets go of the blocks of these decoding slots that neither their next token nor any later one sees.
@@ -471,7 +474,7 @@ class Sequences:
         for slot, end in zip(slots[behind].tolist(), unseen[behind].tolist(), strict=True):
             start = int(batch.num_dropped[slot])
             end = max(start, min(end, int(batch.num_entered[slot]) - 1))
-            self._let_go(batch.block_table[slot, start:end][::-1].tolist())
+            self._let_go(batch.block_table[slot, start:end][::-1].copy())
             batch.block_table[slot, start:end] = 0
             batch.num_dropped[slot] = end
 
@@ -495,9 +498,9 @@ class Sequences:
                 elif self.cache.is_pending(twin):
                     return
                 else:
-                    self.pool.reference([twin])
+                    self.pool.reference(np.array([twin], dtype=np.int32))
                     table[index] = twin
-                    self._let_go([block])
+                    self._let_go(np.array([block], dtype=np.int32))
             batch.num_entered[slot] = batch.num_ready[slot] = index + 1
 
 

@@ -71,10 +71,10 @@ class _ChunkwiseSequences(Sequences):
         one = self.chunkwise and request.kind is Kind.LOCAL and not request.branches
         return 1 if one else super().blocks_needed(request)
 
-    def _take_blocks(self, held: list[int], needed: int, watermark: int) -> list[int] | None:
+    def _take_blocks(self, held: np.ndarray, needed: int, watermark: int) -> np.ndarray | None:
         return super()._take_blocks(held, max(needed, len(held)), watermark)
 
-    def _enter_pending(self, token_ids: np.ndarray, blocks: list[int], start: int) -> int:
+    def _enter_pending(self, token_ids: np.ndarray, blocks: np.ndarray, start: int) -> int:
         return super()._enter_pending(token_ids[: len(blocks) * self.batch.block_size], blocks, start)
 
 

@@ -51,10 +51,8 @@ def _look(worker: WorkerProcess) -> _Seen:
             seen.producing.add(request.id)
         if phase != _DECODING:
             seen.being_made.update(blocks[int(batch.num_ready[slot]) : int(batch.num_entered[slot])])
-    for blocks in sequences._leased.values():
-        seen.holders.update(blocks)
-    for _, blocks, _ in sequences._let_go_of:
-        seen.holders.update(blocks)
+    for held in (*sequences._leased.values(), *(blocks for _, blocks, _ in sequences._let_go_of)):
+        seen.holders.update(held.tolist())
     for step in worker.runner._launched:
         for table, seq_len in zip(step.block_tables.tolist(), step.seq_lens.tolist(), strict=True):
             seen.in_use.update(table[: -(-seq_len // sequences.batch.block_size)])
