@@ -57,7 +57,7 @@ class DecodingWorker:
             request = Request(HandoffId(7, number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
             self.core.submit(request, 0.0)
 
-    def _pack(self, outputs: CoreOutputs, has_handoffs: bool) -> None:
+    def _pack(self, outputs: CoreOutputs, has_leases: bool) -> None:
         """As the worker does before frames are gRPC's."""
         self.num_evicted += outputs.block_events.tokens.count(None)
         for frame in outputs.frames.values():
