@@ -140,11 +140,11 @@ TransportOption = Annotated[
 ]  # fmt: skip
 HandoffOption = Annotated[
     HandoffMode,
-    typer.Option(help="always: every request is handed from prefill to decode. never: decode does it all. auto: long "
-                 "uncached prompts are handed over."),
+    typer.Option(help="always: every request is handed from prefill to decode. never: decode does it all. auto: what "
+                 "makes requests wait least, as the gateway learns from those before."),
 ]  # fmt: skip
 ThresholdOption = Annotated[
-    int,
+    int | None,
     typer.Option("--handoff-threshold", min=0, help="With auto: more uncached prompt tokens than this are handed off."),
 ]
 TimeoutOption = Annotated[
@@ -195,8 +195,8 @@ def up(
     grpc_port: GrpcPortOption = 9000,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 1,
-    handoff: HandoffOption = HandoffMode.ALWAYS,
-    handoff_threshold: ThresholdOption = 256,
+    handoff: HandoffOption = HandoffMode.AUTO,
+    handoff_threshold: ThresholdOption = None,
     redis_url: RedisUrlOption = None,
     transport: TransportOption = TransportName.AUTO,
     device: DeviceOption = "cpu",
@@ -262,8 +262,8 @@ def gateway(
     host: HttpHostOption = "127.0.0.1",
     port: HttpPortOption = 8000,
     grpc_port: GrpcPortOption = 9000,
-    handoff: HandoffOption = HandoffMode.ALWAYS,
-    handoff_threshold: ThresholdOption = 256,
+    handoff: HandoffOption = HandoffMode.AUTO,
+    handoff_threshold: ThresholdOption = None,
     request_timeout: TimeoutOption = 600.0,
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests in flight before new ones get 503.")] = 4096,
     log_format: LogFormatOption = LogFormat.TEXT,

@@ -20,7 +20,7 @@ class HandoffMode(StrEnum):
 
     ALWAYS = "always"  # whenever a pair is there
     NEVER = "never"  # decode workers do it all
-    AUTO = "auto"  # when more prompt tokens than a threshold are not cached on the decode worker
+    AUTO = "auto"  # when less waiting comes of it, as far as was learned; or by a threshold of uncached prompt tokens
 
 
 class TransportName(StrEnum):
@@ -80,8 +80,8 @@ class GatewayConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 9000
-    handoff: HandoffMode = HandoffMode.ALWAYS
-    handoff_threshold: int = 256  # uncached prompt tokens, for HandoffMode.AUTO
+    handoff: HandoffMode = HandoffMode.AUTO
+    handoff_threshold: int | None = None  # uncached prompt tokens, for HandoffMode.AUTO; None: learned
     request_timeout_s: float = 600.0
     max_waiting: int = 4096  # requests in flight before new ones are refused
     log_format: LogFormat = LogFormat.TEXT
@@ -102,7 +102,7 @@ class UpConfig:
     num_decode: int = 1
     redis_url: str | None = None  # None: a server of its own, where the wheel with one is installed
     transport: TransportName = TransportName.AUTO
-    handoff: HandoffMode = HandoffMode.ALWAYS
-    handoff_threshold: int = 256
+    handoff: HandoffMode = HandoffMode.AUTO
+    handoff_threshold: int | None = None
     request_timeout_s: float = 600.0
     log_format: LogFormat = LogFormat.TEXT

@@ -32,6 +32,9 @@ class Attempt:
     plan: Plan
     queued_tokens: int  # that `plan.computes` was taken to compute for it
     predicted_cached: int | None  # None: its group counts once, by another one
+    sent_at: float  # on the ledger's clock
+    to_compute: int  # tokens, for its first one; those that were queued before it included
+    first_token_at: float | None = None
     group: "Group | None" = None
     phase: Phase = Phase.PREFILL
 

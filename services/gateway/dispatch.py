@@ -9,11 +9,13 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import NoReturn, Protocol
 
 import structlog
 
 from services.config import WorkerRole
+from services.gateway.costs import CostModel
 from services.gateway.fleet import Fleet, LiveWorker
 from services.gateway.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
 from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow, handles_needed
@@ -39,6 +41,9 @@ class DispatchObserver(LedgerObserver, Protocol):
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
         """Its stream ended."""
+
+    def planned(self, plan: Plan) -> None:
+        """A request goes to these workers."""
 
     def kv_bytes_moved(self, count: int) -> None:
         """So many more KV bytes were read from other workers."""
@@ -66,7 +71,8 @@ class Dispatcher:
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}  # of the links, while `run` runs
         self._fleet = Fleet(index)
         self._incarnation = secrets.randbits(64)
-        self._ledger = Ledger(self._send, self._loop.time, observer)
+        self._costs = CostModel()
+        self._ledger = Ledger(self._send, self._loop.time, observer, self._costs)
         self._turn = 0
         self._tried = False  # every address that was known at the start
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: what its last worker said last
@@ -167,6 +173,7 @@ class Dispatcher:
         if isinstance(message, BlockEvents):
             self._fleet.index.apply(worker, message)
             return
+        self._note_step(worker, message)
         self._ledger.on_rows(worker, message.rows())
         for failure in message.failures:
             self._on_failure(worker, failure)
@@ -179,6 +186,7 @@ class Dispatcher:
             return
         gone = self._fleet.remove(worker)
         self._observer.worker_gone(gone.link.address, gone.hello.role)
+        self._costs.forget(worker)
         self.max_model_len = self._fleet.max_model_len() or self.max_model_len
         self._ledger.on_lost(worker)
 
@@ -191,6 +199,7 @@ class Dispatcher:
             "gateway": f"{self._incarnation:016x}",
             "rows": [_describe_row(row, now) for row in self._ledger],
             "workers": [_describe_worker(worker) for worker in self._fleet],
+            "learned": asdict(self._costs.figures()),
         }
 
     async def _place(self, rows: Sequence[LedgerRow]) -> NoPlan | None:
@@ -207,14 +216,16 @@ class Dispatcher:
             larger_than=row.larger_than,
             avoid=row.still_avoided(self._loop.time()),
         )
-        candidates = self._fleet.candidates(prefix.depths, self._ledger.queued_tokens, self._ledger.assigned)
-        plan = make_plan(candidates, demand, self._policy, self._turn)
+        counts = (self._ledger.queued_tokens, self._ledger.assigned, self._ledger.generating)
+        candidates = self._fleet.candidates(prefix.depths, *counts)
+        plan = make_plan(candidates, demand, self._policy, self._turn, self._costs.figures())
         self._turn += 1
         if isinstance(plan, NoPlan):
             if plan is NoPlan.TOO_LARGE:
                 for row in rows:
                     self._ledger.close(row, TooLarge("the request needs more KV memory than any worker has"))
             return plan
+        self._observer.planned(plan)
         most = self._fleet.most_choices(plan)
         for first in range(0, len(rows), most):
             self._start(rows[first : first + most], plan)
@@ -235,6 +246,7 @@ class Dispatcher:
             predicted_cached=row.attempt.predicted_cached,
             prefill=plan.prefill.address if plan.prefill else None,
             decode=plan.decode.address if plan.decode else None,
+            why=plan.why.value,
         )
 
     def _begin_again(self) -> None:
@@ -266,6 +278,19 @@ class Dispatcher:
         )
         self._ledger.on_failure(worker, failure)
 
+    def _note_step(self, id: WorkerId, frame: Frame) -> None:
+        """A decode worker's frames follow its steps."""
+        worker = self._fleet.get(id)
+        if worker is None or worker.hello.role is not WorkerRole.DECODE or not len(frame.handles):
+            return
+
+        def has_prompts(some: LiveWorker) -> bool:
+            return self._ledger.queued_tokens[some.id] > 0 or some.load.waiting_tokens > 0
+
+        busy = any(has_prompts(other) for other in self._fleet.beside(worker))
+        now, rows = self._loop.time(), len(frame.handles)
+        self._costs.note_step(id, rows, now, prefill_busy=busy, computes_too=has_prompts(worker))
+
     def _note_load(self, id: WorkerId, load: Load) -> None:
         worker = self._fleet.get(id)
         if worker is None:
@@ -293,6 +318,8 @@ def _describe_row(row: LedgerRow, now: float) -> dict[str, object]:
         "decode": plan.decode.address if plan and plan.decode else None,
         "choice": row.choice,
         "prompt_tokens": row.num_prompt,
+        "why": plan.why.value if plan else None,
+        "expected_s": {"pair": plan.pair_s, "alone": plan.alone_s} if plan else None,
         "tokens_delivered": len(row.generated),
         "attempts": row.attempts,
         "deadline_in_s": round(row.deadline - now, 3),

@@ -25,6 +25,11 @@ class LiveWorker:
     load: Load
 
     @property
+    def host(self) -> str:
+        """Where it runs, as its address has it."""
+        return self.link.address.rpartition(":")[0]
+
+    @property
     def namespace(self) -> Namespace:
         """Workers where it is equal give the same blocks the same hashes."""
         return self.hello.fingerprint, self.hello.block_size
@@ -68,6 +73,10 @@ class Fleet:
             and set(other.hello.transports).isdisjoint(worker.hello.transports)
         ]
 
+    def beside(self, worker: LiveWorker) -> list[LiveWorker]:
+        """Workers of the other role on the same host."""
+        return [other for other in self if other.hello.role is not worker.hello.role and other.host == worker.host]
+
     def get(self, id: WorkerId) -> LiveWorker | None:
         """The worker with this incarnation, if its stream lives."""
         return self._workers.get(id)
@@ -103,7 +112,11 @@ class Fleet:
                 self.index.placed(worker.id, prefix.chains[worker.namespace])
 
     def candidates(
-        self, depths: Mapping[int, int], queued_tokens: Mapping[WorkerId, int], assigned: Mapping[WorkerId, int]
+        self,
+        depths: Mapping[int, int],
+        queued_tokens: Mapping[WorkerId, int],
+        assigned: Mapping[WorkerId, int],
+        generating: Mapping[WorkerId, int],
     ) -> list[Candidate]:
         """The live workers as the router sees them; depths of others are dropped."""
         return [
@@ -119,6 +132,7 @@ class Fleet:
                 depth=depths.get(worker.id, 0),
                 queued_tokens=queued_tokens.get(worker.id, 0),
                 assigned=assigned.get(worker.id, 0),
+                generating=generating.get(worker.id, 0),
             )
             for worker in self
         ]

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from services.gateway.attempt import Attempt, Group, Phase
+from services.gateway.costs import CostModel
 from services.gateway.generation import Delta, Expired, Failed, GenerationError, GenerationRequest, Unavailable
 from services.gateway.router import Plan, WorkerId, uncached_tokens
 from services.protocol.capsule import Capsule
@@ -124,17 +125,24 @@ class Ledger:
     """All choices in flight. `send` must not wait, and drops what is for a worker without a stream."""
 
     def __init__(
-        self, send: Callable[[WorkerId, Command], None], clock: Callable[[], float], observer: LedgerObserver
+        self,
+        send: Callable[[WorkerId, Command], None],
+        clock: Callable[[], float],
+        observer: LedgerObserver,
+        costs: CostModel,
     ) -> None:
+        """`costs` learns from what attempts take."""
         self._send = send
         self._clock = clock
         self._observer = observer
+        self._costs = costs
         self._rows: dict[LedgerRow, None] = {}
         self._by_handle: dict[int, LedgerRow] = {}
         self._groups: dict[int, Group] = {}
         self.highest_handle = 0
         self.queued_tokens: Counter[WorkerId] = Counter()  # prompt tokens sent there and not answered
-        self.assigned: Counter[WorkerId] = Counter()  # attempts that it generates for
+        self.assigned: Counter[WorkerId] = Counter()  # attempts that it generates for, or will
+        self.generating: Counter[WorkerId] = Counter()  # those of them for which it has begun
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -177,7 +185,8 @@ class Ledger:
             cached = row.length - uncached
         else:
             uncached = 0  # computed once, for the first of the group
-        row.attempt = Attempt(self._allocate(), plan, uncached, cached, group)
+        to_compute = max(plan.computes.load.waiting_tokens, self.queued_tokens[plan.computes.id]) + uncached
+        row.attempt = Attempt(self._allocate(), plan, uncached, cached, self._clock(), to_compute, group=group)
         row.attempts += 1
         if group is not None:
             group.handles.add(row.attempt.handle)
@@ -272,10 +281,26 @@ class Ledger:
             row.wake()
 
     def _advance(self, worker: WorkerId, row: LedgerRow, attempt: Attempt) -> None:
+        begun = attempt.phase
         if attempt.row_from(worker):
             self._observer.handoff_ended("completed")
+        if attempt.phase is Phase.DECODE:
+            self.generating[worker] += 1
+        self._note_times(row, attempt, begun)
         self._settle_queue(attempt)
         row.refusals = 0
+
+    def _note_times(self, row: LedgerRow, attempt: Attempt, begun: Phase) -> None:
+        """Says what this took; not for a choice that another one's prompt was computed for."""
+        if attempt.predicted_cached is None:
+            return
+        now, decode = self._clock(), attempt.plan.generates
+        if attempt.first_token_at is not None:
+            fetched = uncached_tokens(decode, row.length - 1)
+            self._costs.note_handed_over(decode.id, fetched, now - attempt.first_token_at)
+        elif begun is Phase.PREFILL and attempt.split != (attempt.phase is Phase.DECODE):
+            attempt.first_token_at = now
+            self._costs.note_first_token(attempt.plan.computes.role, attempt.to_compute, now - attempt.sent_at)
 
     def _deliver_prompt(self, row: LedgerRow, said: Row) -> None:
         if row.prompt_logprobs is not None and said.logprobs is not None:
@@ -313,6 +338,7 @@ class Ledger:
             return
         if attempt.predicted_cached is not None:
             self._observer.cached_tokens(attempt.predicted_cached, cached)
+            attempt.to_compute += attempt.predicted_cached - cached
         if row.cached_tokens is None:
             row.cached_tokens = min(cached, row.num_prompt)
 
@@ -359,6 +385,8 @@ class Ledger:
         del self._by_handle[attempt.handle]
         self._settle_queue(attempt)
         _count_down(self.assigned, attempt.plan.generates.id, 1)
+        if attempt.phase is Phase.DECODE:
+            _count_down(self.generating, attempt.plan.generates.id, 1)
         handles, forked = [attempt.handle], attempt.phase is Phase.DECODE
         if (group := attempt.group) is not None:
             group.handles.remove(attempt.handle)

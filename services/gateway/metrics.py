@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from services.config import WorkerRole
+from services.gateway.router import Plan
 from services.gc_debug import GcWatch
 from services.protocol.frames import Load
 
@@ -37,6 +38,8 @@ class GatewayMetrics:
         registry.register(self.tokens)
         self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
         self._attempts = Counter("baton_attempts", "Requests sent to a worker or pair.", registry=registry)
+        about = "Where requests were sent, and what decided it."
+        self._plans = Counter("baton_plans", about, ["plan", "why"], registry=registry)
         self._handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
         self._predicted = Counter("baton_cached_tokens_predicted", "Promised by the prefix index.", registry=registry)
         self._actual = Counter("baton_cached_tokens_actual", "Found by the workers, of the same.", registry=registry)
@@ -94,6 +97,11 @@ class GatewayMetrics:
         """Its stream ended."""
         for gauge in self._worker_gauges.values():
             gauge.remove(worker, role.value)
+
+    def planned(self, plan: Plan) -> None:
+        """A request goes to these workers."""
+        kind = "pair" if plan.split else "decode" if plan.decode else "prefill"
+        self._plans.labels(kind, plan.why.value).inc()
 
     def kv_bytes_moved(self, count: int) -> None:
         """So many more KV bytes were read from other workers."""

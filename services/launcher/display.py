@@ -118,7 +118,7 @@ def _transport(config: UpConfig) -> str:
 def _handoff(config: UpConfig) -> str:
     if config.num_prefill == 0:
         return "none: there is no prefill worker"
-    if config.handoff is HandoffMode.AUTO:
+    if config.handoff is HandoffMode.AUTO and config.handoff_threshold is not None:
         return f"auto, above {config.handoff_threshold} uncached prompt tokens"
     return config.handoff.value
 

@@ -140,10 +140,10 @@ class Stack:
 
     @contextlib.contextmanager
     def serving(self, *options: str) -> Iterator[Gateway]:
-        """A gateway for these workers, beside others that there may be."""
+        """A gateway for these workers, beside others that there may be. It hands off unless told otherwise."""
         addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
-        gateway = Gateway(self.model, [*found_by, *options])
+        gateway = Gateway(self.model, [*found_by, "--handoff", "always", *options])
         try:
             gateway.wait_for_workers(len(self.ports))
             yield gateway

@@ -17,7 +17,7 @@ from services.gateway.generation import (
     Generation,
     GenerationRequest,
 )
-from services.gateway.router import Policy
+from services.gateway.router import Plan, Policy, Why
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
@@ -38,6 +38,7 @@ class Counts:
     def __init__(self) -> None:
         self.handoffs: Counter[str] = Counter()
         self.attempts = 0
+        self.plans: Counter[Why] = Counter()
         self.cached: list[tuple[int, int]] = []
         self.bytes_moved = 0
         self.loads: dict[str, Load] = {}
@@ -56,6 +57,9 @@ class Counts:
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
         self.loads.pop(worker, None)
+
+    def planned(self, plan: Plan) -> None:
+        self.plans[plan.why] += 1
 
     def kv_bytes_moved(self, count: int) -> None:
         self.bytes_moved += count

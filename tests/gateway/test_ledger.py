@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.config import WorkerRole
+from services.gateway.costs import CostModel
 from services.gateway.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.ledger import MAX_ATTEMPTS, Command, Ledger, LedgerRow
 from services.gateway.router import Candidate, Plan, WorkerId
@@ -51,7 +52,11 @@ class Bench:
         self.handoffs: Counter[str] = Counter()
         self.cached: list[tuple[int, int]] = []
         self.woken = 0
-        self.ledger = Ledger(lambda worker, command: self.sent.append((worker, command)), lambda: self.now, self)
+        self.costs = CostModel()
+        self.ledger = Ledger(self.send, lambda: self.now, self, self.costs)
+
+    def send(self, worker: WorkerId, command: Command) -> None:
+        self.sent.append((worker, command))
 
     def attempt_started(self) -> None:
         pass
@@ -413,3 +418,36 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_what_attempts_take_is_learned(bench: Bench):
+    """From sending to the first token on either side, and from there to decode's first row."""
+    for _ in range(2):
+        bench.started()
+        handle = bench.ledger.highest_handle
+        bench.now += 0.5
+        bench.say(P, handle, 3, [50])
+        bench.now += 0.25
+        bench.say(D, handle, 3, [50])
+    for _ in range(2):
+        bench.started(DECODE_ALONE)
+        bench.now += 2.0
+        bench.say(D, bench.ledger.highest_handle, 3, [50])
+    learned = bench.costs.figures()
+    assert learned.prefill is not None
+    assert learned.handoff is not None
+    assert learned.alone is not None
+    assert learned.prefill.at(3) == pytest.approx(0.5)
+    assert learned.handoff.at(3) == pytest.approx(0.25)
+    assert learned.alone.at(3) == pytest.approx(2.0)
+
+
+def test_sequences_that_are_being_generated_are_counted(bench: Bench):
+    row = bench.started()
+    handle = bench.ledger.highest_handle
+    bench.say(P, handle, 3, [50])
+    assert (bench.ledger.assigned[D.id], bench.ledger.generating[D.id]) == (1, 0)
+    bench.say(D, handle, 3, [50])
+    assert (bench.ledger.assigned[D.id], bench.ledger.generating[D.id]) == (1, 1)
+    bench.ledger.close(row)
+    assert (bench.ledger.assigned[D.id], bench.ledger.generating[D.id]) == (0, 0)

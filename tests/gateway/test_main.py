@@ -21,11 +21,11 @@ from tests.gateway.peer import PeerWorker, serving, worker_hello
 GATEWAY = """
 import sys
 from pathlib import Path
-from services.config import GatewayConfig
+from services.config import GatewayConfig, HandoffMode
 from services.gateway.main import run
 model, port, *workers = sys.argv[1:]
-ports = {"port": int(port), "grpc_port": 0}
-sys.exit(run(GatewayConfig(model=Path(model), served_model_name="small", workers=tuple(workers), **ports)))
+rest = {"port": int(port), "grpc_port": 0, "handoff": HandoffMode.ALWAYS}
+sys.exit(run(GatewayConfig(model=Path(model), served_model_name="small", workers=tuple(workers), **rest)))
 """
 
 

@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.config import HandoffMode, WorkerRole
-from services.gateway.router import Candidate, Demand, NoPlan, Plan, Policy, WorkerId, make_plan, uncached_tokens
+from services.gateway.router import (
+    TRIAL_EVERY,
+    Candidate,
+    Demand,
+    Figures,
+    Line,
+    NoPlan,
+    Plan,
+    Policy,
+    Why,
+    WorkerId,
+    make_plan,
+    uncached_tokens,
+)
 from services.protocol.frames import Load
 
 ALWAYS, NEVER, AUTO = HandoffMode.ALWAYS, HandoffMode.NEVER, HandoffMode.AUTO
@@ -37,9 +50,16 @@ def decode(id: int, load: Load = IDLE, **changes: Any) -> Candidate:
     return worker(id, WorkerRole.DECODE, load, **changes)
 
 
-def plan(*candidates: Candidate, mode: HandoffMode = ALWAYS, threshold: int = 100, turn: int = 0, **demand: Any) -> Any:
+def plan(
+    *candidates: Candidate,
+    mode: HandoffMode = ALWAYS,
+    threshold: int | None = 100,
+    turn: int = 0,
+    figures: Figures | None = None,
+    **demand: Any,
+) -> Any:
     wanted = Demand(**{"num_tokens": 200, **demand})
-    return make_plan(candidates, wanted, Policy(mode, threshold), turn)
+    return make_plan(candidates, wanted, Policy(mode, threshold), turn, figures or Figures())
 
 
 def ids(made: Plan | NoPlan) -> tuple[int | None, int | None]:
@@ -62,6 +82,76 @@ def test_always_without_a_prefill_worker_is_decode_alone():
 @pytest.mark.parametrize(("depth", "expected"), [(6, (1, 2)), (7, (None, 2))])
 def test_auto_splits_when_more_than_the_threshold_is_not_cached_at_decode(depth: int, expected: Any):
     assert ids(plan(prefill(1), decode(2, depth=depth), mode=AUTO)) == expected
+
+
+# As learned where both roles are equally fast, 1 ms a token, and a handoff takes 20 ms.
+EQUAL = Figures(prefill=Line(0.01, 0.001), alone=Line(0.01, 0.001), handoff=Line(0.02, 0.0), shared=0.0)
+BUSY = Load(running=8, available_blocks=1000)
+
+
+def auto(*workers: Candidate, figures: Figures = EQUAL, **demand: Any) -> Plan:
+    made = plan(*workers, mode=AUTO, threshold=None, figures=figures, **demand)
+    assert isinstance(made, Plan)
+    return made
+
+
+def test_auto_spares_a_decode_worker_that_generates_a_long_prompt():
+    made = auto(prefill(1), decode(2, BUSY))
+    assert (ids(made), made.why) == ((1, 2), Why.SOONER)
+    assert made.pair_s == pytest.approx(0.01 + 0.2 + 0.02)
+    assert made.alone_s == pytest.approx(0.01 + 0.2 * 9)
+
+
+def test_auto_leaves_a_prompt_to_a_decode_worker_that_has_nothing_to_do():
+    """It would wait longer with a handoff, and nobody else waits."""
+    assert ids(auto(prefill(1), decode(2))) == (None, 2)
+
+
+def test_auto_computes_a_short_rest_where_the_others_wait_less_than_a_handoff_takes():
+    nearly_cached = decode(2, Load(running=1, available_blocks=1000), depth=11)
+    assert ids(auto(prefill(1), nearly_cached, num_tokens=195)) == (None, 2)
+    assert ids(auto(prefill(1), decode(2, Load(running=1, available_blocks=1000)), num_tokens=195)) == (1, 2)
+
+
+def test_auto_with_all_but_a_block_cached_needs_no_figures():
+    made = auto(prefill(1), decode(2, BUSY, depth=12), figures=Figures())
+    assert (ids(made), made.why) == ((None, 2), Why.CACHED)
+
+
+def test_auto_waits_in_the_shorter_queue():
+    assert ids(auto(prefill(1), decode(2, queued_tokens=500, assigned=3))) == (1, 2)
+    assert ids(auto(prefill(1, queued_tokens=500), decode(2))) == (None, 2)
+
+
+@pytest.mark.parametrize("waiting", [0, 1, 5, 40])
+@pytest.mark.parametrize("running", [0, 1, 8, 40])
+def test_auto_hands_nothing_off_where_prefill_takes_the_cores_that_decode_would_use(waiting: int, running: int):
+    """Two workers on two cores: whoever computes, the others lose as much, and a handoff comes on top."""
+    shared = replace(EQUAL, shared=0.5)
+    load = Load(running=running, available_blocks=1000)
+    queue: dict[str, int] = {"queued_tokens": 200 * waiting, "assigned": waiting + running, "generating": running}
+    beside, elsewhere = decode(2, load, address="h:2", **queue), decode(2, load, address="other:2", **queue)
+    assert ids(auto(prefill(1, address="h:1"), beside, figures=shared)) == (None, 2)
+    assert auto(prefill(1, address="h:1"), elsewhere, figures=shared).split == (waiting + running > 0)
+
+
+def test_auto_takes_workers_of_one_host_to_share_it_until_it_knows():
+    unknown = replace(EQUAL, shared=None)
+    assert ids(auto(prefill(1, address="h:1"), decode(2, BUSY, address="h:2"), figures=unknown)) == (None, 2)
+    assert ids(auto(prefill(1, address="h:1"), decode(2, BUSY, address="i:2"), figures=unknown)) == (1, 2)
+
+
+def test_auto_tries_both_until_it_knows_something():
+    made = [auto(prefill(1), decode(2), figures=Figures(), turn=turn) for turn in range(4)]
+    assert [(one.split, one.why) for one in made] == [(True, Why.TRIAL), (False, Why.TRIAL)] * 2
+
+
+def test_auto_tries_the_worse_plan_now_and_then_unless_it_is_far_worse():
+    def split(decode_worker: Candidate) -> list[bool]:
+        return [auto(prefill(1), decode_worker, turn=turn).split for turn in range(2 * TRIAL_EVERY)]
+
+    assert split(decode(2)).count(True) == 2
+    assert all(split(decode(2, BUSY)))
 
 
 def test_the_last_token_is_never_cached():
@@ -176,12 +266,27 @@ WORKERS = st.lists(
 
 
 @settings(deadline=None)
-@given(WORKERS, st.sampled_from(HandoffMode), st.integers(1, 400), st.booleans(), st.integers(0, 9))
+@given(
+    WORKERS,
+    st.sampled_from(HandoffMode),
+    st.sampled_from([None, 100]),
+    st.sampled_from([Figures(), EQUAL, replace(EQUAL, shared=0.9)]),
+    st.integers(1, 400),
+    st.booleans(),
+    st.integers(0, 130),
+)
 def test_any_plan_keeps_the_rules(
-    workers: list[Candidate], mode: HandoffMode, tokens: int, one_token: bool, turn: int
+    workers: list[Candidate],
+    mode: HandoffMode,
+    threshold: int | None,
+    figures: Figures,
+    tokens: int,
+    one_token: bool,
+    turn: int,
 ) -> None:
-    made = plan(*workers, mode=mode, num_tokens=tokens, one_token=one_token, turn=turn)
-    assert made == plan(*workers, mode=mode, num_tokens=tokens, one_token=one_token, turn=turn)
+    asked: Any = {"mode": mode, "threshold": threshold, "figures": figures, "num_tokens": tokens, "turn": turn}
+    made = plan(*workers, one_token=one_token, **asked)
+    assert made == plan(*workers, one_token=one_token, **asked)
     has_decode = any(candidate.role is WorkerRole.DECODE for candidate in workers)
     if isinstance(made, NoPlan):
         assert made is NoPlan.NO_WORKER

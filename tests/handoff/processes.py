@@ -19,6 +19,7 @@ from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sequences import Sequences
+from services.gateway.costs import CostModel
 from services.gateway.generation import GenerationRequest
 from services.gateway.ledger import Command, Ledger, LedgerRow, handles_needed
 from services.gateway.router import Candidate, Plan, WorkerId
@@ -190,7 +191,7 @@ class GatewayNode:
         self.alive = True
         self.workers: dict[int, GatewayStream] = {}  # by incarnation: the live streams
         self._clock = lambda: world.now
-        self.ledger = Ledger(self._send, self._clock, _NoObserver())
+        self.ledger = Ledger(self._send, self._clock, _NoObserver(), CostModel())
         self.clients: list[Client] = []
         self.ask_of_handle: dict[int, Ask] = {}
         self._aborts_prefill = aborts_prefill

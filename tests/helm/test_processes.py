@@ -69,6 +69,7 @@ def settings(model: Path, ports: dict[str, int]) -> dict[str, object]:
     return {
         "gateway.host": POD_IP,
         "gateway.drainDelaySeconds": 1,
+        "gateway.handoff": "always",
         "model.hostPath": model.parent,
         "model.mountPath": model.parent,
         "model.path": model,
