@@ -46,9 +46,7 @@ class Row:
     ratio: Spread  # by `figure`
     ttft_ratio: Spread
     tpot_ratio: Spread
-    second_token_ms: tuple[
-        float, float
-    ]  # Baton's and the peer's time from token 1 to token 2: the median of the rounds
+    second_token_ms: tuple[float, float]  # from the first token to the second, Baton's and the peer's: medians
     handed_off: float | None  # the smallest share of Baton's requests, over the rounds
 
 
