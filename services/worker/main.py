@@ -9,7 +9,7 @@ import structlog
 
 from kvtransfer.transports.base import TransportError
 from services.config import WorkerConfig
-from services.engine.runner.memory import keep_freed_memory
+from services.engine.runner.memory import keep_freed_memory, populate
 from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.gc_debug import GcWatch
@@ -41,6 +41,8 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
     loaded = load_runner(config.engine)
     for notice in loaded.notices:
         _log.warning(notice)
+    if config.engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
+        populate(loaded.runner.kv_bytes())
     return WorkerParts(
         role=config.role,
         runner=loaded.runner,

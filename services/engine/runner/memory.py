@@ -2,16 +2,22 @@
 
 import ctypes
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
 import psutil
+import structlog
 
 from services.protocol.model_dir import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
+_POPULATED_AT_ONCE = 64 << 20
 _CGROUP = Path("/sys/fs/cgroup")
+
+_log = structlog.get_logger()
 
 
 def available_bytes() -> int:
@@ -40,6 +46,24 @@ def kv_budget(asked: int | None) -> int:
 def allocate(num_bytes: int) -> np.ndarray:
     """Zeroed memory, uint8[num_bytes], page aligned. It costs nothing before it is touched."""
     return np.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
+
+
+def populate(memory: np.ndarray) -> None:
+    """Has the kernel provide all pages of this memory now, with what is in them, instead of one by one when a step or
+    a read first touches them. Where the kernel cannot (Linux before 5.14), they come when they are touched.
+
+    Reading 24 MiB into such pages took 5 ms where they were there, 6 where the kernel had to find them, and 120 on a
+    virtual machine whose host had to.
+    """
+    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if madvise is None:
+        return
+    address, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+    for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are seen in between
+        length = min(_POPULATED_AT_ONCE, end - start)
+        if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
+            _log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())
+            return
 
 
 def keep_freed_memory() -> None:
