@@ -67,6 +67,7 @@ class _WorldMachine(RuleBasedStateMachine):
     """Subclasses say of which parts the world is made, and what can happen in it."""
 
     parts: Parts = SHIPPED
+    deepest = 1  # pipeline
 
     @initialize(
         workers=st.sampled_from(_TOPOLOGIES),
@@ -80,7 +81,7 @@ class _WorldMachine(RuleBasedStateMachine):
         self, workers: tuple[str, ...], num_gateways: int, num_blocks: int, max_num_seqs: int, chunk: int, depth: int
     ) -> None:
         """A world of some shape."""
-        sizes = Sizes(num_blocks, max_num_seqs, chunk, depth)
+        sizes = Sizes(num_blocks, max_num_seqs, chunk, min(depth, self.deepest))
         self.world = World(workers, num_gateways=num_gateways, parts=self.parts, sizes=sizes)
 
     def teardown(self) -> None:
