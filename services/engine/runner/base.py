@@ -95,7 +95,7 @@ class StepLogprobs:
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """What a step sampled, in the order of `sample_rows`."""
+    """What a step sampled, in the order of `sample_rows`. The arrays are the engine's: they do not change later."""
 
     token_ids: np.ndarray  # int32[N]
     logprobs: StepLogprobs | None
