@@ -42,6 +42,10 @@ _PARTS = {
         "the prefix index in Redis: lookups, publishing, memory",
         (("blocks", 1_000_000, "(block, worker) pairs"),),
     ),
+    "interference": _Part(
+        "a decode step beside streams to gateways, submits of long prompts and publishing",
+        (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
+    ),
     "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",
