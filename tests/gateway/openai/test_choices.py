@@ -59,20 +59,20 @@ async def test_choices_of_a_stream_are_interleaved_and_whole(api: Api):
         Delta(words[0][1:], None, LENGTH, 0, choice=0),
     ]
     api.generator.script = Script(deltas, for_all=False)
-    client = AsyncOpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0)
-    stream = await client.chat.completions.create(
-        model="m",
-        messages=[{"role": "user", "content": "Hi"}],
-        n=2,
-        stream=True,
-        stream_options={"include_usage": True},
-    )
     texts, roles, usage = {0: "", 1: ""}, [], None
-    async for chunk in stream:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index] += choice.delta.content or ""
-            roles += [choice.index] if choice.delta.role else []
+    async with AsyncOpenAI(base_url=f"{api.base_url}/v1", api_key="none", max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "Hi"}],
+            n=2,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.delta.content or ""
+                roles += [choice.index] if choice.delta.role else []
     assert texts == {0: "one two", 1: "three"}
     assert sorted(roles) == [0, 1]
     assert usage is not None
