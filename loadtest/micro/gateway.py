@@ -169,7 +169,7 @@ def _apart(model: Path, text: str) -> list[Row]:
     tokens = np.array(tokenizer.backend.encode(rendered).ids, np.int32)
     parts: dict[str, Callable[[], object]] = {
         "templating alone": lambda: template.render(messages),
-        "tokenizing alone": lambda: tokenizer.backend.encode(rendered).ids,
+        "tokenizing alone": lambda: tokenizer.backend.encode_batch_fast([rendered])[0].ids,
         "hashing alone": lambda: block_hashes(root_hash("micro"), tokens, _BLOCK_SIZE),
     }
     return [

@@ -1,13 +1,15 @@
 """The index in Redis, as a gateway reads it. Workers fill it (publisher.py)."""
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publication import unpack_id
 from services.prefix_index.recent import RecentPrefixes
-from services.prefix_index.redis_client import UNREACHABLE, Client, tree_key
+from services.prefix_index.redis_client import UNREACHABLE, Client, ScriptCall, tree_key
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import BlockEvents
 
@@ -26,6 +28,8 @@ class RedisPrefixIndex:
         self._lookup = client.script("lookup")
         self._breaker = breaker
         self._recent = RecentPrefixes()
+        self._asked: list[tuple[ScriptCall, asyncio.Future[Any]]] = []  # in this turn of the loop
+        self._asking: set[asyncio.Task[None]] = set()
 
     def apply(self, worker: int, events: BlockEvents) -> None:
         """See PrefixIndex. An older worker may send events that nobody asked for."""
@@ -46,7 +50,7 @@ class RedisPrefixIndex:
         if began is None:
             return self._recent.depths(chain)
         try:
-            answer = await self._lookup([tree_key(chain[0])], [b"".join(chain)])
+            answer = await self._answer(([tree_key(chain[0])], [b"".join(chain)]))
         except UNREACHABLE as error:
             if not self._breaker.broken:
                 log.warning("prefix index not reachable; routing by load and recent prompts", reason=str(error))
@@ -57,3 +61,29 @@ class RedisPrefixIndex:
         self._breaker.succeeded()
         rows = sorted((*unpack_id(id), depth) for id, depth in zip(answer[::2], answer[1::2], strict=True))
         return {incarnation: depth for incarnation, _, depth in rows}
+
+    async def _answer(self, call: ScriptCall) -> Any:
+        """The server's, in one round trip with all that is asked for in the same turn of the loop."""
+        answer = asyncio.get_running_loop().create_future()
+        self._asked.append((call, answer))
+        if len(self._asked) == 1:
+            self._asking.add(task := asyncio.create_task(self._ask()))
+            task.add_done_callback(self._asking.discard)
+        return await answer
+
+    async def _ask(self) -> None:
+        asked, self._asked = self._asked, []
+        try:
+            if len(asked) == 1:
+                answers = [await self._lookup(*asked[0][0])]
+            else:
+                answers = await self._lookup.each([call for call, _ in asked])
+        except Exception as error:  # theirs who asked
+            answers = [error] * len(asked)
+        for (_, answer), found in zip(asked, answers, strict=True):
+            if answer.done():  # cancelled
+                continue
+            if isinstance(found, Exception):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)

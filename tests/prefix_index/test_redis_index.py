@@ -45,6 +45,29 @@ async def test_a_lookup_is_one_round_trip_and_few_reads(server: RedisServer, cli
     assert server.num_calls("hget") - reads < 64 * 10
 
 
+async def test_lookups_of_one_moment_are_one_message(server: RedisServer, client: Client):
+    chains = [chain_of(5, seed=seed) for seed in (0, 100, 200, 300)]
+    index, publisher = index_on(client), IndexPublisher(client, ALICE)
+    for length, chain in enumerate(chains[:3], 1):
+        publisher.change(chain[0], chain[:length], [])
+    await publisher.flush()
+    await index.depths(chains[0])  # connects, loads the script
+    reads = int(server.admin.info("stats")["total_reads_processed"])
+    found = await asyncio.gather(*(index.depths(chain) for chain in chains))
+    assert found == [{ALICE: 1}, {ALICE: 2}, {ALICE: 3}, {}]
+    assert int(server.admin.info("stats")["total_reads_processed"]) - reads == 2  # with the question itself
+
+
+async def test_a_lookup_that_is_given_up_leaves_the_others_their_answers(server: RedisServer, client: Client):
+    chain, index, publisher = chain_of(5), index_on(client), IndexPublisher(client, ALICE)
+    publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    given_up, kept = (asyncio.create_task(index.depths(chain)) for _ in range(2))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert await kept == {ALICE: 5}
+
+
 def hash_of(prefix: tuple[int, ...]) -> BlockHash:
     return block_hashes(root_hash("random"), np.array(prefix, np.int32), 1)[-1]
 

@@ -126,7 +126,7 @@ class RequestRunner(Generic[Request]):
                 request, self.model.defaults, len(token_ids), self.max_model_len, self.model.vocab_size, bad_words
             )
             for index in range(num_choices):
-                own = replace(sampling, seed=seed_of_choice(sampling.seed, index))
+                own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
                 capsules.append(Capsule(token_ids, len(token_ids), own))
         return tuple(capsules)
 

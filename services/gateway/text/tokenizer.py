@@ -58,11 +58,11 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Special tokens written out in it are recognised either way."""
         if len(text) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._encode_unlocked, text, add_special_tokens)
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return await asyncio.to_thread(self._encode, text, add_special_tokens)
+        return self._encode(text, add_special_tokens)
 
-    def _encode_unlocked(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Unlike `encode`, the batch calls release the interpreter lock.
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Unlike `encode`, this releases the interpreter lock, and leaves out the offsets: a third of the time.
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def token_bytes(self, token_id: int) -> bytes:
