@@ -86,10 +86,16 @@ class Driven:
             ):
                 if position < self.num_prompt[handle]:
                     scores, score = self.scores.setdefault(handle, []), row_logprobs(rows, row)
-                    assert (len(scores) + 1, cached, finish) == (position, -1, 0)
                     assert score is not None
-                    scores.append(score)
+                    assert (cached, finish) == (-1, 0)
+                    if position <= len(scores):  # again, after a preemption
+                        assert scores[position - 1] == score
+                    else:
+                        assert position == len(scores) + 1
+                        scores.append(score)
                     continue
+                if (logprobs := row_logprobs(rows, row)) is not None and logprobs.top:
+                    assert logprobs.top[0][0] == token
                 first = not self.tokens.get(handle)
                 assert (cached >= 0) == first
                 if first:

@@ -186,7 +186,11 @@ def test_whatever_comes_and_goes_no_token_changes(seed: int) -> None:
         if rng.random() < 0.3:
             prompt, count = [*rng.choice(stems), rng.randrange(3)], rng.randint(1, 30)
             stops = (reference(prompt, count)[-1],) if rng.random() < 0.3 else ()
-            asked[driven.submit(prompt, count, stop_token_ids=stops)] = (prompt, count)
+            widths: dict[str, Any] = {
+                "num_logprobs": rng.choice([None, 2]),
+                "num_prompt_logprobs": rng.choice([None, None, 1]),
+            }
+            asked[driven.submit(prompt, count, stop_token_ids=stops, **widths)] = (prompt, count)
         if rng.random() < 0.1 and asked:
             driven.engine.sequences.free(id_of(rng.choice(list(asked))))
         driven.step()
@@ -197,6 +201,11 @@ def test_whatever_comes_and_goes_no_token_changes(seed: int) -> None:
     for handle, tokens in driven.tokens.items():
         prompt, count = asked[handle]
         assert tokens == reference(prompt, count)[: len(tokens)]
+    assert driven.scores
+    for handle, scores in driven.scores.items():
+        prompt, _ = asked[handle]
+        for position, score in enumerate(scores, start=1):
+            assert score.sampled == -((prompt[position] - reference(prompt[:position], 1)[0]) % 1000)
 
 
 def test_a_late_runner_shows_a_block_that_is_used_too_early() -> None:
