@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from loadtest.compare.baton import Baton
 from loadtest.compare.machine import facts
 from loadtest.compare.ratios import Contest
 from loadtest.compare.rounds import Plan, Run, run_all
-from loadtest.compare.servers import Server, ServerError
+from loadtest.compare.servers import Server
 from loadtest.compare.tables import document
 from loadtest.compare.vllm import BLOCK_SIZES, VllmAlone, VllmPair, openmp
 
@@ -62,7 +63,7 @@ def main(arguments: list[str]) -> int:
         head = facts(["python -m loadtest compare", *arguments], options.vllm, options.cores)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runs = runner.run(_run(plan))
-    except (Refusal, ServerError, OSError) as error:
+    except (Refusal, subprocess.CalledProcessError, OSError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -158,6 +159,7 @@ def _flat(run: Run) -> dict[str, object]:
         "requests": report.requests,
         "failed": report.failed,
         "short_tokens": run.short_tokens,
+        "fault": run.fault,
         "seconds": report.seconds,
         "output_tokens_per_s": report.output_tokens_per_s,
         "requests_per_s": report.requests_per_s,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from loadtest import client, counters, workload
-from loadtest.compare.servers import MODEL_NAME, Server, running
+from loadtest.compare.servers import MODEL_NAME, Server, ServerError, running
 from loadtest.compare.workloads import WARM_UP, Compared, Figure
 from loadtest.http_stream import Address
 from loadtest.report import Report, report
@@ -27,6 +27,7 @@ class Run:
     figure: Figure
     report: Report
     short_tokens: int  # asked for, and not there
+    server_error: str | None = None
 
     @property
     def value(self) -> float:
@@ -36,6 +37,8 @@ class Run:
     @property
     def fault(self) -> str | None:
         """Why its figures count for nothing."""
+        if self.server_error is not None:
+            return self.server_error
         if self.report.failed:
             return f"{self.report.failed} requests failed: {'; '.join(self.report.errors)}"
         return f"{self.short_tokens} tokens short" if self.short_tokens else None
@@ -66,23 +69,42 @@ class Plan:
 
 
 async def run_all(plan: Plan, tell: Callable[[str], None]) -> list[Run]:
-    """All runs of all rounds. `tell` hears of each as it ends. Raises ServerError."""
+    """All runs of all rounds. `tell` hears of each as it ends. A server that fails spoils its part of a round."""
     runs: list[Run] = []
     for round_number in range(1, plan.rounds + 1):
         for server in plan.servers:
             tell(f"round {round_number} of {plan.rounds}: {server.name}: {server.setting}")
-            async with running(server) as address:
-                await _warm_up(address, plan)
-                for index, wanted in enumerate(plan.workloads):
-                    seed = [plan.seed, round_number, index]
-                    prompts = workload.prompts(wanted.load, seed, plan.vocabulary - 1)
-                    for name in wanted.run_names:
-                        result = await _drive(address, prompts, wanted)
-                        short = len(prompts) * wanted.load.output_tokens - result.output_tokens
-                        run = Run(round_number, server.name, name, wanted.figure, result, short)
-                        tell(f"    {name:<18} {run.value:>10,.1f} {run.figure}{_aside(run)}")
-                        runs.append(run)
+            try:
+                runs += await _runs(plan, server, round_number, tell)
+            except ServerError as error:
+                tell(f"    {error}")
+                runs += _spoiled(plan, server, round_number, str(error))
     return runs
+
+
+async def _runs(plan: Plan, server: Server, round_number: int, tell: Callable[[str], None]) -> list[Run]:
+    runs = []
+    async with running(server) as address:
+        await _warm_up(address, plan)
+        for index, wanted in enumerate(plan.workloads):
+            prompts = workload.prompts(wanted.load, [plan.seed, round_number, index], plan.vocabulary - 1)
+            for name in wanted.run_names:
+                result = await _drive(address, prompts, wanted)
+                short = len(prompts) * wanted.load.output_tokens - result.output_tokens
+                run = Run(round_number, server.name, name, wanted.figure, result, short)
+                tell(f"    {name:<18} {run.value:>10,.1f} {run.figure}{_aside(run)}")
+                runs.append(run)
+    return runs
+
+
+def _spoiled(plan: Plan, server: Server, round_number: int, error: str) -> list[Run]:
+    """What would have been run."""
+    nothing = report([], None)
+    return [
+        Run(round_number, server.name, name, wanted.figure, nothing, 0, error)
+        for wanted in plan.workloads
+        for name in wanted.run_names
+    ]
 
 
 async def _warm_up(address: Address, plan: Plan) -> None:

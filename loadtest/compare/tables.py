@@ -36,9 +36,13 @@ def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest
     for contest in contests:
         if rows := compare(runs, contest):
             parts.append(f"## {contest.title}\n\n{_table(_HEAD, map(_cells, rows))}")
-    if faults := [f"- round {run.round}, {run.server}, {run.workload}: {run.fault}" for run in runs if run.fault]:
+    if faults := [_fault(run, run.fault) for run in runs if run.fault]:
         parts.append("## What went wrong\n\n" + "\n".join(faults))
     return "\n\n".join(parts) + "\n"
+
+
+def _fault(run: Run, fault: str) -> str:
+    return f"- round {run.round}, {run.server}, {run.workload}: {fault.splitlines()[0]}"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -129,3 +129,11 @@ async def test_servers_take_turns_in_every_round() -> None:
 async def test_missing_tokens_are_a_fault() -> None:
     (first, *_) = await runs_of(StandIn(options=("--short",)))
     assert first.fault == "3 tokens short"
+
+
+async def test_a_server_that_does_not_start_spoils_its_own_runs_alone() -> None:
+    broken = StandIn("broken", program=(sys.executable, "-c", "import sys; sys.exit(3)"))
+    runs = await runs_of(broken, StandIn("good"))
+    assert {run.server: run.fault is None for run in runs} == {"broken": False, "good": True}
+    assert len(runs) == 6
+    assert "broken ended with 3" in str(runs[0].fault)
