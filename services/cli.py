@@ -46,6 +46,13 @@ class Refusal(Exception):
     """A command that cannot be carried out; its text is one line for a person."""
 
 
+class Kernels(StrEnum):
+    """What computes attention and the small operations."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+
+
 class Dtype(StrEnum):
     """What a model computes in."""
 
@@ -132,6 +139,9 @@ KvMemoryOption = Annotated[
         help="KV memory of each worker: 512MiB, 4GiB. Default: a quarter of the free memory, at most 4GiB.",
     ),
 ]
+KernelsOption = Annotated[
+    Kernels, typer.Option(help="auto: fused kernels where they can run (needs numba). torch: its own operations alone.")
+]
 NumThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads of each worker. Default: all cores.")]
 TransportOption = Annotated[
     TransportName,
@@ -207,6 +217,7 @@ def up(
     block_size: BlockSizeOption = _ENGINE.block_size,
     kv_memory: KvMemoryOption = _ENGINE.kv_memory_bytes,
     num_threads: NumThreadsOption = _ENGINE.num_threads,
+    kernels: KernelsOption = Kernels.AUTO,
     request_timeout: TimeoutOption = 600.0,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -231,6 +242,7 @@ def up(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_threads=num_threads,
+            kernels=kernels.value,
         ),
         demo=model is None,
         served_model_name=served_model_name or name,
@@ -315,6 +327,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
         block_size: BlockSizeOption = _ENGINE.block_size,
         kv_memory: KvMemoryOption = _ENGINE.kv_memory_bytes,
         num_threads: NumThreadsOption = _ENGINE.num_threads,
+        kernels: KernelsOption = Kernels.AUTO,
         log_format: LogFormatOption = LogFormat.TEXT,
     ) -> None:
         engine = EngineConfig(
@@ -327,6 +340,7 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             num_threads=num_threads,
+            kernels=kernels.value,
         )
         config = WorkerConfig(
             role=role,
@@ -344,6 +358,9 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
 
 
 def _run_worker(config: WorkerConfig) -> int:
+    from services.engine.openmp import load_openmp
+
+    load_openmp()
     if config.role is WorkerRole.PREFILL:
         from services.prefill.main import run
     else:

@@ -51,6 +51,7 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     num_threads: int | None = None
+    kernels: str = "auto"  # "auto" (fused ones where they can run), "torch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

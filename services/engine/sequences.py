@@ -32,8 +32,6 @@ from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure
 from services.protocol.outcomes import FailureCode
 
-_FEW = 5  # slots that are sooner done one after the other: 6 us and 4 for each, against 26 and 1 for many at once
-
 
 class Admission(Enum):
     """What came of an attempt to admit a request."""
@@ -164,10 +162,8 @@ class Sequences:
         """Of these decoding slots, those that filled a block enter it into the cache, for others to find."""
         batch = self.batch
         num_full, entered = batch.done[slots] // batch.block_size, batch.num_entered[slots]
-        filled = np.flatnonzero(num_full > entered)
-        if len(filled) <= _FEW:
-            for slot in slots[filled].tolist():
-                self._enter_filled(slot)
+        filled = num_full > entered
+        if not filled.any():
             return
         slots, num_full, entered = slots[filled], num_full[filled], entered[filled]
         usual = (num_full == entered + 1) & (batch.num_ready[slots] == entered) & (entered > 0)

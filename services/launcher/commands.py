@@ -126,7 +126,8 @@ def environment(inherited: Mapping[str, str], workers: int, redis_url: str | Non
         child[REDIS_URL_VARIABLE] = redis_url
     if workers > 1:
         # OpenMP threads that spin while they wait take the cores from the other worker's threads: on a small machine
-        # that costs far more than waking a thread. Who sets the variable knows better.
+        # that costs far more than waking a thread. Who sets the variable knows better. (Intel's OpenMP, where it is
+        # installed, is told at each step instead.)
         child.setdefault("OMP_WAIT_POLICY", "passive")
     return child
 
@@ -168,6 +169,7 @@ def _engine_arguments(engine: EngineConfig) -> list[str]:
         *("--device", engine.device, "--dtype", engine.dtype),
         *("--block-size", str(engine.block_size)),
         *("--max-num-seqs", str(engine.max_num_seqs)),
+        *("--kernels", engine.kernels),
         *("--max-num-batched-tokens", str(engine.max_num_batched_tokens)),
         *(text for name, value in optional.items() if value is not None for text in (name, str(value))),
     ]

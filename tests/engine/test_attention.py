@@ -1,7 +1,10 @@
 """Paged attention against a plain float64 reference."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -9,15 +12,28 @@ import torch
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.attention.torch_attention import TILE, TorchAttention
 
 NUM_LAYERS = 3
+BACKENDS: dict[str, Callable[..., Any]] = {
+    "torch": TorchAttention,
+    "cpu-without-kernels": partial(CpuAttention, fused=False),
+    "cpu": partial(CpuAttention, fused=True),
+}
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs over every backend."""
+    monkeypatch.setattr(Case, "backend", staticmethod(BACKENDS[request.param]), raising=False)
 
 
 @dataclass
 class Case:
     """Random rows over a scattered pool, whose unwritten slots are NaN."""
 
+    backend: ClassVar[Callable[..., Any]]
     lengths: list[int]  # of each row, new tokens included
     counts: list[int]  # new tokens of each row
     head_dim: int = 32
@@ -41,7 +57,14 @@ class Case:
         self.kv = torch.randn(shape, generator=generator).to(self.dtype)
         queries = (NUM_LAYERS, sum(self.counts), self.num_heads, self.head_dim)
         self.q = torch.randn(queries, generator=generator).to(self.dtype)
-        self.attention = TorchAttention(self.pool, self.layout, self.num_heads, self.head_dim**-0.5)
+        self.attention = self.backend(self.pool, self.layout, self.num_heads, self.head_dim**-0.5)
+
+    def share(self, num_rows: int, num_tokens: int) -> None:
+        """The first rows have the same first tokens, and blocks for them."""
+        starts = np.cumsum([0, *self.lengths[:-1]])
+        for row in range(1, num_rows):
+            self.tables[row, : num_tokens // self.block_size] = self.tables[0, : num_tokens // self.block_size]
+            self.kv[:, :, starts[row] : starts[row] + num_tokens] = self.kv[:, :, :num_tokens]
 
     def tokens(self, first: list[int], last: list[int]) -> torch.Tensor:
         """Indices into kv of each row's tokens from first to last."""
@@ -65,7 +88,7 @@ class Case:
         results = []
         for layer in range(NUM_LAYERS):
             self.attention.write(plan, layer, *self.kv[layer, :, chosen])
-            results.append(self.attention.attend(plan, layer, self.q[layer]))
+            results.append(self.attention.attend(plan, layer, self.q[layer], *self.kv[layer, :, chosen]))
         return results
 
     def expected(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,11 +186,27 @@ def test_index_work_beyond_two_to_the_31_elements() -> None:
     num_blocks = 2**31 // (64 * 8 * 128 * 64 * 2) + 2
     raw = np.zeros(num_blocks * layout.block_bytes, np.uint8)  # not touched: costs no memory
     pool = torch.from_numpy(raw).view(torch.bfloat16).view(layout.shape(num_blocks))
-    attention = TorchAttention(pool, layout, 8, 128**-0.5)
+    attention = Case.backend(pool, layout, 8, 128**-0.5)
     table = np.array([[num_blocks - 1]], np.int32)
     plan = attention.prepare(PagedQueries(np.array([0, 1], np.int32), np.array([1], np.int32), table))
     k, v = torch.full((1, 8, 128), 2.0).bfloat16(), torch.full((1, 8, 128), 3.0).bfloat16()
     attention.write(plan, 63, k, v)
-    out, _ = attention.attend(plan, 63, k)
+    out, _ = attention.attend(plan, 63, k, k, v)
     assert torch.equal(out, v)
     assert pool[-1, :, 63, 0, 0].eq(2).all()
+
+
+SHARED = [
+    ([700, 650, 720, 40], [1, 1, 1, 1]),  # a group that decodes, and one beside it
+    ([700, 650, 720, 40], [20, 10, 100, 40]),  # that prefills after a prefix
+    ([700, 650, 720, 710, 40], [1, 30, 1, 1, 7]),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("lengths", "counts"), SHARED)
+def test_rows_that_share_a_prefix(lengths: list[int], counts: list[int], dtype: torch.dtype) -> None:
+    """The last row shares nothing."""
+    case = Case(lengths, counts, dtype=dtype)
+    case.share(len(lengths) - 1, 600)
+    check(case)

@@ -38,6 +38,7 @@ ENGINE = EngineConfig(
     max_num_seqs=3,
     max_num_batched_tokens=17,
     num_threads=1,
+    kernels="torch",
 )
 
 
@@ -77,6 +78,7 @@ def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole, monk
         "max_num_seqs": 3,
         "max_num_batched_tokens": 17,
         "num_threads": 1,
+        "kernels": "torch",
     }
 
 

@@ -43,8 +43,9 @@ class Attention(Protocol[PlanT]):
     def write(self, plan: PlanT, layer: int, k: Tensor, v: Tensor) -> None:
         """Stores the new tokens' K and V, [T, kv_heads, head_dim] each, in the pool."""
 
-    def attend(self, plan: PlanT, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(self, plan: PlanT, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Causal attention of q [T, heads, head_dim] over each row's KV, which `write` has completed for this layer.
 
+        k and v are what `write` was given: the step's own keys need not be read back from the pool.
         Returns the output, shaped like q, and the log-sum-exp of the scores, float32[T, heads].
         """

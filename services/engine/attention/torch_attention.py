@@ -1,4 +1,4 @@
-"""Paged attention with torch operations alone: the reference, and what serves on CPU.
+"""Paged attention with torch operations alone: the reference, and what other backends leave to it.
 
 Long queries are cut into tiles. Tiles of like length over a like number of blocks share a bucket (powers of two), are
 padded to the longest one in it, and cost one gather and one batched attention in each layer. The query heads of a
@@ -88,8 +88,8 @@ class TorchAttention:
         self._slots_view[2 * layer * plane :].index_copy_(0, plan.slots, k.reshape(-1, head_dim))
         self._slots_view[(2 * layer + 1) * plane :].index_copy_(0, plan.slots, v.reshape(-1, head_dim))
 
-    def attend(self, plan: StepPlan, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Attention.attend`."""
+    def attend(self, plan: StepPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attention.attend`. Takes K and V from the pool."""
         results = [self._attend_part(part, layer, q) for part in plan.parts]
         if plan.order is None:
             return results[0]

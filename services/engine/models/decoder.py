@@ -7,60 +7,62 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from services.engine.attention.base import Attention
+from services.engine.kernels.base import Operations
 from services.engine.models.config import DecoderConfig
-from services.engine.models.rope import apply_rotation, inverse_frequencies, magnitude, rotation
+from services.engine.models.linear import MAX_ROWS
+from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights, LayerWeights
 
 
 class Decoder:
     """See `Model`."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, attention: Attention[Any]) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, attention: Attention[Any], operations: Operations
+    ) -> None:
         assert config.rope is not None
         self._config = config
         self._weights = weights
         self._attention = attention
+        self._operations = operations
         self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._magnitude = magnitude(config.rope)
+        self._norms_after = (*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm)
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
         """See `Model.forward`."""
-        weights, eps = self._weights, self._config.rms_norm_eps
+        weights, operations, eps = self._weights, self._operations, self._config.rms_norm_eps
         turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
-        for index, layer in enumerate(weights.layers):
-            x = x + self._attend(index, layer, rms_norm(x, layer.input_norm, eps), turn, plan)
-            x = x + feed_forward(layer, rms_norm(x, layer.mlp_norm, eps))
-        return rms_norm(x[queries], weights.final_norm, eps)
+        pieces = x.split(MAX_ROWS)  # a piece goes from one attention to the next while it is in the cache
+        normed = [operations.norm(piece, weights.layers[0].input_norm, eps) for piece in pieces]
+        for index, (layer, norm_after) in enumerate(zip(weights.layers, self._norms_after, strict=True)):
+            attended = self._attend(index, layer, normed, turn, plan).split(MAX_ROWS)
+            for number, (piece, out) in enumerate(zip(pieces, attended, strict=True)):
+                between = operations.add_norm(piece, layer.output(out), layer.mlp_norm, eps)
+                fed = layer.down(operations.silu_mul(layer.gate_up(between)))
+                normed[number] = operations.add_norm(piece, fed, norm_after, eps)
+        return _joined(normed)[queries]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
         return self._weights.lm_head(hidden)
 
-    def _attend(self, index: int, layer: LayerWeights, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
+    def _attend(
+        self, index: int, layer: LayerWeights, pieces: list[Tensor], turn: tuple[Tensor, Tensor], plan: Any
+    ) -> Tensor:
+        """[T, heads * head_dim] from the normed input, [T, hidden] in pieces."""
         config = self._config
         num_rotated = config.num_heads + config.num_kv_heads
-        heads = layer.qkv(x).view(len(x), -1, config.head_dim)
-        qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
-        if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, config.rms_norm_eps)
-        qk = apply_rotation(qk, *turn)
-        self._attention.write(plan, index, qk[:, config.num_heads :], v)
-        out, _ = self._attention.attend(plan, index, qk[:, : config.num_heads])
-        return layer.output(out.reshape(len(x), -1))
+        heads = _joined([layer.qkv(piece) for piece in pieces]).unflatten(1, (-1, config.head_dim))
+        self._operations.rotate(heads[:, :num_rotated], *turn, layer.qk_norm, config.rms_norm_eps)
+        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        self._attention.write(plan, index, k, v)
+        out, _ = self._attention.attend(plan, index, q, k, v)
+        return out.flatten(1)
 
 
-def feed_forward(layer: LayerWeights, x: Tensor) -> Tensor:
-    """The gated MLP with SiLU (Shazeer 2020, arXiv 2002.05202), [T, hidden] -> [T, hidden]."""
-    gate, up = layer.gate_up(x).chunk(2, dim=-1)
-    return layer.down(functional.silu(gate).mul_(up))
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467), float32 inside."""
-    wide = x.to(torch.float32)
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * normed.to(x.dtype)
+def _joined(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from services.engine.attention.base import Attention
+from services.engine.kernels.base import Operations
 from services.engine.models.base import ModelConfig, read_dtype
 from services.engine.models.linear import Linear
 from services.engine.models.settings import Settings, read_bool, read_int, require_value
@@ -142,7 +143,9 @@ def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
 class Opt:
     """See `Model`."""
 
-    def __init__(self, config: OptConfig, weights: OptWeights, attention: Attention[Any]) -> None:
+    def __init__(
+        self, config: OptConfig, weights: OptWeights, attention: Attention[Any], operations: Operations
+    ) -> None:
         self._config = config
         self._weights = weights
         self._attention = attention
@@ -173,7 +176,7 @@ class Opt:
     def _attend(self, index: int, layer: LayerWeights, x: Tensor, plan: Any) -> Tensor:
         q, k, v = layer.qkv(x).view(len(x), 3, self._config.num_heads, self._config.head_dim).unbind(1)
         self._attention.write(plan, index, k, v)
-        out, _ = self._attention.attend(plan, index, q)
+        out, _ = self._attention.attend(plan, index, q, k, v)
         return layer.output(out.reshape(len(x), -1))
 
 

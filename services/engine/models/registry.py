@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from services.engine.attention.base import Attention
+from services.engine.kernels.base import Operations
 from services.engine.models.base import Model, ModelConfig, Weights
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES, parse_decoder_config
@@ -26,7 +27,7 @@ class Architecture:
     parse: Callable[[Settings, str], ModelConfig]
     shapes: Callable[[Any], Shapes]
     load: Callable[[Tensors, Any], Weights]
-    model: Callable[[Any, Any, Attention[Any]], Model]
+    model: Callable[[Any, Any, Attention[Any], Operations], Model]
 
 
 _DECODER = Architecture(parse_decoder_config, decoder_shapes, load_decoder, Decoder)
@@ -64,9 +65,9 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> We
         return architecture.load(Tensors(checkpoint, dtype), config)
 
 
-def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any]) -> Model:
+def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any], operations: Operations) -> Model:
     """The model over a pool of KV blocks."""
-    return ARCHITECTURES[config.architecture].model(config, weights, attention)
+    return ARCHITECTURES[config.architecture].model(config, weights, attention, operations)
 
 
 def stored_dtype(directory: Path) -> torch.dtype:

@@ -31,16 +31,10 @@ def magnitude(rope: Rope) -> float:
 
 
 def rotation(inverse: Tensor, positions: Tensor, dtype: torch.dtype, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine for `apply_rotation`, [T, 1, head_dim], of the tokens at `positions` (int[T])."""
+    """Cosine and signed sine for `Operations.rotate`, [T, 1, head_dim], of the tokens at `positions` (int[T])."""
     angles = positions.to(torch.float32)[:, None, None] * inverse
     cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def apply_rotation(heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    """Rotates [T, heads, head_dim]: (a, b) becomes (a cos - b sin, b cos + a sin)."""
-    swapped = heads.roll(heads.shape[-1] // 2, -1)
-    return torch.addcmul(heads * cos, swapped, signed_sin)
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -14,7 +14,8 @@ import torch
 from kvtransfer.layout import KvLayout, fingerprint
 from services.config import EngineConfig
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.torch_attention import TorchAttention
+from services.engine.attention.cpu_attention import CpuAttention
+from services.engine.kernels.load import make_operations, why_not_fused
 from services.engine.models.base import DTYPES, ModelConfig, Weights
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.registry import (
@@ -24,7 +25,9 @@ from services.engine.models.registry import (
     parse_model_config,
     stored_dtype,
 )
+from services.engine.openmp import loaded_openmp
 from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.cores import CoreLease
 from services.engine.runner.memory import allocate, check_fits, kv_budget
 from services.engine.sampler import sample, score
 from services.protocol.model_dir import ModelError, read_config, read_generation_defaults
@@ -40,15 +43,33 @@ _MIN_BLOCKS = 2  # a prompt and its next position
 class TorchRunner:
     """`Runner` on the CPU. A step runs to its end inside `launch`, which so raises what makes it fail."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        num_blocks: int,
+        block_size: int,
+        *,
+        fused: bool,
+        cores: CoreLease | None = None,
+    ) -> None:
         self.layout = kv_layout(config, block_size, weights.dtype)
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab_size
         self.window = config.window
         self._bytes = allocate(num_blocks * self.layout.block_bytes)
         pool = torch.from_numpy(self._bytes).view(weights.dtype).view(self.layout.shape(num_blocks))
-        self._attention = TorchAttention(pool, self.layout, config.num_heads, config.scale)
-        self._model = make_model(config, weights, self._attention)
+        self._cores = cores
+        self._attention = CpuAttention(
+            pool,
+            self.layout,
+            config.num_heads,
+            config.scale,
+            fused=fused,
+            before_layer=lambda: None if cores is None else cores.adjust(),
+        )
+        operations = make_operations(self.layout.dtype, fused=fused)
+        self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
 
     def kv_bytes(self) -> np.ndarray:
@@ -64,8 +85,14 @@ class TorchRunner:
         """Runs the step."""
         assert len(self._done) < 2, "two steps are launched and not collected"
         assert step.carried is None, "a step that is over when its launch returns leaves no token unknown"
-        with torch.inference_mode():
-            self._done.append(self._run(step))
+        if self._cores is not None:
+            self._cores.begin()
+        try:
+            with torch.inference_mode():
+                self._done.append(self._run(step))
+        finally:
+            if self._cores is not None:
+                self._cores.end()
 
     def collect(self) -> StepOutput:
         """What the oldest step that was not collected sampled."""
@@ -120,8 +147,6 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     """
     if engine.device != "cpu":
         raise ModelError(f"device {engine.device!r} is not supported (only 'cpu')")
-    if engine.num_threads is not None:
-        torch.set_num_threads(engine.num_threads)
     raw = read_config(engine.model)
     config = parse_model_config(raw)
     wanted_len = _wanted_len(engine, config)
@@ -130,15 +155,27 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     check_fits(num_parameters(config) * dtype.itemsize, f"the model's weights in {layout.dtype}")
     weights = load_weights(engine.model, config, dtype)
     num_blocks = _num_blocks(engine, layout)
+    not_fused = why_not_fused(layout.dtype) if engine.kernels == "auto" else "the configuration says so"
     max_model_len = min(wanted_len, num_blocks * engine.block_size)
     return LoadedModel(
-        runner=TorchRunner(config, weights, num_blocks, engine.block_size),
+        runner=TorchRunner(
+            config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=_cores(engine)
+        ),
         fingerprint=fingerprint(layout, weights_id(engine.model, config), _rope(config)),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         eos_token_ids=read_generation_defaults(engine.model, raw).eos_token_ids,
         notices=(*dtype_notices, *_length_notices(wanted_len, max_model_len, num_blocks)),
     )
+
+
+def _cores(engine: EngineConfig) -> CoreLease | None:
+    openmp = loaded_openmp()
+    if openmp is not None:
+        return CoreLease(openmp, engine.num_threads)
+    if engine.num_threads is not None:
+        torch.set_num_threads(engine.num_threads)
+    return None
 
 
 def _wanted_len(engine: EngineConfig, config: ModelConfig) -> int:

@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from services.engine.models.rope import apply_rotation, inverse_frequencies, magnitude, rotation
+from services.engine.kernels.torch_operations import TorchOperations
+from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.rope_settings import parse_rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -38,7 +39,8 @@ def test_rotation_equals_transformers(name: str, head_dim: int, dtype: torch.dty
     expected, _ = apply_rotary_pos_emb(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], cos, sin)
     rope = parse_rope({"rope_parameters": parameters}, config.max_position_embeddings)
     turn = rotation(inverse_frequencies(rope, head_dim), positions, dtype, magnitude(rope))
-    found = apply_rotation(heads, *turn)
+    found = heads.clone()
+    TorchOperations().rotate(found, *turn, None, 0.0)
     torch.testing.assert_close(
         found, expected[0].transpose(0, 1), atol=1e-6 if dtype == torch.float32 else 0.03, rtol=0
     )

@@ -1,0 +1,162 @@
+"""Paged attention on a CPU: each part of a step in the way that is fastest there.
+
+    rows with one query token       a kernel that reads their keys where they lie
+    rows with several               `TileAttention` where there is AMX, else `FlashAttention`
+    what has a window and several   `TorchAttention`; single tokens too, where there is no kernel
+
+Rows that begin with the same blocks attend to these together (cascade attention, as in FlashInfer, Ye et al. 2025,
+arXiv 2501.01005), where that saves enough, and go on from there alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.flash_attention import FlashAttention
+from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
+from services.engine.attention.tile_attention import TileAttention
+from services.engine.attention.torch_attention import StepPlan, TorchAttention
+from services.engine.kernels.base import Singles
+from services.engine.kernels.load import make_paged, make_tiles
+
+_MIN_SAVED_BLOCKS = 64  # below, decoding a group together costs more than it saves
+
+
+class Several(Protocol):
+    """Attention of rows with several query tokens, and of single ones over prefixes that they share."""
+
+    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> Any:
+        """The step's index work. rows: int64[R], those with several tokens; shared: groups of rows with one."""
+
+    def attend(self, plan: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
+        """Writes out, [T, heads, head_dim], and lse, float32[T, heads], for the tokens of these rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Masked:
+    """Rows for TorchAttention."""
+
+    tokens: Tensor  # int64[N], of the step
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPlan:
+    """What all layers of one step share."""
+
+    offsets: Tensor  # int64[T]: in the pool, where each token's K in head 0 of layer 0 goes
+    several: Any  # None: nothing for it to do
+    singles: Singles | None
+    masked: _Masked | None
+
+
+class CpuAttention:
+    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+
+    def __init__(
+        self,
+        pool: Tensor,
+        layout: KvLayout,
+        num_heads: int,
+        scale: float,
+        *,
+        fused: bool,
+        before_layer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """before_layer: called once for each layer of a step."""
+        self._pool = pool
+        self._layout = layout
+        self._before_layer = before_layer
+        self._masked = TorchAttention(pool, layout, num_heads, scale)
+        group = num_heads // layout.num_kv_heads
+        self._kernels = make_paged(pool, layout, group, scale, fused=fused)
+        tiles = make_tiles(pool, layout, group, scale, fused=fused)
+        self._several: Several = FlashAttention(pool, layout, num_heads, scale)
+        if tiles is not None:
+            self._several = TileAttention(tiles, layout.block_size)
+
+    def prepare(self, queries: PagedQueries, window: int | None = None) -> CpuPlan:
+        """See `Attention.prepare`."""
+        is_single = np.diff(queries.query_starts) == 1
+        by_kernel = is_single & (self._kernels is not None)
+        by_mask = ~by_kernel & (is_single | (window is not None))
+        several = np.flatnonzero(~by_kernel & ~by_mask)
+        singles, shared = self._singles(queries, np.flatnonzero(by_kernel), window)
+        return CpuPlan(
+            offsets=self._offsets(queries),
+            several=self._several.prepare(queries, several, shared) if len(several) or shared else None,
+            singles=singles,
+            masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
+        )
+
+    def write(self, plan: CpuPlan, layer: int, k: Tensor, v: Tensor) -> None:
+        """See `Attention.write`."""
+        self._before_layer()
+        if self._kernels is not None:
+            self._kernels.store(layer, plan.offsets, k, v)
+            return
+        layout = self._layout
+        plane = layout.block_size * layout.head_dim
+        heads = torch.arange(layout.num_kv_heads) * (self._pool.stride(1) // layout.head_dim)
+        slots = (plan.offsets[:, None] // layout.head_dim + heads).view(-1)
+        view = self._pool.view(-1, layout.head_dim)
+        for at, new in ((2 * layer * plane, k), ((2 * layer + 1) * plane, v)):
+            view[at // layout.head_dim :].index_copy_(0, slots, new.reshape(-1, layout.head_dim))
+
+    def attend(self, plan: CpuPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attention.attend`."""
+        out = q.new_empty(q.shape)
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        if plan.several is not None:
+            self._several.attend(plan.several, layer, q, k, v, out, lse)
+        if plan.singles is not None and self._kernels is not None:
+            self._kernels.attend(layer, q, out, lse, plan.singles)
+        if plan.masked is not None:
+            tokens = plan.masked.tokens
+            out[tokens], lse[tokens] = self._masked.attend(plan.masked.plan, layer, q[tokens], k, v)
+        return out, lse
+
+    def _offsets(self, queries: PagedQueries) -> Tensor:
+        """Where the step's tokens go. Clears every block whose first position is among them."""
+        rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
+        shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
+        positions = np.arange(len(rows), dtype=np.int64) + shifts[rows]
+        index, offsets = np.divmod(positions, self._layout.block_size)
+        blocks = queries.block_tables[rows, index].astype(np.int64)
+        begun = blocks[offsets == 0]
+        if len(begun):
+            self._pool.index_fill_(0, torch.from_numpy(begun), 0)
+        return torch.from_numpy(blocks * self._pool.stride(0) + offsets * self._layout.head_dim)
+
+    def _singles(
+        self, queries: PagedQueries, rows: np.ndarray, window: int | None
+    ) -> tuple[Singles | None, list[SharedPrefix]]:
+        """Rows with one token, and the prefixes that some of them share."""
+        if not len(rows):
+            return None, []
+        seq_lens, tables = queries.seq_lens[rows], np.ascontiguousarray(queries.block_tables[rows])
+        first_keys = np.zeros_like(seq_lens)
+        shared: list[SharedPrefix] = []
+        if window is not None:
+            first_keys = np.maximum(seq_lens - window, 0)
+        else:
+            size = self._layout.block_size
+            for group in shared_prefixes(tables, (seq_lens - 1) // size, _MIN_SAVED_BLOCKS):
+                first_keys[group.rows] = group.num_blocks * size
+                shared.append(replace(group, rows=rows[group.rows]))
+        tokens, table, first, lens = map(torch.from_numpy, (queries.query_starts[rows], tables, first_keys, seq_lens))
+        return Singles(tokens, table, first, lens, begun=bool(shared)), shared
+
+    def _masked_part(self, queries: PagedQueries, rows: np.ndarray, window: int | None) -> _Masked | None:
+        if not len(rows):
+            return None
+        starts = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(np.diff(queries.query_starts)[rows], out=starts[1:])
+        some = PagedQueries(starts, queries.seq_lens[rows], queries.block_tables[rows])
+        return _Masked(torch.from_numpy(tokens_of(queries, rows)), self._masked.prepare(some, window))

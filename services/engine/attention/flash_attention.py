@@ -1,0 +1,178 @@
+"""Attention of several query tokens of a row, by torch's flash attention, which knows no block tables.
+
+    new keys                  causally over themselves, straight from the projections
+    keys that were there      gathered once for all rows that share them, then without a mask
+
+The parts are merged by their log-sum-exps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
+
+_MAX_GATHERED = 1 << 24  # elements of K and V at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fresh:
+    """n rows that begin with the step's tokens, padded to one length: their new keys."""
+
+    tokens: Tensor | slice  # int64[n * length], or n = 1 row's
+    kept: tuple[Tensor, Tensor] | None  # of the padded tokens, those that are none; and where in the step they belong
+    num_rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Context:
+    """Keys that were there before the step, and the tokens that see all of them."""
+
+    tokens: Tensor | slice  # int64[N]
+    kv_rows: Tensor  # int64[2 * kv_heads * blocks]: rows of the pool at layer 0, K's then V's
+    num_keys: int
+    first: bool  # nothing has been written for these tokens yet
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlashPlan:
+    """What all layers of one step share."""
+
+    fresh: list[_Fresh]
+    contexts: list[_Context]
+
+
+class FlashAttention:
+    """See `Several`. For every dtype."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float) -> None:
+        self._pool = pool
+        self._layout = layout
+        self._group = num_heads // layout.num_kv_heads
+        self._scale = scale
+        self._tiles_view = pool.view(-1, layout.block_size * layout.head_dim)
+        self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
+        self._gathered = pool.new_empty(0)
+
+    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> FlashPlan:
+        """See `Several.prepare`."""
+        contexts = [*self._contexts(queries, rows)]
+        for group in shared:
+            contexts += self._shared(queries, group, first=True)
+        return FlashPlan(list(self._fresh(queries, rows)), contexts)
+
+    def attend(self, plan: FlashPlan, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
+        """See `Several.attend`."""
+        for fresh in plan.fresh:
+            self._attend_fresh(fresh, q, k, v, out, lse)
+        for context in plan.contexts:
+            self._attend_context(context, layer, q, out, lse)
+
+    def _attend_fresh(self, fresh: _Fresh, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
+        n, length, kv_heads, group = fresh.num_rows, fresh.length, self._layout.num_kv_heads, self._group
+        shape = (n, length, kv_heads, group, self._layout.head_dim)
+        folded = q[fresh.tokens].view(shape).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        keys, values = (
+            x[fresh.tokens].unflatten(0, (n, length)).transpose(1, 2).flatten(0, 1)[:, None].expand(-1, group, -1, -1)
+            for x in (k, v)
+        )
+        # [rows * kv_heads, group, length, head_dim]
+        part, part_lse = _flash(folded, keys, values, self._scale, causal=True)
+        part = part.unflatten(0, (n, kv_heads)).permute(0, 3, 1, 2, 4).reshape(n * length, -1, self._layout.head_dim)
+        part_lse = part_lse.unflatten(0, (n, kv_heads)).permute(0, 3, 1, 2).reshape(n * length, -1)
+        if fresh.kept is None:
+            out[fresh.tokens], lse[fresh.tokens] = part, part_lse
+        else:
+            chosen, tokens = fresh.kept
+            out[tokens], lse[tokens] = part[chosen], part_lse[chosen]
+
+    def _attend_context(self, context: _Context, layer: int, q: Tensor, out: Tensor, lse: Tensor) -> None:
+        kv_heads, group, head_dim = self._layout.num_kv_heads, self._group, self._layout.head_dim
+        keys, values = self._gather(context.kv_rows, layer)
+        picked = q[context.tokens].unflatten(1, (kv_heads, group))
+        folded = picked.transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
+        n = context.num_keys
+        part, part_lse = _flash(folded, keys[:, :, :n], values[:, :, :n], self._scale, causal=False)
+        part = part.view(kv_heads, -1, group, head_dim).transpose(0, 1).reshape(-1, kv_heads * group, head_dim)
+        part_lse = part_lse.view(kv_heads, -1, group).transpose(0, 1).reshape(-1, kv_heads * group)
+        if context.first:
+            out[context.tokens], lse[context.tokens] = part, part_lse
+            return
+        before, before_lse = out[context.tokens], lse[context.tokens]
+        weight = torch.sigmoid(part_lse - before_lse)[:, :, None]
+        out[context.tokens] = torch.lerp(before.float(), part.float(), weight).to(out.dtype)
+        lse[context.tokens] = torch.logaddexp(before_lse, part_lse)
+
+    def _gather(self, kv_rows: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of some blocks, [1, kv_heads, keys, head_dim] each. Valid until the next call."""
+        size = kv_rows.shape[0] * self._tiles_view.shape[1]
+        if self._gathered.shape[0] < size:
+            self._gathered = self._pool.new_empty(size)
+        target = self._gathered[:size].view(-1, self._tiles_view.shape[1])
+        torch.index_select(self._tiles_view[2 * layer :], 0, kv_rows, out=target)
+        keys, values = target.view(2, 1, self._layout.num_kv_heads, -1, self._layout.head_dim)
+        return keys, values
+
+    def _fresh(self, queries: PagedQueries, rows: np.ndarray) -> Iterator[_Fresh]:
+        """Rows of like length, by powers of two, are padded to the longest. Padding is behind what it could disturb."""
+        starts, counts = queries.query_starts[:-1].astype(np.int64), np.diff(queries.query_starts)
+        kinds = np.ceil(np.log2(counts[rows]))
+        for kind in np.unique(kinds):
+            members = rows[kinds == kind]
+            length = int(counts[members].max())
+            if len(members) == 1:
+                start = int(starts[members[0]])
+                yield _Fresh(slice(start, start + length), None, 1, length)
+                continue
+            steps = np.arange(length)
+            tokens = (starts[members, None] + np.minimum(steps, counts[members, None] - 1)).reshape(-1)
+            chosen = np.flatnonzero((steps < counts[members, None]).reshape(-1))
+            kept = None
+            if len(chosen) < len(tokens):
+                kept = torch.from_numpy(chosen), torch.from_numpy(tokens[chosen])
+            yield _Fresh(torch.from_numpy(tokens), kept, len(members), length)
+
+    def _contexts(self, queries: PagedQueries, rows: np.ndarray) -> Iterator[_Context]:
+        """Keys before the step of rows with several new tokens: those that some share, then what is a row's own."""
+        before = (queries.seq_lens - np.diff(queries.query_starts))[rows]
+        if not before.any():
+            return
+        begins = np.zeros(len(rows), dtype=np.int64)
+        for group in shared_prefixes(queries.block_tables[rows], before // self._layout.block_size, 1):
+            begins[group.rows] = group.num_blocks
+            yield from self._shared(queries, SharedPrefix(rows[group.rows], group.num_blocks), first=False)
+        for row in np.flatnonzero(before > begins * self._layout.block_size).tolist():
+            start, end = queries.query_starts[rows[row]], queries.query_starts[rows[row] + 1]
+            num_keys = int(before[row]) - int(begins[row]) * self._layout.block_size
+            table = queries.block_tables[rows[row], begins[row] :]
+            yield from self._pieces(slice(int(start), int(end)), table, num_keys, first=False)
+
+    def _shared(self, queries: PagedQueries, group: SharedPrefix, *, first: bool) -> Iterator[_Context]:
+        tokens = torch.from_numpy(tokens_of(queries, group.rows))
+        table = queries.block_tables[group.rows[0], : group.num_blocks]
+        yield from self._pieces(tokens, table, group.num_blocks * self._layout.block_size, first=first)
+
+    def _pieces(self, tokens: Tensor | slice, table: np.ndarray, num_keys: int, *, first: bool) -> Iterator[_Context]:
+        """Contexts of bounded size: the first num_keys of a table's keys."""
+        layout = self._layout
+        size = layout.block_size
+        limit = max(1, _MAX_GATHERED // (2 * layout.num_kv_heads * layout.head_dim * size))
+        num_blocks = -(-num_keys // size)
+        for at in range(0, num_blocks, limit):
+            blocks = table[at : min(at + limit, num_blocks)].astype(np.int64)
+            heads = (blocks * layout.num_kv_heads)[None] + self._heads[:, None]
+            kv_rows = torch.from_numpy((heads * (2 * layout.num_layers)).reshape(-1))
+            keys = min(len(blocks) * size, num_keys - at * size)
+            yield _Context(tokens, torch.cat((kv_rows, kv_rows + 1)), keys, first and at == 0)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """[B, H, queries, head_dim] over [B, H, keys, head_dim]: the output, and its log-sum-exp float32[B, H, queries]."""
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal, scale=scale)
+    return out, lse

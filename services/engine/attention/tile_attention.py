@@ -1,0 +1,79 @@
+"""Attention of several query tokens of a row, and of rows that share a prefix, by a kernel that reads the pool itself.
+
+First, where rows share a prefix, all their tokens attend to it together; then each row's tokens to the rest.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
+from services.engine.kernels.base import PagedTiles, Tiles
+
+_MIN_SAVED_BLOCKS = 16  # of a prompt's chunk: reading a block is cheap beside what its many tokens do with it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TilePlan:
+    """What all layers of one step share."""
+
+    tables: Tensor  # int32[R, B]
+    passes: list[Tiles]  # one after the other
+
+
+class TileAttention:
+    """See `Several`."""
+
+    def __init__(self, kernel: PagedTiles, block_size: int) -> None:
+        self._kernel = kernel
+        self._block_size = block_size
+
+    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> TilePlan:
+        """See `Several.prepare`."""
+        counts = np.diff(queries.query_starts)
+        before = (queries.seq_lens - counts)[rows] // self._block_size
+        begins = np.zeros(len(counts), dtype=np.int32)
+        groups = list(shared)
+        for group in shared_prefixes(queries.block_tables[rows], before, _MIN_SAVED_BLOCKS):
+            groups.append(SharedPrefix(rows[group.rows], group.num_blocks))
+            begins[rows[group.rows]] = group.num_blocks * self._block_size
+        passes = []
+        if groups:
+            passes.append(self._together(queries, groups))
+        if len(rows):
+            passes.append(self._apart(queries, rows, begins))
+        return TilePlan(torch.from_numpy(np.ascontiguousarray(queries.block_tables)), passes)
+
+    def attend(self, plan: TilePlan, layer: int, q: Tensor, _k: Tensor, _v: Tensor, out: Tensor, lse: Tensor) -> None:
+        """See `Several.attend`."""
+        for tiles in plan.passes:
+            self._kernel.attend(layer, q, out, lse, tiles, plan.tables)
+
+    def _together(self, queries: PagedQueries, groups: list[SharedPrefix]) -> Tiles:
+        tokens = [tokens_of(queries, group.rows) for group in groups]
+        lengths = np.array([len(some) for some in tokens])
+        limits = np.repeat([group.num_blocks * self._block_size for group in groups], lengths)
+        first_rows = np.array([group.rows[0] for group in groups])
+        return self._cut(np.concatenate(tokens), limits, lengths, first_rows, np.zeros_like(first_rows))
+
+    def _apart(self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray) -> Tiles:
+        tokens = tokens_of(queries, rows)
+        lengths = np.diff(queries.query_starts)[rows]
+        shifts = queries.seq_lens[rows] - queries.query_starts[rows + 1]  # from a token's place to its position
+        return self._cut(tokens, tokens + np.repeat(shifts, lengths) + 1, lengths, rows, begins[rows])
+
+    def _cut(
+        self, tokens: np.ndarray, limits: np.ndarray, lengths: np.ndarray, rows: np.ndarray, begins: np.ndarray
+    ) -> Tiles:
+        """Stretches of tokens with one block table each, cut to what the kernel takes."""
+        size = self._kernel.max_tokens
+        pieces = -(-lengths // size)
+        of = np.repeat(np.arange(len(lengths)), pieces)
+        number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = np.append((np.cumsum(lengths) - lengths)[of] + number * size, len(tokens))
+        parts = tokens, limits, starts, rows[of], begins[of]
+        of_tokens, limit, start, row, begin = (torch.from_numpy(part.astype(np.int32)) for part in parts)
+        return Tiles(of_tokens, limit, start, row, begin, begun=bool(begins.any()))

@@ -1,0 +1,91 @@
+"""Intel's AMX, for kernels: tiles of 16 rows of 64 bytes, and their bfloat16 products (Intel's manual, volume 1, 18).
+
+A product adds to a float32 tile [16, 16] that of a bfloat16 tile [16, 32] and one [32, 16] whose rows lie in pairs: a
+32-bit word of it has one column of two rows.
+"""
+
+import ctypes
+import platform
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import int64, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
+_BYTE, _LONG = ir.IntType(8), ir.IntType(64)
+_ADDRESS = ir.PointerType(_BYTE)
+
+
+def has_amx() -> bool:
+    """True when this process may use AMX from now on: the processor has it, and the kernel lets it."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    features = binding.get_host_cpu_features()
+    if not (features.get("amx-tile") and features.get("amx-bf16")):
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+
+
+def tile_config() -> np.ndarray:
+    """uint8[64]: eight tiles of 16 rows of 64 bytes."""
+    config = np.zeros(64, dtype=np.uint8)
+    config[0] = 1  # palette
+    config[16:32].view(np.uint16)[:] = 64  # bytes of a row
+    config[48:56] = 16  # rows
+    return config
+
+
+def _call(context: Any, builder: Any, name: str, values: list[Any]) -> Any:
+    """A call of an LLVM intrinsic without a result."""
+    function_type = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+    builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
+    return context.get_dummy_value()
+
+
+def _of_address(name: str) -> Any:
+    @intrinsic
+    def instruction(_context: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return _call(context, builder, name, [builder.inttoptr(arguments[0], _ADDRESS)])
+
+        return types.void(int64), generate
+
+    return instruction
+
+
+def _of_rows(name: str, tile: int) -> Any:
+    @intrinsic
+    def instruction(_context: Any, _address: Any, _stride: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            values = [_BYTE(tile), builder.inttoptr(arguments[0], _ADDRESS), arguments[1]]
+            return _call(context, builder, name, values)
+
+        return types.void(int64, int64), generate
+
+    return instruction
+
+
+def _of_tiles(name: str, *tiles: int) -> Any:
+    @intrinsic
+    def instruction(_context: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+            return _call(context, builder, name, [_BYTE(tile) for tile in tiles])
+
+        return types.void(), generate
+
+    return instruction
+
+
+load_config = _of_address("llvm.x86.ldtilecfg")  # address of 64 bytes
+save_config = _of_address("llvm.x86.sttilecfg")
+load = tuple(_of_rows("llvm.x86.tileloadd64", tile) for tile in range(8))  # of a tile: address, bytes to the next row
+store = tuple(_of_rows("llvm.x86.tilestored64", tile) for tile in range(8))
+zero = tuple(_of_tiles("llvm.x86.tilezero", tile) for tile in range(8))
+
+
+def add_product(target: int, left: int, right: int) -> Any:
+    """A function without arguments: a tile += another, [16, 32], times a third, [32, 16] in pairs of rows."""
+    return _of_tiles("llvm.x86.tdpbf16ps", target, left, right)

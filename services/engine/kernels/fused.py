@@ -1,0 +1,184 @@
+"""`Operations` and paged attention as kernels that numba compiles: each reads and writes its tensors once.
+
+Compiled when a runner is made, in a second or two for each dtype and shape of heads, and kept for the process.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.kernels import small
+from services.engine.kernels.amx import tile_config
+from services.engine.kernels.base import Singles, Tiles
+from services.engine.kernels.decode_attention import make_decode_attention
+from services.engine.kernels.elements import ELEMENTS
+from services.engine.kernels.intrinsics import LOG2_E
+from services.engine.kernels.team import Kernel, Team, float_argument
+from services.engine.kernels.tile_attention import MAX_ROWS, make_tile_attention, scratch_bytes
+
+
+class FusedOperations:
+    """See `Operations`. For the dtypes of `ELEMENTS`."""
+
+    def __init__(self, dtype: str) -> None:
+        self._team = Team()
+        self._add_norm = _compiled("make_add_norm", dtype)
+        self._rotate = _compiled("make_rotate", dtype)
+        self._silu_mul = _compiled("make_silu_mul", dtype)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Operations.norm`."""
+        return self._norm(x, 0, weight, eps)
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Operations.add_norm`."""
+        return self._norm(x, y.data_ptr(), weight, eps)
+
+    def _norm(self, x: Tensor, y: int, weight: Tensor, eps: float) -> Tensor:
+        rows, width = x.shape
+        out = torch.empty_like(x)
+        self._team.run(
+            self._add_norm, rows, x.data_ptr(), y, weight.data_ptr(), out.data_ptr(), width, float_argument(eps)
+        )
+        return out
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
+        """See `Operations.rotate`."""
+        tokens, count, head_dim = heads.shape
+        self._team.run(
+            self._rotate,
+            tokens,
+            heads.data_ptr(),
+            heads.stride(0),
+            count,
+            head_dim,
+            cos.data_ptr(),
+            signed_sin.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            float_argument(eps),
+        )
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.silu_mul`."""
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        self._team.run(self._silu_mul, rows, gate_up.data_ptr(), out.data_ptr(), width)
+        return out
+
+
+class PagedKernels:
+    """See `Paged`."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
+        self._team = Team()
+        self._pool = pool
+        self._layout = layout
+        self._scale = float_argument(scale * LOG2_E)
+        self._store = _compiled("make_store_kv", layout.dtype)
+        self._attend = _compiled_attention(layout.dtype, layout.head_dim, group, layout.block_size)
+
+    def store(self, layer: int, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """See `Paged.store`."""
+        layout, pool = self._layout, self._pool
+        plane = layout.block_size * layout.head_dim
+        self._team.run(
+            self._store,
+            len(k),
+            k.data_ptr(),
+            v.data_ptr(),
+            k.stride(0),
+            layout.num_kv_heads,
+            layout.head_dim,
+            _at_layer(pool, layout, layer),
+            offsets.data_ptr(),
+            pool.stride(1),
+            plane,
+        )
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, singles: Singles) -> None:
+        """See `Paged.attend`."""
+        layout, pool = self._layout, self._pool
+        self._team.run(
+            self._attend,
+            len(singles.tokens) * layout.num_kv_heads,
+            layout.num_kv_heads,
+            q.data_ptr(),
+            q.stride(0),
+            out.data_ptr(),
+            lse.data_ptr(),
+            singles.tokens.data_ptr(),
+            _at_layer(pool, layout, layer),
+            pool.stride(0),
+            pool.stride(1),
+            singles.tables.data_ptr(),
+            singles.tables.stride(0),
+            singles.first_keys.data_ptr(),
+            singles.seq_lens.data_ptr(),
+            int(singles.begun),
+            self._scale,
+        )
+
+
+class AmxTiles:
+    """See `PagedTiles`. bfloat16, on processors with AMX."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
+        self._team = Team()
+        self._pool = pool
+        self._layout = layout
+        self._scale = float_argument(scale * LOG2_E)
+        self._attend = _compiled_tiles(layout.head_dim, group, layout.block_size)
+        self._config = tile_config()
+        size = scratch_bytes(-(-layout.head_dim // 32) * 32)
+        self._scratch = np.empty(self._team.max_threads * size + 64, dtype=np.uint8)
+        self.max_tokens = MAX_ROWS // group
+
+    def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
+        """See `PagedTiles.attend`."""
+        layout, pool = self._layout, self._pool
+        self._team.run(
+            self._attend,
+            len(tiles.rows) * layout.num_kv_heads,
+            layout.num_kv_heads,
+            q.data_ptr(),
+            q.stride(0),
+            out.data_ptr(),
+            lse.data_ptr(),
+            tiles.tokens.data_ptr(),
+            tiles.limits.data_ptr(),
+            tiles.starts.data_ptr(),
+            tiles.rows.data_ptr(),
+            tiles.first_keys.data_ptr(),
+            tables.data_ptr(),
+            tables.stride(0),
+            _at_layer(pool, layout, layer),
+            pool.stride(0),
+            pool.stride(1),
+            int(tiles.begun),
+            self._scale,
+            self._config.ctypes.data,
+            -(-self._scratch.ctypes.data // 64) * 64,
+        )
+
+
+def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
+    """Address of the layer's K in the first head of the first block."""
+    return pool.data_ptr() + 2 * layer * layout.block_size * layout.head_dim * pool.itemsize
+
+
+@cache
+def _compiled(maker: str, dtype: str) -> Kernel:
+    return getattr(small, maker)(ELEMENTS[dtype])
+
+
+@cache
+def _compiled_attention(dtype: str, head_dim: int, group: int, block_size: int) -> Kernel:
+    return make_decode_attention(ELEMENTS[dtype], head_dim, group, block_size)
+
+
+@cache
+def _compiled_tiles(head_dim: int, group: int, block_size: int) -> Kernel:
+    return make_tile_attention(head_dim, group, block_size)

@@ -1,0 +1,216 @@
+"""What numba lacks for kernels that run on raw memory: pointers, bit casts, a stack, an atomic counter, exp2."""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import binding, ir
+from numba import float32, float64, int32, int64, njit, types, uint16, uint32
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LOG2_E = math.log2(math.e)
+
+# All that there is of each vector: left alone, LLVM stops at half of an AVX-512 register.
+numba.config.CPU_NAME = binding.get_host_cpu_name()
+numba.config.CPU_FEATURES = f"{binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+
+_MANTISSA_BITS = 23
+# 2**f for f in [-0.5, 0.5], rising powers: the least relative error, found by Lawson's algorithm.
+_EXP2 = tuple(map(np.float32, (1.00000007, 0.693146967, 0.240221197, 0.0555071328, 0.0096755415, 0.0013276472)))
+_COARSE_EXP2 = tuple(map(np.float32, (0.999928073, 0.693260986, 0.242611133, 0.0551716688)))
+
+
+def _pointer_to(element: Any) -> Any:
+    @intrinsic
+    def pointer(_context: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(element)(int64), generate
+
+    return pointer
+
+
+float_pointer = _pointer_to(float32)
+
+
+@intrinsic
+def address_of(_context: Any, _pointer: Any) -> Any:
+    """int64: where a pointer points to."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ptrtoint(arguments[0], ir.IntType(64))
+
+    return int64(_pointer), generate
+
+
+half_pointer = _pointer_to(uint16)
+int_pointer = _pointer_to(int32)
+word_pointer = _pointer_to(uint32)
+long_pointer = _pointer_to(int64)
+
+
+@intrinsic
+def float_bits(_context: Any, _value: Any) -> Any:
+    """uint32: the bits of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return uint32(float32), generate
+
+
+@intrinsic
+def bits_float(_context: Any, _bits: Any) -> Any:
+    """float32 with these bits (uint32)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return float32(uint32), generate
+
+
+@intrinsic
+def float64_of(_context: Any, _bits: Any) -> Any:
+    """float64 with these bits (int64)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return float64(int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def stack(_context: Any, _count: Any) -> Any:
+    """A pointer to so many float32 (a constant) that live as long as the function runs."""
+    count = _count.literal_value
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = cgutils.alloca_once(builder, ir.ArrayType(ir.FloatType(), count))
+        array.align = 64
+        return builder.bitcast(array, context.get_value_type(signature.return_type))
+
+    return types.CPointer(float32)(_count), generate
+
+
+@intrinsic
+def fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
+    """Adds to an int64 that several threads share; returns what it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("add", *arguments, "monotonic")
+
+    return int64(types.CPointer(int64), int64), generate
+
+
+@intrinsic
+def prefetch(_context: Any, _address: Any) -> Any:
+    """Asks for the cache line at this address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bytes_pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [bytes_pointer, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        line = builder.inttoptr(arguments[0], bytes_pointer)
+        builder.call(function, [line, flag(0), flag(3), flag(1)])  # for reading, into all caches, data
+        return context.get_dummy_value()
+
+    return types.void(int64), generate
+
+
+@intrinsic
+def nearest(_context: Any, _value: Any) -> Any:
+    """float32: the whole number nearest to a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.FloatType()
+        function_type = ir.FunctionType(number, [number])
+        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.rint.f32"), arguments)
+
+    return float32(float32), generate
+
+
+@intrinsic
+def larger(_context: Any, _first: Any, _second: Any) -> Any:
+    """The larger of two float32 that are not NaN; unlike max(), LLVM sees a reduction in it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = ir.FloatType()
+        function_type = ir.FunctionType(number, [number, number])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.maxnum.f32")
+        return builder.call(function, arguments, fastmath=("fast",))
+
+    return float32(float32, float32), generate
+
+
+@njit(fastmath={"contract"})
+def exp2(x: float) -> float:
+    """2**x of a float32 up to 127, to 2e-7 of it; below -126 it is 2**-126."""
+    x = max(x, float32(-126))
+    whole = nearest(x)
+    f = x - whole
+    y = _EXP2[5]
+    y = y * f + _EXP2[4]
+    y = y * f + _EXP2[3]
+    y = y * f + _EXP2[2]
+    y = y * f + _EXP2[1]
+    y = y * f + _EXP2[0]
+    return bits_float(float_bits(y) + (uint32(int32(whole)) << uint32(_MANTISSA_BITS)))
+
+
+@njit(fastmath={"contract"})
+def coarse_exp2(x: float) -> float:
+    """2**x of a float32 up to 127, to 1e-4 of it, a twentieth of what bfloat16 can tell apart; below -126, 2**-126."""
+    x = max(x, float32(-126))
+    whole = nearest(x)
+    f = x - whole
+    y = _COARSE_EXP2[3]
+    y = y * f + _COARSE_EXP2[2]
+    y = y * f + _COARSE_EXP2[1]
+    y = y * f + _COARSE_EXP2[0]
+    return bits_float(float_bits(y) + (uint32(int32(whole)) << uint32(_MANTISSA_BITS)))
+
+
+@njit
+def load_bfloat16(pointer: Any, index: int) -> float:
+    """float32."""
+    return bits_float(uint32(pointer[index]) << uint32(16))
+
+
+@njit
+def store_bfloat16(pointer: Any, index: int, value: float) -> None:
+    """Rounds to nearest, ties to even. Not for NaN."""
+    pointer[index] = uint16(round_bits(value) >> uint32(16))
+
+
+@njit
+def round_bits(value: float) -> int:
+    """The bits of a float32, the upper half rounded to bfloat16."""
+    bits = float_bits(value)
+    return bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))
+
+
+@njit
+def round_bfloat16(value: float) -> float:
+    """float32, rounded to what bfloat16 can hold."""
+    return bits_float(round_bits(value) & uint32(0xFFFF0000))
+
+
+@njit
+def load_float32(pointer: Any, index: int) -> float:
+    """float32."""
+    return pointer[index]
+
+
+@njit
+def store_float32(pointer: Any, index: int, value: float) -> None:
+    """As it is."""
+    pointer[index] = value
+
+
+@njit
+def round_float32(value: float) -> float:
+    """As it is."""
+    return value

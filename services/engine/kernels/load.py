@@ -1,0 +1,58 @@
+"""Fused kernels where they can run, torch's operations elsewhere.
+
+Nothing here imports numba before it is known to be there.
+"""
+
+import importlib.util
+
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.kernels.base import Operations, Paged, PagedTiles
+from services.engine.kernels.torch_operations import TorchOperations
+from services.engine.openmp import loaded_openmp
+
+_FUSED_DTYPES = ("bfloat16", "float32")
+
+
+def why_not_fused(dtype: str) -> str | None:
+    """What keeps fused kernels from running here, for a person; None: nothing does."""
+    if dtype not in _FUSED_DTYPES:
+        return f"there are none for {dtype}"
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if loaded_openmp() is None:
+        return "GNU's OpenMP, or one that can stand in for it, is not loaded"
+    return None
+
+
+def make_operations(dtype: str, *, fused: bool) -> Operations:
+    """The small operations of a decoder layer."""
+    if not fused:
+        return TorchOperations()
+    from services.engine.kernels.fused import FusedOperations
+
+    return FusedOperations(dtype)
+
+
+def make_paged(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> Paged | None:
+    """Kernels over a pool of KV blocks; None: there are none, TorchAttention does it."""
+    if not fused:
+        return None
+    from services.engine.kernels.fused import PagedKernels
+
+    return PagedKernels(pool, layout, group, scale)
+
+
+def make_tiles(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> PagedTiles | None:
+    """A kernel for many query tokens; None: not for this dtype, shape or processor."""
+    if not fused or layout.dtype != "bfloat16" or layout.head_dim % 2:
+        return None
+    from services.engine.kernels.amx import has_amx
+    from services.engine.kernels.tile_attention import MAX_ROWS
+
+    if group > MAX_ROWS or not has_amx():
+        return None
+    from services.engine.kernels.fused import AmxTiles
+
+    return AmxTiles(pool, layout, group, scale)

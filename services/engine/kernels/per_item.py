@@ -1,0 +1,29 @@
+"""What every kernel is: a function called by each thread of a team, which takes items until there are none."""
+
+from typing import Any
+
+from numba import cfunc, int64, types
+
+from services.engine.kernels.intrinsics import address_of, fetch_add, long_pointer
+
+_ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, _THREAD_COUNTER, MAX_THREADS = range(5)  # of a kernel's int64 arguments
+NUM_HEADER = 5  # its own follow
+
+
+def per_item(work: Any) -> Any:
+    """Compiles `work(arguments, item, thread)` to a C function of a pointer to int64.
+
+    thread: below MAX_THREADS, so that each may have memory of its own; if there are more, they do nothing.
+    """
+
+    @cfunc(types.void(types.CPointer(int64)), error_model="numpy")
+    def kernel(a: Any) -> None:
+        thread = fetch_add(long_pointer(address_of(a) + _THREAD_COUNTER * 8), 1)
+        while thread < a[MAX_THREADS]:
+            start = fetch_add(long_pointer(address_of(a) + _ITEM_COUNTER * 8), a[AT_A_TIME])
+            if start >= a[NUM_ITEMS]:
+                break
+            for item in range(start, min(start + a[AT_A_TIME], a[NUM_ITEMS])):
+                work(a, item, thread)
+
+    return kernel

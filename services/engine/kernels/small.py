@@ -1,0 +1,142 @@
+"""The small operations of a decoder layer: norms, rotation, activation.
+
+They round where `transformers` rounds, so that both choose the same tokens.
+"""
+
+import math
+from typing import Any
+
+from numba import float32, njit
+
+from services.engine.kernels.elements import Element
+from services.engine.kernels.intrinsics import LOG2_E, exp2, float64_of, long_pointer
+from services.engine.kernels.per_item import per_item
+
+
+def make_add_norm(element: Element) -> Any:
+    """x += y, and the RMSNorm of that (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
+
+    Arguments: x [rows, width], y or 0 for none, weight [width], out [rows, width], width, eps.
+    """
+    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+
+    @njit(fastmath=True, error_model="numpy")
+    def add(x: Any, y: Any, width: int) -> float:
+        squares = float32(0)
+        for i in range(width):
+            value = round_(load(x, i) + load(y, i))
+            store(x, i, value)
+            squares += value * value
+        return squares
+
+    @njit(fastmath=True, error_model="numpy")
+    def square(x: Any, width: int) -> float:
+        squares = float32(0)
+        for i in range(width):
+            value = load(x, i)
+            squares += value * value
+        return squares
+
+    @njit(fastmath=True, error_model="numpy")
+    def norm(x: Any, squares: float, weight: Any, out: Any, width: int, eps: float) -> None:
+        factor = float32(1) / math.sqrt(squares / float32(width) + eps)
+        for i in range(width):
+            store(out, i, round_(load(x, i) * factor) * load(weight, i))
+
+    @njit
+    def work(a: Any, row: int, _thread: int) -> None:
+        width = a[9]
+        eps = float32(float64_of(a[10]))
+        at = row * width * size
+        x = pointer(a[5] + at)
+        squares = add(x, pointer(a[6] + at), width) if a[6] != 0 else square(x, width)
+        norm(x, squares, pointer(a[7]), pointer(a[8] + at), width, eps)
+
+    return per_item(work)
+
+
+def make_rotate(element: Element) -> Any:
+    """Norms where there is a weight, then rotates, the leading heads of each token in place. An item is a token.
+
+    Arguments: heads, elements from token to token, rotated heads of a token, head_dim, cos [rows, head_dim],
+    signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
+    """
+    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+
+    @njit(fastmath=True, error_model="numpy")
+    def norm(x: Any, weight: Any, width: int, eps: float) -> None:
+        squares = float32(0)
+        for i in range(width):
+            value = load(x, i)
+            squares += value * value
+        factor = float32(1) / math.sqrt(squares / float32(width) + eps)
+        for i in range(width):
+            store(x, i, round_(load(x, i) * factor) * load(weight, i))
+
+    @njit
+    def rotate(x: Any, cos: Any, sin: Any, half: int) -> None:
+        for i in range(half):
+            first, second = load(x, i), load(x, half + i)
+            store(x, i, round_(first * load(cos, i)) + second * load(sin, i))
+            store(x, half + i, round_(second * load(cos, half + i)) + first * load(sin, half + i))
+
+    @njit
+    def work(a: Any, token: int, _thread: int) -> None:
+        head_dim = a[8]
+        eps = float32(float64_of(a[12]))
+        cos, sin = pointer(a[9] + token * head_dim * size), pointer(a[10] + token * head_dim * size)
+        for head in range(a[7]):
+            x = pointer(a[5] + (token * a[6] + head * head_dim) * size)
+            if a[11] != 0:
+                norm(x, pointer(a[11] + head * head_dim * size), head_dim, eps)
+            rotate(x, cos, sin, head_dim // 2)
+
+    return per_item(work)
+
+
+def make_silu_mul(element: Element) -> Any:
+    """SiLU(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
+
+    Arguments: gate and up [rows, 2 * width], out [rows, width], width.
+    """
+    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+
+    @njit(fastmath=True, error_model="numpy")
+    def silu_mul(gate: Any, up: Any, out: Any, width: int) -> None:
+        for i in range(width):
+            x = load(gate, i)
+            silu = x / (float32(1) + exp2(min(-x * float32(LOG2_E), float32(126))))
+            store(out, i, round_(silu) * load(up, i))
+
+    @njit
+    def work(a: Any, row: int, _thread: int) -> None:
+        width = a[7]
+        at = row * 2 * width * size
+        silu_mul(pointer(a[5] + at), pointer(a[5] + at + width * size), pointer(a[6] + row * width * size), width)
+
+    return per_item(work)
+
+
+def make_store_kv(element: Element) -> Any:
+    """Copies each token's K and V heads into the pool. An item is a token.
+
+    Arguments: k, v, elements from token to token of both, kv_heads, head_dim, pool, int64 offset in the pool of each
+    token's K in head 0, elements from head to head there, from K to V.
+    """
+    pointer, size = element.pointer, element.size
+
+    @njit
+    def copy(source: Any, target: Any, count: int) -> None:
+        for i in range(count):
+            target[i] = source[i]
+
+    @njit
+    def work(a: Any, token: int, _thread: int) -> None:
+        head_dim = a[9]
+        for head in range(a[8]):
+            source = (token * a[7] + head * head_dim) * size
+            target = a[10] + (long_pointer(a[11])[token] + head * a[12]) * size
+            copy(pointer(a[5] + source), pointer(target), head_dim)
+            copy(pointer(a[6] + source), pointer(target + a[13] * size), head_dim)
+
+    return per_item(work)

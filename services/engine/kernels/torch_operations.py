@@ -1,0 +1,30 @@
+"""`Operations` by torch alone: the reference, and what serves where numba is missing or the dtype has no kernels."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class TorchOperations:
+    """See `Operations`."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Operations.norm`. float32 inside."""
+        wide = x.to(torch.float32)
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * normed.to(x.dtype)
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Operations.add_norm`."""
+        return self.norm(x.add_(y), weight, eps)
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
+        """See `Operations.rotate`."""
+        normed = heads if weight is None else self.norm(heads, weight, eps)
+        swapped = normed.roll(normed.shape[-1] // 2, -1)
+        heads.copy_(torch.addcmul(normed * cos, swapped, signed_sin))
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.silu_mul`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)

@@ -1,0 +1,85 @@
+"""The OpenMP library that a worker's threads run on. Free of torch: it has to be there before torch is.
+
+Intel's (the wheel intel-openmp), where it is installed, because how long its idle threads spin can be said at any
+time. It stands in for GNU's, which torch is built with, when its symbols are found first.
+"""
+
+import ctypes
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+_WHEEL, _LIBRARY = "intel-openmp", "libiomp5.so"
+_LONGEST_SPIN_MS = 1_000_000
+
+
+class OpenMP:
+    """The calling thread's team."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._set_num_threads = library.omp_set_num_threads
+        self._set_blocktime = getattr(library, "kmp_set_blocktime", None)
+        self._parallel = library.GOMP_parallel
+        self._parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        self._parallel.restype = None
+        self._nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return "GNU's OpenMP" if self._set_blocktime is None else "Intel's OpenMP"
+
+    def set_num_threads(self, count: int) -> None:
+        """Of the parallel regions that the calling thread starts from now on."""
+        self._set_num_threads(count)
+
+    def run(self, function: int, argument: object) -> None:
+        """Calls the C function at this address once on each thread; returns when all have.
+
+        Other Python threads run meanwhile.
+        """
+        self._parallel(function, argument, 0, 0)  # 0 threads: as many as were set
+
+    def spin(self) -> None:
+        """From the next region on, idle threads of the team wait for work awake. GNU's decide for themselves."""
+        if self._set_blocktime is not None:
+            self._set_blocktime(_LONGEST_SPIN_MS)
+
+    def sleep(self) -> None:
+        """Idle threads of the team sleep, from now on."""
+        if self._set_blocktime is not None:
+            self._set_blocktime(0)
+            self._parallel(self._nothing, None, 0, 0)  # they look when a region ends
+
+
+def load_openmp() -> None:
+    """Loads Intel's library, where it is. To be called before torch is imported; afterwards it does nothing."""
+    if "torch" in sys.modules:
+        return
+    path = _find()
+    if path is not None:
+        os.environ["KMP_BLOCKTIME"] = "0"  # at first; then `OpenMP.spin` and `OpenMP.sleep` say it
+        os.environ.pop("OMP_WAIT_POLICY", None)
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def loaded_openmp() -> OpenMP | None:
+    """What torch runs on, once it is imported. None: another kind, as on a Mac."""
+    for name in (None, "libgomp.so.1"):
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        if hasattr(library, "GOMP_parallel"):
+            return OpenMP(library)
+    return None
+
+
+def _find() -> Path | None:
+    try:
+        files = metadata.files(_WHEEL) or []
+    except metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())).resolve() for file in files if file.name == _LIBRARY), None)

@@ -1,0 +1,48 @@
+"""The fused small operations are torch's, one by one."""
+
+import pytest
+import torch
+
+from services.engine.kernels.load import make_operations
+
+DTYPES = [torch.float32, torch.bfloat16]
+EPS = 1e-5
+
+
+def random(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("width", [16, 80, 768])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_they_compute_what_torch_computes(rows: int, width: int, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    fused, plain = make_operations(name, fused=True), make_operations(name, fused=False)
+    exact = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.0, "rtol": 2**-7}
+    weight = random(width, dtype=dtype)
+    x, y = random(rows, width, dtype=dtype), random(rows + 1, width, dtype=dtype)[1:]
+    torch.testing.assert_close(fused.norm(x, weight, EPS), plain.norm(x, weight, EPS), **exact)
+    sums = x.clone(), x.clone()
+    torch.testing.assert_close(
+        fused.add_norm(sums[0], y, weight, EPS), plain.add_norm(sums[1], y, weight, EPS), **exact
+    )
+    assert torch.equal(*sums)
+    wide = 10 * random(rows, 2 * width, dtype=dtype)
+    torch.testing.assert_close(fused.silu_mul(wide), plain.silu_mul(wide), **exact)
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_rotated_in_place_and_others_left_alone(with_norm: bool, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    angles = random(7, 1, 16, dtype=torch.float32)
+    cos, sin = (torch.cat((x, x), -1).to(dtype) for x in (angles.cos(), angles.sin()))
+    weight = random(5, 32, dtype=dtype) if with_norm else None
+    heads = random(7, 8, 32, dtype=dtype)
+    found, expected = heads.clone(), heads.clone()
+    make_operations(name, fused=True).rotate(found[:, :5], cos, sin, weight, EPS)
+    make_operations(name, fused=False).rotate(expected[:, :5], cos, sin, weight, EPS)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 2**-7}
+    torch.testing.assert_close(found, expected, **tolerance)
+    assert torch.equal(found[:, 5:], heads[:, 5:])
