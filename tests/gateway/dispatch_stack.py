@@ -108,7 +108,7 @@ async def running(
             await exits.enter_async_context(serving(worker))
         counts = Counts()
         named = [worker.address for worker in workers] + list(addresses)
-        dispatcher = Dispatcher(named, Policy(handoff, 64), max_waiting, MemoryPrefixIndex(), counts)
+        dispatcher = Dispatcher(named, Policy(handoff), max_waiting, MemoryPrefixIndex(), counts)
         task = asyncio.create_task(dispatcher.run())
         try:
             stack = Stack(dispatcher, counts, list(workers))

@@ -1,0 +1,122 @@
+"""Deltas that are handed on as they come: the same ones that a reader would be given who asks for each."""
+
+import asyncio
+
+import pytest
+
+from services.config import HandoffMode
+from services.gateway.generation import Delta, Failed, TooLarge
+from services.gateway.router import Why
+from services.protocol.outcomes import FailureCode, FinishReason
+from tests.gateway.dispatch_stack import PROMPT, decode_peer, eventually, prefill_peer, read_all, request, running
+from tests.gateway.peer import continuation
+
+LENGTH = FinishReason.LENGTH
+TOKENS = continuation(PROMPT, 8)
+
+
+async def test_tokens_are_relayed_while_the_task_sleeps():
+    decode = decode_peer()
+    taken: list[Delta] = []
+
+    def take(delta: Delta) -> bool:
+        taken.append(delta)
+        return delta.finish is FinishReason.NONE
+
+    async def came(count: int) -> None:
+        await eventually(lambda: sum(len(delta.tokens) for delta in taken) == count)
+
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(take))
+        submit = await decode.submit()
+        for at, token in enumerate(TOKENS):
+            decode.say_tokens(submit, [token], after=at, finish=LENGTH if at == 7 else FinishReason.NONE)
+            await came(at + 1)
+        await relaying
+    assert [token for delta in taken for token in delta.tokens] == TOKENS
+
+
+async def test_what_was_there_before_is_relayed_too_and_a_relay_that_stopped_goes_on():
+    decode = decode_peer()
+    taken: list[Delta] = []
+
+    def take_one(delta: Delta) -> bool:
+        taken.append(delta)
+        return False
+
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        submit = await decode.submit()
+        decode.say_tokens(submit, TOKENS[:3])
+        await generation.relay(take_one)
+        decode.say_tokens(submit, TOKENS[3:6], after=3)
+        await eventually(lambda: stack.rows[0]["tokens_delivered"] == 6)
+        assert [delta.tokens for delta in taken] == [TOKENS[:3]]
+        await generation.relay(take_one)
+        decode.say_tokens(submit, TOKENS[6:], after=6, finish=LENGTH)
+        assert (await read_all(generation))[0] == TOKENS[6:]
+    assert [delta.tokens for delta in taken] == [TOKENS[:3], TOKENS[3:6]]
+
+
+async def test_a_relay_goes_on_after_a_worker_was_lost():
+    decode = decode_peer()
+    taken: list[int] = []
+
+    def take(delta: Delta) -> bool:
+        taken.extend(delta.tokens)
+        return delta.finish is FinishReason.NONE
+
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(take))
+        decode.say_tokens(await decode.submit(1), TOKENS[:3])
+        await eventually(lambda: len(taken) == 3)
+        decode.break_stream()
+        decode.say_tokens(await decode.submit(2), TOKENS[3:], finish=LENGTH)
+        await relaying
+    assert taken == TOKENS
+
+
+async def test_what_ends_the_request_is_raised():
+    decode = decode_peer()
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(lambda delta: True))
+        decode.fail(await decode.submit(), FailureCode.TOO_LARGE)
+        with pytest.raises(TooLarge):
+            await relaying
+
+
+async def test_what_take_raises_is_its_callers_and_nobody_elses():
+    """Not of the stream that brought the tokens, and of those who wait for it."""
+    decode = decode_peer()
+
+    def take(delta: Delta) -> bool:
+        raise Failed("by the test")
+
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(take))
+        submit = await decode.submit()
+        await asyncio.sleep(0.01)
+        decode.say_tokens(submit, TOKENS[:3])
+        with pytest.raises(Failed, match="by the test"):
+            await relaying
+        decode.say_tokens(submit, TOKENS[3:], after=3, finish=LENGTH)
+        assert (await read_all(generation))[0] == TOKENS[3:]
+        assert len(decode.hellos) == 1
+
+
+async def test_automatic_handoff_tries_both_plans_first_and_shows_what_it_learns():
+    prefill, decode = prefill_peer(), decode_peer()
+    prompt = list(range(100, 140))
+    first = continuation(prompt, 1)
+    async with running(prefill, decode, handoff=HandoffMode.AUTO) as stack:
+        for number in range(4):
+            async with stack.dispatcher.generate(request(max_tokens=4, prompt=prompt)) as generation:
+                submit = await decode.submit(number + 1)
+                if submit.handoff is not None:
+                    prefill.say_tokens(submit, first, cached=0)
+                    await asyncio.wait_for(generation.next(), 60)
+                decode.say_tokens(submit, continuation(prompt, 4), finish=LENGTH)
+                await read_all(generation)
+        assert stack.counts.plans[Why.TRIAL] >= 2
+        learned = stack.dispatcher.describe()["learned"]
+        assert isinstance(learned, dict)
+        assert learned["alone"] is not None or learned["prefill"] is not None
