@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -19,6 +19,14 @@ from services.protocol.frames import Load
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_LOAD_GAUGES = {  # by field of Load
+    "available_blocks": ("baton_blocks_available", "Free or evictable blocks."),
+    "quarantined_blocks": ("baton_blocks_quarantined", "Blocks out of use."),
+    "running": ("baton_worker_running", "Sequences in its batch."),
+    "waiting": ("baton_worker_waiting", "Sequences in its queue."),
+    "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
+    "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
+}
 _DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
@@ -44,19 +52,8 @@ class GatewayMetrics:
         self._predicted = Counter("baton_cached_tokens_predicted", "Promised by the prefix index.", registry=registry)
         self._actual = Counter("baton_cached_tokens_actual", "Found by the workers, of the same.", registry=registry)
         self._moved = Counter("baton_kv_bytes_moved", "KV bytes read from other workers.", registry=registry)
-        labels = ["worker", "role"]
-        self._worker_gauges = {
-            "available_blocks": Gauge("baton_blocks_available", "Free or evictable blocks.", labels, registry=registry),
-            "quarantined_blocks": Gauge("baton_blocks_quarantined", "Blocks out of use.", labels, registry=registry),
-            "running": Gauge("baton_worker_running", "Sequences in its batch.", labels, registry=registry),
-            "waiting": Gauge("baton_worker_waiting", "Sequences in its queue.", labels, registry=registry),
-            "gc_collections": Gauge(
-                "baton_worker_gc_collections", "Garbage collections since it started.", labels, registry=registry
-            ),
-            "gc_pause_us": Gauge(
-                "baton_worker_gc_pause_microseconds", "How long they stopped it, in all.", labels, registry=registry
-            ),
-        }
+        self._loads = WorkerLoads()
+        registry.register(self._loads)
 
     def show_collections(self, watch: GcWatch) -> None:
         """Garbage collections of the gateway's own process."""
@@ -90,13 +87,11 @@ class GatewayMetrics:
 
     def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
         """The latest word of a live worker."""
-        for name, gauge in self._worker_gauges.items():
-            gauge.labels(worker, role.value).set(getattr(load, name))
+        self._loads.latest[worker, role] = load
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
         """Its stream ended."""
-        for gauge in self._worker_gauges.values():
-            gauge.remove(worker, role.value)
+        self._loads.latest.pop((worker, role), None)
 
     def planned(self, plan: Plan) -> None:
         """A request goes to these workers."""
@@ -128,6 +123,21 @@ class TokenMetrics(Collector):
         buckets = list(zip(bounds, accumulate(self._gaps), strict=True))
         what = "Between deltas of one request."
         yield HistogramMetricFamily("baton_itl_seconds", what, buckets=buckets, sum_value=self._gaps_s)
+
+
+class WorkerLoads(Collector):
+    """What live workers said last, with every frame of theirs: it becomes metrics only when somebody asks."""
+
+    def __init__(self) -> None:
+        self.latest: dict[tuple[str, WorkerRole], Load] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        for field, (name, what) in _LOAD_GAUGES.items():
+            family = GaugeMetricFamily(name, what, labels=["worker", "role"])
+            for (worker, role), load in self.latest.items():
+                family.add_metric([worker, role.value], getattr(load, field))
+            yield family
 
 
 def _seconds(name: str, what: str, buckets: tuple[float, ...], registry: CollectorRegistry) -> Histogram:

@@ -53,6 +53,7 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for the client's address
     )
 
 
