@@ -158,8 +158,9 @@ async def test_a_prompt_s_logprobs_come_before_any_token(seeds: tuple[int, ...])
         prefill.say(scores_frame(submit.handle, PROMPT))
         for handle in handles:
             prefill.say(row_frame(handle, len(PROMPT), tokens[:1]))
-            decode.say(row_frame(handle, len(PROMPT), tokens, finish=LENGTH))
         deltas = [await reading] + [await first(generation) for _ in seeds[1:]]
+        for handle in handles:  # not before: its stream may be quicker
+            decode.say(row_frame(handle, len(PROMPT), tokens, finish=LENGTH))
         for delta in deltas:
             assert delta.prompt_logprobs is not None
             assert [score.sampled for score in delta.prompt_logprobs] == [-float(at) for at in range(len(PROMPT) - 1)]
