@@ -36,9 +36,13 @@ HandOn = Callable[[CacheEvents], object]
 async def measure(batch: int) -> list[Row]:
     """Rounds of three kinds in turn. What a round left for the event loop is done before the next one begins."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    worker = DecodingWorker(batch, len(_KINDS) * _ROUNDS * _STEPS, lambda outputs: None, model_s=_MODEL_S)
+    prompts: list[CacheEvents] = []
+    steps = len(_KINDS) * _ROUNDS * _STEPS
+    worker = DecodingWorker(batch, steps, lambda outputs: prompts.append(outputs.block_events), model_s=_MODEL_S)
     times: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     async with own_redis() as url, _beside(url) as beside:
+        beside.name(prompts)
+        await beside.settle()
         for _ in range(_ROUNDS):
             for kind, (named, published) in _KINDS.items():
                 hand_on = beside.begin(named=named, published=published)
@@ -66,6 +70,10 @@ class _Beside:
         """Where the engine thread is to put its events."""
         self._published = published
         return self._name_soon if named else self._unnamed.append
+
+    def name(self, events: list[CacheEvents]) -> None:
+        """Names blocks that were there before."""
+        self._unnamed += events
 
     async def settle(self) -> None:
         """Does what was kept back, and waits until all is done."""
