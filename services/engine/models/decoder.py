@@ -11,7 +11,7 @@ from torch import Tensor
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.config import DecoderConfig
-from services.engine.models.linear import MAX_ROWS
+from services.engine.models.linear import in_pieces
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights, LayerWeights
 
@@ -36,10 +36,10 @@ class Decoder:
         weights, operations, eps = self._weights, self._operations, self._config.rms_norm_eps
         turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
-        pieces = x.split(MAX_ROWS)  # a piece goes from one attention to the next while it is in the cache
+        pieces = in_pieces(x)  # a piece goes from one attention to the next while it is in the cache
         normed = [operations.norm(piece, weights.layers[0].input_norm, eps) for piece in pieces]
         for index, (layer, norm_after) in enumerate(zip(weights.layers, self._norms_after, strict=True)):
-            attended = self._attend(index, layer, normed, turn, plan).split(MAX_ROWS)
+            attended = in_pieces(self._attend(index, layer, normed, turn, plan))
             for number, (piece, out) in enumerate(zip(pieces, attended, strict=True)):
                 between = operations.add_norm(piece, layer.output(out), layer.mlp_norm, eps)
                 fed = layer.down(operations.silu_mul(layer.gate_up(between)))

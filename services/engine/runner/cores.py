@@ -63,7 +63,7 @@ class CoreLease:
 
     def _share(self) -> int:
         since = self._table[:, _SINCE]
-        others = np.count_nonzero(since > time.monotonic_ns() - _FORGOTTEN_NS) - 1
+        others = int(np.count_nonzero(since > time.monotonic_ns() - _FORGOTTEN_NS)) - 1
         return self._cores if others <= 0 else max(1, self._cores // (others + 1))
 
 
@@ -77,7 +77,7 @@ def _join(directory: Path) -> tuple[np.ndarray, int]:
         os.ftruncate(descriptor, _ROWS * 2 * 8)
         table = np.frombuffer(mmap.mmap(descriptor, _ROWS * 2 * 8), dtype=np.int64).reshape(_ROWS, 2)
         own, pids = os.getpid(), [int(pid) for pid in table[:, _PID]]
-        free: list[int] = [row for row, pid in enumerate(pids) if pid in (0, own) or not psutil.pid_exists(pid)]
+        free = [row for row, pid in enumerate(pids) if pid in (0, own) or not psutil.pid_exists(pid)]
         table[free] = 0
         table[free[0], _PID] = own
     finally:
