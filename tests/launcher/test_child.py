@@ -48,8 +48,9 @@ async def run_until(supervised: Supervisor, log: Log, event: tuple[str, ...]) ->
     """Runs until the event came, cancels, and returns the seconds that ending took."""
     task = asyncio.create_task(supervised.run())
     async with asyncio.timeout(300):
-        while event not in log.events:
+        while event not in log.events and not task.done():
             await asyncio.sleep(0.01)
+    assert event in log.events, task
     started = time.monotonic()
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -129,7 +130,8 @@ async def test_a_child_may_end_in_the_moment_in_which_its_grace_does() -> None:
 
 async def test_a_very_long_line_comes_in_pieces_and_loses_nothing() -> None:
     log = Log()
-    await run_until(supervisor("print('x' * 3_000_000 + 'y'); print('end')", log), log, ("line", "end"))
+    code = "import time; print('x' * 3_000_000 + 'y'); print('end'); time.sleep(60)"
+    await run_until(supervisor(code, log), log, ("line", "end"))
     pieces = [event[1] for event in log.events if event[0] == "line" and event[1] != "end"]
     assert len(pieces) > 1
     assert sum(map(len, pieces)) >= 3_000_001

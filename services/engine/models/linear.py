@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. Linear layers of an 82M Llama, ms on a Xeon with AMX:
-# 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
+# oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama, ms on a Xeon with
+# AMX: 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
 _PIECE, _MANY = 256, 1280
 
 

@@ -267,7 +267,8 @@ async def test_a_client_that_leaves_ends_the_work(served: Served, how: str):
     if how == "cancelled":
         call.cancel()
     await eventually(lambda: served.generator.running == 0)
-    assert served.generator.requests[0].timeout_s <= (300.0 if how == "cancelled" else 10.0)
+    most = 300.0 if how == "cancelled" else 11.0  # gRPC rounds what it sends up
+    assert served.generator.requests[0].timeout_s <= most
     with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
         await anext(aiter(call))
 
