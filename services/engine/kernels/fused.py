@@ -17,7 +17,7 @@ from services.engine.kernels.decode_attention import make_decode_attention
 from services.engine.kernels.elements import ELEMENTS
 from services.engine.kernels.intrinsics import LOG2_E
 from services.engine.kernels.team import Kernel, Team, float_argument
-from services.engine.kernels.tile_attention import MAX_ROWS, make_tile_attention, scratch_bytes
+from services.engine.kernels.tile_attention import make_tile_attention, max_rows, scratch_bytes
 
 
 class FusedOperations:
@@ -132,9 +132,9 @@ class AmxTiles:
         self._scale = float_argument(scale * LOG2_E)
         self._attend = _compiled_tiles(layout.head_dim, group, layout.block_size)
         self._config = tile_config()
-        size = scratch_bytes(-(-layout.head_dim // 32) * 32)
+        size = scratch_bytes(layout.head_dim)
         self._scratch = np.empty(self._team.max_threads * size + 64, dtype=np.uint8)
-        self.max_tokens = MAX_ROWS // group
+        self.max_tokens = max_rows(layout.head_dim) // group
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
         """See `PagedTiles.attend`."""

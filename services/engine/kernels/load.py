@@ -49,9 +49,9 @@ def make_tiles(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fuse
     if not fused or layout.dtype != "bfloat16" or layout.head_dim % 2:
         return None
     from services.engine.kernels.amx import has_amx
-    from services.engine.kernels.tile_attention import MAX_ROWS
+    from services.engine.kernels.tile_attention import max_rows
 
-    if group > MAX_ROWS or not has_amx():
+    if group > max_rows(layout.head_dim) or not has_amx():
         return None
     from services.engine.kernels.fused import AmxTiles
 

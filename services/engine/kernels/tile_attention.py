@@ -1,59 +1,86 @@
 """Attention of many query tokens over paged KV in bfloat16, by AMX: for prompts, and for prefixes that rows share.
 
-An item is a tile of query tokens and a KV head. The keys and values of a chunk are put in the order that AMX wants
-once, and then all query heads of all tokens of the tile attend to them, 32 rows at a time:
+An item is a tile of query tokens and a KV head, all of whose query heads are rows of it. Everything is transposed, so
+that a query has a lane of its vectors to itself, and its softmax needs nothing of other lanes:
 
-    scores  [32, chunk]     = Q [32, head_dim] x K^T [head_dim, chunk]     float32
-    weights [32, chunk]     = exp2(scores - highest), bfloat16
-    sums    [32, head_dim] += weights x V [chunk, head_dim]                float32
+    scores  [keys, 32]     = K [keys, head_dim] x Q^T [head_dim, 32]      float32, of 32 rows
+    weights [keys, 32]     = exp2(scores - reference), bfloat16
+    sums    [head_dim, 32] += V^T [head_dim, keys] x weights [keys, 32]   float32
 
-with the online softmax of FlashAttention (Dao et al. 2022, arXiv 2205.14135).
+with the online softmax of FlashAttention (Dao et al. 2022, arXiv 2205.14135). The reference of a row is its highest
+score, or one that was it: a new one is taken where the highest is so far above that the weights grow too large.
+
+K and V^T of a segment of keys are copied once, to where AMX loads them well, for all rows of the tile.
 """
 
 import math
 from typing import Any
 
-from numba import float32, int64, njit, uint16, uint32
+from numba import float32, int64, njit, uint16
 
 from services.engine.kernels import amx
 from services.engine.kernels.intrinsics import (
     LOG2_E,
-    coarse_exp2,
-    exp2,
     float64_of,
-    float_bits,
     float_pointer,
     half_pointer,
     int_pointer,
-    larger,
-    load_bfloat16,
-    store_bfloat16,
-    word_pointer,
 )
 from services.engine.kernels.per_item import per_item
+from services.engine.kernels.vectors import (
+    LANES,
+    above_whole,
+    any_above,
+    divide,
+    larger_of,
+    load_first,
+    load_floats,
+    load_second,
+    multiply_add,
+    round_half_even,
+    round_half_up,
+    spread,
+    store_floats,
+    store_pairs,
+    times_power,
+    transpose,
+    transpose_pairs,
+    where_above,
+)
 
 load_0, load_1, load_2, load_3, load_4, load_5, load_6, load_7 = amx.load
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1 = amx.zero[:2]
-add_2_6_to_0, add_3_6_to_1 = amx.add_product(0, 2, 6), amx.add_product(1, 3, 6)
-add_4_7_to_0, add_5_7_to_1 = amx.add_product(0, 4, 7), amx.add_product(1, 5, 7)
+add_2_4_to_0, add_2_5_to_1 = amx.add_product(0, 2, 4), amx.add_product(1, 2, 5)
+add_3_6_to_0, add_3_7_to_1 = amx.add_product(0, 3, 6), amx.add_product(1, 3, 7)
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
 add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
-MAX_ROWS = 256  # query tokens of a tile times their heads
-_CHUNK = 128  # keys
-_LANES = 16  # float32 in a register
+_CHUNK = 128  # keys whose scores are kept at a time
 _PAIR = 32  # rows at a time: two tiles
-_TILE_WORDS, _TILE_BYTES = 256, 1024  # 16 rows of 16 words of 32 bits
+_LINE = 64  # bytes: 16 float32 or 32 bfloat16, a row of an AMX tile
+_TILE_BYTES = 1024
 _LOWEST = float32(-1e30)
+_GROWTH = float32(8)  # of weights, as a power of two, before a new reference is taken
 _LN_2 = math.log(2)
+# 2**f for f in [0, 1), rising powers, to 1e-4: a twentieth of what bfloat16 can tell apart.
+_EXP2 = tuple(map(float32, (0.99992522, 0.69583354, 0.22606716, 0.07802452)))
 
 
-@njit
-def scratch_bytes(depth: int) -> int:
-    """That a thread needs, with rows of `depth` elements."""
-    per_depth = MAX_ROWS * 6 + _CHUNK * 4  # sums and q, keys and values
-    return per_depth * depth + _PAIR * _CHUNK * 6 + MAX_ROWS * (4 + 4 * _LANES) + 64
+def max_rows(head_dim: int) -> int:
+    """Query tokens of a tile times their heads: with a segment of as many keys, half of a large L2 cache."""
+    return max(256, 65536 // _padded(head_dim))
+
+
+def scratch_bytes(head_dim: int) -> int:
+    """That a thread needs."""
+    rows, depth = max_rows(head_dim), _padded(head_dim)
+    per_depth = rows * 10 + 2 * _PAIR * 2  # sums, q, keys, values; two times 32 staged
+    return per_depth * depth + _PAIR * _CHUNK * 4 + rows // LANES * (3 * _LINE + 8) + _LINE
+
+
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // 32) * 32
 
 
 def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
@@ -64,216 +91,277 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
     1 when out and lse already hold the attention over the keys before the first, else 0; scale; a tile configuration;
     scratch_bytes for each thread, on a 64-byte border.
     """
-    depth = -(-head_dim // 32) * 32  # padded with zeros
+    depth = _padded(head_dim)
     num_steps, num_columns = depth // 32, depth // 16
+    row_bytes = depth * 2  # of a key, value or query
     plane = block_size * head_dim
-    words = head_dim // 2
+    segment = max_rows(head_dim)
+    thread_bytes = scratch_bytes(head_dim)
 
     @njit
-    def pack_keys(pool: int, block_stride: int, table: Any, first: int, count: int, keys: Any) -> None:
-        """[chunk, head_dim] to tiles of [16 words of a key, 16 keys]."""
-        for k in range(count):
-            at = int64(table[(first + k) // block_size]) * block_stride + (first + k) % block_size * head_dim
-            source = word_pointer(pool + at * 2)
-            target = k // 16 * num_steps * _TILE_WORDS + k % 16
-            for w in range(words):
-                keys[target + w // 16 * _TILE_WORDS + w % 16 * 16] = source[w]
+    def copy(source: int, target: int) -> None:
+        """One key, value, or query of a head; the rest of its padded row stays as it is."""
+        of, to = half_pointer(source), half_pointer(target)
+        for d in range(head_dim):
+            to[d] = of[d]
 
     @njit
-    def pack_values(pool: int, block_stride: int, table: Any, first: int, count: int, values: Any) -> None:
-        """[chunk, head_dim] to tiles of [16 pairs of keys, 16 columns]."""
-        for pair in range((count + 1) // 2):
-            k = first + 2 * pair
-            at = int64(table[k // block_size]) * block_stride + plane + k % block_size * head_dim
-            even = half_pointer(pool + at * 2)
-            odd = even
-            if 2 * pair + 1 < count:
-                at = int64(table[(k + 1) // block_size]) * block_stride + plane + (k + 1) % block_size * head_dim
-                odd = half_pointer(pool + at * 2)
-            target = pair // 16 * num_columns * _TILE_WORDS + pair % 16 * 16
+    def clear(target: int, num_bytes: int) -> None:
+        to = half_pointer(target)
+        for i in range(num_bytes // 2):
+            to[i] = uint16(0)
+
+    @njit
+    def copy_rows(pool: int, block_stride: int, table: Any, first: int, count: int, target: int) -> None:
+        """Keys or values from their blocks."""
+        for k in range(first, first + count):
+            at = int64(table[k // block_size]) * block_stride + k % block_size * head_dim
+            copy(pool + at * 2, target + (k - first) * row_bytes)
+
+    @njit
+    def pack_values(
+        pool: int, block_stride: int, table: Any, first: int, count: int, staged: int, values: int
+    ) -> None:
+        """V^T as tiles of [16 columns, 32 keys]."""
+        for k in range(0, count, 32):
+            some = min(32, count - k)
+            copy_rows(pool, block_stride, table, first + k, some, staged)
+            clear(staged + some * row_bytes, (32 - some) * row_bytes)
             for column in range(num_columns):
-                for d in range(column * 16, min(column * 16 + 16, head_dim)):
-                    word = uint32(even[d]) | (uint32(odd[d]) << uint32(16))
-                    values[target + column * (_TILE_WORDS - 16) + d] = word
+                transpose_pairs(staged + column * 32, row_bytes, values, _LINE)
+                values += _TILE_BYTES
 
     @njit
-    def multiply_keys(q: int, keys: int, scores: int, count: int) -> None:
-        below = 16 * depth * 2  # from the upper 16 rows to the lower ones
+    def multiply_keys(keys: int, q: int, scores: int, count: int) -> None:
+        """Of two tiles of rows."""
+        below = num_steps * _TILE_BYTES
         if num_steps == 2:  # Q stays in tiles
-            load_2(q, depth * 2)
-            load_3(q + below, depth * 2)
-            load_4(q + 64, depth * 2)
-            load_5(q + below + 64, depth * 2)
-        for column in range((count + 15) // 16):
+            load_4(q, _LINE)
+            load_5(q + below, _LINE)
+            load_6(q + _TILE_BYTES, _LINE)
+            load_7(q + below + _TILE_BYTES, _LINE)
+        for k in range(0, count, 16):
+            at = keys + k * row_bytes
             zero_0()
             zero_1()
-            at = keys + column * num_steps * _TILE_BYTES
             if num_steps == 2:
-                load_6(at, 64)
-                load_7(at + _TILE_BYTES, 64)
-                add_2_6_to_0()
-                add_3_6_to_1()
-                add_4_7_to_0()
-                add_5_7_to_1()
+                load_2(at, row_bytes)
+                load_3(at + _LINE, row_bytes)
+                add_2_4_to_0()
+                add_2_5_to_1()
+                add_3_6_to_0()
+                add_3_7_to_1()
             else:
                 for step in range(num_steps):
-                    load_6(at + step * _TILE_BYTES, 64)
-                    load_2(q + step * 64, depth * 2)
-                    load_3(q + below + step * 64, depth * 2)
-                    add_2_6_to_0()
-                    add_3_6_to_1()
-            store_0(scores + column * 64, _CHUNK * 4)
-            store_1(scores + 16 * _CHUNK * 4 + column * 64, _CHUNK * 4)
+                    load_2(at + step * _LINE, row_bytes)
+                    load_4(q + step * _TILE_BYTES, _LINE)
+                    load_5(q + below + step * _TILE_BYTES, _LINE)
+                    add_2_4_to_0()
+                    add_2_5_to_1()
+            store_0(scores + k * 2 * _LINE, 2 * _LINE)
+            store_1(scores + k * 2 * _LINE + _LINE, 2 * _LINE)
 
     @njit
-    def multiply_values(weights: int, values: int, sums: int, count: int) -> None:
-        below = 16 * depth * 4
+    def multiply_values(values: int, weights: int, sums: int, count: int) -> None:
+        """Of two tiles of rows."""
         for column in range(0, num_columns, 2):
-            at = sums + column * 64
-            load_0(at, depth * 4)
-            load_1(at + 64, depth * 4)
-            load_2(at + below, depth * 4)
-            load_3(at + below + 64, depth * 4)
-            for step in range((count + 31) // 32):
-                load_4(weights + step * 64, _CHUNK * 2)
-                load_5(weights + 16 * _CHUNK * 2 + step * 64, _CHUNK * 2)
-                load_6(values + (step * num_columns + column) * _TILE_BYTES, 64)
-                load_7(values + (step * num_columns + column + 1) * _TILE_BYTES, 64)
+            at = sums + column * 16 * 2 * _LINE
+            load_0(at, 2 * _LINE)
+            load_1(at + _LINE, 2 * _LINE)
+            load_2(at + 32 * _LINE, 2 * _LINE)
+            load_3(at + 33 * _LINE, 2 * _LINE)
+            for k in range(0, count, 32):
+                tile = values + (k // 32 * num_columns + column) * _TILE_BYTES
+                load_4(tile, _LINE)
+                load_5(tile + _TILE_BYTES, _LINE)
+                load_6(weights + k * 2 * _LINE, 4 * _LINE)
+                load_7(weights + k * 2 * _LINE + _LINE, 4 * _LINE)
                 add_4_6_to_0()
                 add_4_7_to_1()
                 add_5_6_to_2()
                 add_5_7_to_3()
-            store_0(at, depth * 4)
-            store_1(at + 64, depth * 4)
-            store_2(at + below, depth * 4)
-            store_3(at + below + 64, depth * 4)
-
-    @njit(fastmath=True, error_model="numpy")
-    def highest_of(scores: Any, count: int) -> float:
-        highest = _LOWEST
-        for k in range(count):
-            highest = larger(highest, scores[k])
-        return highest
-
-    @njit(fastmath=True, error_model="numpy")
-    def weigh(scores: Any, count: int, scale: float, highest: float, weights: Any, lanes: Any) -> None:
-        for k in range(0, count, _LANES):
-            for lane in range(_LANES):
-                weight = coarse_exp2(scores[k + lane] * scale - highest)
-                weights[k + lane] = uint16((float_bits(weight) + uint32(0x8000)) >> uint32(16))
-                lanes[lane] += weight
+            store_0(at, 2 * _LINE)
+            store_1(at + _LINE, 2 * _LINE)
+            store_2(at + 32 * _LINE, 2 * _LINE)
+            store_3(at + 33 * _LINE, 2 * _LINE)
 
     @njit
-    def clear(weights: Any, count: int) -> None:
-        for k in range(count):
-            weights[k] = uint16(0)
+    def highest_of(scores: int, count: int) -> Any:
+        a = b = c = d = spread(_LOWEST)
+        for k in range(0, count, 4):
+            at = scores + k * 2 * _LINE
+            a = larger_of(load_floats(at), a)
+            b = larger_of(load_floats(at + 2 * _LINE), b)
+            c = larger_of(load_floats(at + 4 * _LINE), c)
+            d = larger_of(load_floats(at + 6 * _LINE), d)
+        return larger_of(larger_of(a, b), larger_of(c, d))
 
     @njit
-    def shrink_by(sums: Any, factor: float) -> None:
-        for d in range(depth):
-            sums[d] *= factor
+    def exp2(x: Any) -> Any:
+        f = above_whole(x)
+        y = multiply_add(spread(_EXP2[3]), f, spread(_EXP2[2]))
+        y = multiply_add(y, f, spread(_EXP2[1]))
+        y = multiply_add(y, f, spread(_EXP2[0]))
+        return times_power(y, x)
+
+    @njit
+    def weigh(scores: int, count: int, scale: Any, reference: Any) -> Any:
+        """Scores to weights, which take the place of every second row. Returns their sum."""
+        down = spread(float32(0)) - reference
+        even_sum = odd_sum = spread(float32(0))
+        for k in range(0, count, 2):
+            at = scores + k * 2 * _LINE
+            even = exp2(multiply_add(load_floats(at), scale, down))
+            odd = exp2(multiply_add(load_floats(at + 2 * _LINE), scale, down))
+            store_pairs(at, round_half_up(even), round_half_up(odd))
+            even_sum, odd_sum = even_sum + even, odd_sum + odd
+        return even_sum + odd_sum
+
+    @njit
+    def soften(scores: int, count: int, begin: int, lowest: int, limits: Any, scale: Any, top: int, sums: int) -> None:
+        """The softmax of a tile of rows over the keys from `begin`, of which each row sees those below its limit."""
+        for k in range(max(0, lowest - begin), count):
+            at = scores + k * 2 * _LINE
+            seen = where_above(limits, spread(float32(begin + k)), load_floats(at), spread(_LOWEST))
+            store_floats(at, seen)
+        reference, total = load_floats(top), load_floats(top + _LINE)
+        highest = highest_of(scores, count) * scale
+        if any_above(highest, reference + spread(_GROWTH)):
+            higher = larger_of(highest, reference)
+            shrink = exp2(reference - higher)
+            for d in range(depth):
+                at = sums + d * 2 * _LINE
+                store_floats(at, load_floats(at) * shrink)
+            total = total * shrink
+            reference = higher
+            store_floats(top, reference)
+        store_floats(top + _LINE, total + weigh(scores, count, scale, reference))
+
+    @njit
+    def gather(a: Any, first_row: int, last_row: int, head: int, base: int, token_stride: int, staged: int) -> None:
+        """16 rows of q or out, padded with zeros."""
+        clear(staged, 16 * row_bytes)
+        tokens = int_pointer(a[10])
+        for row in range(first_row, min(first_row + LANES, last_row)):
+            source = int64(tokens[row // group]) * token_stride + (head * group + row % group) * head_dim
+            copy(base + source * 2, staged + (row - first_row) * row_bytes)
+
+    @njit
+    def widen(pairs: int, sums: int) -> None:
+        """Pairs of columns of a tile of rows, as bfloat16, to sums."""
+        for pair in range(depth // 2):
+            at = sums + pair * 4 * _LINE
+            store_floats(at, load_first(pairs + pair * _LINE))
+            store_floats(at + 2 * _LINE, load_second(pairs + pair * _LINE))
+
+    @njit
+    def narrow(sums: int, factor: Any, pairs: int) -> None:
+        """The reverse, times a factor."""
+        for pair in range(depth // 2):
+            at = sums + pair * 4 * _LINE
+            even, odd = load_floats(at) * factor, load_floats(at + 2 * _LINE) * factor
+            store_pairs(pairs + pair * _LINE, round_half_even(even), round_half_even(odd))
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
-        kv_heads, begun, scale = a[5], a[20] != 0, float32(float64_of(a[21]))
-        tile, head = item // kv_heads, item % kv_heads
-        first_token, last_token = int64(int_pointer(a[12])[tile]), int64(int_pointer(a[12])[tile + 1])
+        kv_heads, begun, scale = a[5], a[20] != 0, spread(float32(float64_of(a[21])))
+        num_tiles = a[1] // kv_heads
+        tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens see most: these first
+        starts = int_pointer(a[12])
+        first_row, last_row = int64(starts[tile]) * group, int64(starts[tile + 1]) * group
+        num_pairs = (last_row - first_row + _PAIR - 1) // _PAIR
         tokens, limits = int_pointer(a[10]), int_pointer(a[11])
-        num_rows = (last_token - first_token) * group
-        num_pairs = (num_rows + _PAIR - 1) // _PAIR
         table = int_pointer(a[15] + int64(int_pointer(a[13])[tile]) * a[16] * 4)
-        begin = int64(int_pointer(a[14])[tile])
-        pool = a[17] + head * a[19] * 2
+        begin, end = int64(int_pointer(a[14])[tile]), int64(0)
+        keys_at = a[17] + head * a[19] * 2
+        values_at = keys_at + plane * 2
+        begun = begun and begin > 0
 
-        sums_at = a[23] + thread * scratch_bytes(depth)
-        q_at = sums_at + MAX_ROWS * depth * 4
-        keys_at = q_at + MAX_ROWS * depth * 2
-        values_at = keys_at + _CHUNK * depth * 2
-        scores_at = values_at + _CHUNK * depth * 2
-        weights_at = scores_at + _PAIR * _CHUNK * 4
-        top_at = weights_at + _PAIR * _CHUNK * 2
-        total_at = top_at + MAX_ROWS * 4
-        saved_at = total_at + MAX_ROWS * _LANES * 4
-        top, total = float_pointer(top_at), float_pointer(total_at)
-        q, sums = half_pointer(q_at), float_pointer(sums_at)
-        keys, values = word_pointer(keys_at), word_pointer(values_at)
+        sums = a[23] + thread * thread_bytes
+        q = sums + segment * depth * 4
+        keys = q + segment * row_bytes
+        values = keys + segment * row_bytes
+        staged = values + segment * row_bytes
+        scores = staged + 2 * 32 * row_bytes
+        tops = scores + _CHUNK * _PAIR * 4  # of each tile of rows: references, totals, limits
+        spans = int_pointer(tops + segment // LANES * 3 * _LINE)  # of these: lowest and highest limit
+        saved = tops + segment // LANES * (3 * _LINE + 8)
 
-        for i in range(num_pairs * _PAIR * depth):
-            q[i] = uint16(0)
-            sums[i] = float32(0)
-        for i in range(_CHUNK * depth // 2):
-            keys[i] = uint32(0)
-        end = int64(0)
-        for row in range(num_rows):
-            token = int64(tokens[first_token + row // group])
-            end = max(end, int64(limits[first_token + row // group]))
-            source = half_pointer(a[6] + (token * a[7] + (head * group + row % group) * head_dim) * 2)
-            for d in range(head_dim):
-                q[row * depth + d] = source[d]
-            top[row] = _LOWEST
-            for lane in range(_LANES):
-                total[row * _LANES + lane] = float32(0)
-            if begun and begin > 0:
-                query = token * kv_heads * group + head * group + row % group
-                before = half_pointer(a[8] + query * head_dim * 2)
-                for d in range(head_dim):
-                    sums[row * depth + d] = load_bfloat16(before, d)
-                top[row], total[row * _LANES] = float_pointer(a[9])[query] * float32(LOG2_E), float32(1)
-        amx.save_config(saved_at)
+        for i in range(num_pairs * 2):
+            row = first_row + i * LANES
+            top = tops + i * 3 * _LINE
+            of_sums = sums + i // 2 * depth * 2 * _LINE + i % 2 * _LINE
+            gather(a, row, last_row, head, a[6], a[7], staged)
+            for step in range(num_steps):
+                transpose(staged + step * _LINE, row_bytes, q + (i * num_steps + step) * _TILE_BYTES, _LINE)
+            lowest, highest = int64(1 << 30), int64(0)
+            for lane in range(LANES):
+                own = min(row + lane, last_row - 1)
+                limit = int64(limits[own // group])
+                lowest, highest = min(lowest, limit), max(highest, limit)
+                float_pointer(top + 2 * _LINE)[lane] = float32(limit)
+                if begun:
+                    query = int64(tokens[own // group]) * kv_heads * group + head * group + own % group
+                    float_pointer(top)[lane] = float_pointer(a[9])[query] * float32(LOG2_E)
+            spans[2 * i], spans[2 * i + 1] = lowest, highest if row < last_row else int64(0)
+            end = max(end, highest)
+            if begun:
+                gather(a, row, last_row, head, a[8], kv_heads * group * head_dim, staged)
+                pairs = staged + 16 * row_bytes
+                for step in range(num_steps):
+                    transpose(staged + step * _LINE, row_bytes, pairs + step * _TILE_BYTES, _LINE)
+                widen(pairs, of_sums)
+                store_floats(top + _LINE, spread(float32(1)))
+            else:
+                store_floats(top, spread(_LOWEST))
+                store_floats(top + _LINE, spread(float32(0)))
+                for d in range(depth):
+                    store_floats(of_sums + d * 2 * _LINE, spread(float32(0)))
+
+        amx.save_config(saved)
         amx.load_config(a[22])
-        for first in range(begin, end, _CHUNK):
-            count = min(_CHUNK, end - first)
-            if count < _CHUNK:
-                for i in range(_CHUNK * depth // 2):
-                    values[i] = uint32(0)
-            pack_keys(pool, a[18], table, first, count, keys)
-            pack_values(pool, a[18], table, first, count, values)
+        for first in range(begin, end, segment):
+            count = min(segment, end - first)
+            copy_rows(keys_at, a[18], table, first, count, keys)
+            pack_values(values_at, a[18], table, first, count, staged, values)
             for pair in range(num_pairs):
-                most = int64(0)
-                for row in range(pair * _PAIR, min(num_rows, (pair + 1) * _PAIR)):
-                    most = max(most, min(count, int64(limits[first_token + row // group]) - first))
-                if most <= 0:
-                    continue
-                multiply_keys(q_at + pair * _PAIR * depth * 2, keys_at, scores_at, most)
-                rounded = (most + 31) // 32 * 32
-                for i in range(_PAIR):
-                    row = pair * _PAIR + i
-                    of_row = half_pointer(weights_at + i * _CHUNK * 2)
-                    seen = int64(0)
-                    if row < num_rows:
-                        seen = min(count, int64(limits[first_token + row // group]) - first)
-                    if seen > 0:
-                        of_total = float_pointer(total_at + row * _LANES * 4)
-                        own = float_pointer(scores_at + i * _CHUNK * 4)
-                        for k in range(seen, rounded):
-                            own[k] = _LOWEST
-                        highest = max(top[row], highest_of(own, rounded) * scale)
-                        if highest > top[row]:
-                            shrink = exp2(top[row] - highest)
-                            top[row] = highest
-                            for lane in range(_LANES):
-                                of_total[lane] *= shrink
-                            shrink_by(float_pointer(sums_at + row * depth * 4), shrink)
-                        weigh(own, rounded, scale, highest, of_row, of_total)
-                    else:
-                        clear(of_row, rounded)
-                multiply_values(
-                    weights_at,
-                    values_at,
-                    sums_at + pair * _PAIR * depth * 4,
-                    most,
-                )
-        amx.load_config(saved_at)
-        for row in range(num_rows):
-            token = int64(tokens[first_token + row // group])
-            query = token * kv_heads * group + head * group + row % group
-            target = half_pointer(a[8] + query * head_dim * 2)
-            sum_of_weights = float32(0)
-            for lane in range(_LANES):
-                sum_of_weights += total[row * _LANES + lane]
-            factor = float32(1) / sum_of_weights
-            for d in range(head_dim):
-                store_bfloat16(target, d, sums[row * depth + d] * factor)
-            float_pointer(a[9])[query] = (top[row] + math.log2(sum_of_weights)) * float32(_LN_2)
+                most = min(count, int64(max(spans[4 * pair + 1], spans[4 * pair + 3])) - first)
+                of_sums = sums + pair * depth * 2 * _LINE
+                for k in range(0, most, _CHUNK):
+                    some = min(_CHUNK, most - k)
+                    rounded = (some + 31) // 32 * 32
+                    multiply_keys(keys + k * row_bytes, q + pair * 2 * num_steps * _TILE_BYTES, scores, some)
+                    for half in range(2):
+                        i = 2 * pair + half
+                        if spans[2 * i + 1] == 0:
+                            continue
+                        top = tops + i * 3 * _LINE
+                        soften(
+                            scores + half * _LINE,
+                            rounded,
+                            first + k,
+                            int64(spans[2 * i]),
+                            load_floats(top + 2 * _LINE),
+                            scale,
+                            top,
+                            of_sums + half * _LINE,
+                        )
+                    multiply_values(values + k * row_bytes, scores, of_sums, rounded)
+        amx.load_config(saved)
+
+        for i in range((last_row - first_row + LANES - 1) // LANES):
+            row = first_row + i * LANES
+            top = tops + i * 3 * _LINE
+            of_sums = sums + i // 2 * depth * 2 * _LINE + i % 2 * _LINE
+            total = float_pointer(top + _LINE)
+            narrow(of_sums, divide(spread(float32(1)), load_floats(top + _LINE)), staged)
+            rows = staged + 16 * row_bytes
+            for step in range(num_steps):
+                transpose(staged + step * _TILE_BYTES, _LINE, rows + step * _LINE, row_bytes)
+            for lane in range(min(LANES, last_row - row)):
+                own = row + lane
+                query = int64(tokens[own // group]) * kv_heads * group + head * group + own % group
+                copy(rows + lane * row_bytes, a[8] + query * head_dim * 2)
+                float_pointer(a[9])[query] = (float_pointer(top)[lane] + math.log2(total[lane])) * float32(_LN_2)
 
     return per_item(work)

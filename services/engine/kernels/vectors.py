@@ -1,0 +1,227 @@
+"""Vectors of 16 float32 as values in kernels, for what LLVM does not find in loops by itself. They need AVX-512.
+
+Addresses are int64. What is loaded and stored need not lie on a border.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import boolean, float32, int64, types
+from numba.core import cgutils
+from numba.core.typing.templates import ConcreteTemplate, infer, infer_global, signature
+from numba.extending import lower_builtin, models, register_model
+
+LANES = 16
+
+_WORD, _HALF, _BYTE = ir.IntType(32), ir.IntType(16), ir.IntType(8)
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_WORDS, _HALVES = ir.VectorType(_WORD, LANES), ir.VectorType(_HALF, LANES)
+_CURRENT_ROUNDING = _WORD(4)
+
+
+class _Floats(types.Type):
+    """numba's type of a vector."""
+
+
+floats = _Floats("floats")
+
+
+@register_model(_Floats)
+class _FloatsModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        super().__init__(manager, numba_type, _FLOATS)
+
+
+def _builtin(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function of kernels, from one that builds it of LLVM values. It has the latter's parameters but the first."""
+
+    def decorate(build: Callable[..., Any]) -> Any:
+        class Template(ConcreteTemplate):
+            key = build
+            cases = (signature(result, *parameters),)
+
+        def lower(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            value = build(builder, *arguments)
+            return context.get_dummy_value() if value is None else value
+
+        infer(Template)
+        infer_global(build, types.Function(Template))
+        lower_builtin(build, *parameters)(lower)
+        return build
+
+    return decorate
+
+
+def _operator(function: Any, instruction: str) -> None:
+    class Template(ConcreteTemplate):
+        key = function
+        cases = (signature(floats, floats, floats),)
+
+    def lower(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return getattr(builder, instruction)(*arguments)
+
+    infer_global(function)(Template)
+    lower_builtin(function, floats, floats)(lower)
+
+
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+
+
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    function_type = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
+
+
+def _load(builder: Any, address: Any, type_: Any) -> Any:
+    return builder.load(builder.inttoptr(address, type_.as_pointer()), align=2)
+
+
+def _store(builder: Any, address: Any, value: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=2)
+
+
+def _words(*values: int) -> Any:
+    return ir.Constant(_WORDS, values * (LANES // len(values)))
+
+
+def _shuffle(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
+    """A vector of chosen lanes of two, those of the second counted after those of the first."""
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_WORD, len(lanes)), lanes))
+
+
+@_builtin(floats, int64)
+def load_floats(builder: Any, address: Any) -> Any:
+    """16 float32."""
+    return _load(builder, address, _FLOATS)
+
+
+@_builtin(types.void, int64, floats)
+def store_floats(builder: Any, address: Any, value: Any) -> None:
+    """16 float32."""
+    _store(builder, address, value)
+
+
+@_builtin(floats, float32)
+def spread(builder: Any, value: Any) -> Any:
+    """The same value in all lanes."""
+    single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, _WORD(0))
+    return _shuffle(builder, single, ir.Constant(_FLOATS, ir.Undefined), [0] * LANES)
+
+
+@_builtin(floats, floats, floats, floats)
+def multiply_add(builder: Any, first: Any, second: Any, third: Any) -> Any:
+    """first * second + third, rounded once."""
+    return _call(builder, "llvm.fma.v16f32", _FLOATS, first, second, third)
+
+
+@_builtin(floats, floats, floats)
+def divide(builder: Any, first: Any, second: Any) -> Any:
+    """Lane by lane."""
+    return builder.fdiv(first, second)
+
+
+@_builtin(floats, floats, floats)
+def larger_of(builder: Any, first: Any, second: Any) -> Any:
+    """Lane by lane; of NaN and a number, or the other way round, the second."""
+    return builder.select(builder.fcmp_ordered(">", first, second), first, second)
+
+
+@_builtin(boolean, floats, floats)
+def any_above(builder: Any, first: Any, second: Any) -> Any:
+    """Whether any lane of the first is larger than that of the second."""
+    above = builder.bitcast(builder.fcmp_ordered(">", first, second), ir.IntType(LANES))
+    return builder.icmp_unsigned("!=", above, above.type(0))
+
+
+@_builtin(floats, floats, floats, floats, floats)
+def where_above(builder: Any, first: Any, second: Any, value: Any, otherwise: Any) -> Any:
+    """value in lanes where the first is larger than the second."""
+    return builder.select(builder.fcmp_ordered(">", first, second), value, otherwise)
+
+
+@_builtin(floats, floats)
+def above_whole(builder: Any, value: Any) -> Any:
+    """value - floor(value)."""
+    name, every = "llvm.x86.avx512.mask.reduce.ps.512", ir.IntType(LANES)(-1)
+    return _call(builder, name, _FLOATS, value, _WORD(1), value, every, _CURRENT_ROUNDING)
+
+
+@_builtin(floats, floats, floats)
+def times_power(builder: Any, value: Any, exponent: Any) -> Any:
+    """value * 2**floor(exponent); 0 where that is too small."""
+    name, every = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(LANES)(-1)
+    return _call(builder, name, _FLOATS, value, exponent, value, every, _CURRENT_ROUNDING)
+
+
+@_builtin(types.void, int64, floats, floats)
+def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
+    """16 pairs of bfloat16, a lane of the first before the same of the second, without their lower bits."""
+    low = builder.lshr(builder.bitcast(first, _WORDS), _words(16))
+    high = builder.and_(builder.bitcast(second, _WORDS), _words(0xFFFF0000))
+    _store(builder, address, builder.or_(low, high))
+
+
+@_builtin(floats, int64)
+def load_first(builder: Any, address: Any) -> Any:
+    """The first of each of 16 pairs of bfloat16."""
+    return builder.bitcast(builder.shl(_load(builder, address, _WORDS), _words(16)), _FLOATS)
+
+
+@_builtin(floats, int64)
+def load_second(builder: Any, address: Any) -> Any:
+    """The second of each of 16 pairs of bfloat16."""
+    return builder.bitcast(builder.and_(_load(builder, address, _WORDS), _words(0xFFFF0000)), _FLOATS)
+
+
+@_builtin(floats, floats)
+def round_half_up(builder: Any, value: Any) -> Any:
+    """For `store_pairs`: raised so that cutting its lower bits rounds it to nearest, ties away from 0. Not for NaN."""
+    return builder.bitcast(builder.add(builder.bitcast(value, _WORDS), _words(0x8000)), _FLOATS)
+
+
+@_builtin(floats, floats)
+def round_half_even(builder: Any, value: Any) -> Any:
+    """For `store_pairs`: raised so that cutting its lower bits rounds it to nearest, ties to even. Not for NaN."""
+    bits = builder.bitcast(value, _WORDS)
+    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
+    return builder.bitcast(builder.add(builder.add(bits, _words(0x7FFF)), odd), _FLOATS)
+
+
+@_builtin(types.void, int64, int64, int64, int64)
+def transpose(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
+    """16 rows of 16 words to their columns. Strides: bytes from row to row."""
+    rows = [_load(builder, _row(builder, source, source_stride, i), _WORDS) for i in range(LANES)]
+    for i, row in enumerate(_transposed(builder, rows)):
+        _store(builder, _row(builder, target, target_stride, i), row)
+
+
+@_builtin(types.void, int64, int64, int64, int64)
+def transpose_pairs(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
+    """32 rows of 16 bfloat16 to 16 rows of 32. Strides: bytes from row to row."""
+    halves = [_load(builder, _row(builder, source, source_stride, i), _HALVES) for i in range(2 * LANES)]
+    lanes = [lane + half for lane in range(LANES) for half in (0, LANES)]
+    pairs = [_shuffle(builder, halves[i], halves[i + 1], lanes) for i in range(0, 2 * LANES, 2)]
+    rows = [builder.bitcast(pair, _WORDS) for pair in pairs]
+    for i, row in enumerate(_transposed(builder, rows)):
+        _store(builder, _row(builder, target, target_stride, i), row)
+
+
+def _row(builder: Any, address: Any, stride: Any, number: int) -> Any:
+    return builder.add(address, builder.mul(stride, stride.type(number)))
+
+
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Swaps the squares beside the diagonal, of 8 rows and columns, then of 4 in each of these, of 2, of 1."""
+    rows = list(rows)
+    for size in (8, 4, 2, 1):
+        upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
+        lower = [lane + size if not lane & size else LANES + lane for lane in range(LANES)]
+        for i in range(LANES):
+            if not i & size:
+                pair = rows[i], rows[i + size]
+                rows[i], rows[i + size] = _shuffle(builder, *pair, upper), _shuffle(builder, *pair, lower)
+    return rows
