@@ -68,12 +68,11 @@ class TileAttention:
     def _cut(
         self, tokens: np.ndarray, limits: np.ndarray, lengths: np.ndarray, rows: np.ndarray, begins: np.ndarray
     ) -> Tiles:
-        """Stretches of tokens with one block table each, cut to what the kernel takes."""
-        size = self._kernel.max_tokens
-        pieces = -(-lengths // size)
+        """Stretches of tokens with one block table each, cut evenly to what the kernel takes."""
+        pieces = -(-lengths // self._kernel.max_tokens)
         of = np.repeat(np.arange(len(lengths)), pieces)
         number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = np.append((np.cumsum(lengths) - lengths)[of] + number * size, len(tokens))
+        starts = np.append((np.cumsum(lengths) - lengths)[of] + number * lengths[of] // pieces[of], len(tokens))
         parts = tokens, limits, starts, rows[of], begins[of]
         of_tokens, limit, start, row, begin = (torch.from_numpy(part.astype(np.int32)) for part in parts)
         return Tiles(of_tokens, limit, start, row, begin, begun=bool(begins.any()))

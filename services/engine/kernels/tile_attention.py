@@ -50,9 +50,7 @@ from services.engine.kernels.vectors import (
 
 load_0, load_1, load_2, load_3, load_4, load_5, load_6, load_7 = amx.load
 store_0, store_1, store_2, store_3 = amx.store[:4]
-zero_0, zero_1 = amx.zero[:2]
-add_2_4_to_0, add_2_5_to_1 = amx.add_product(0, 2, 4), amx.add_product(1, 2, 5)
-add_3_6_to_0, add_3_7_to_1 = amx.add_product(0, 3, 6), amx.add_product(1, 3, 7)
+zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
 add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
@@ -101,27 +99,29 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
     @njit
     def copy(source: int, target: int) -> None:
         """One key, value, or query of a head; the rest of its padded row stays as it is."""
+        for line in range(head_dim // 32):
+            store_floats(target + line * _LINE, load_floats(source + line * _LINE))
         of, to = half_pointer(source), half_pointer(target)
-        for d in range(head_dim):
+        for d in range(head_dim // 32 * 32, head_dim):
             to[d] = of[d]
 
     @njit
     def clear(target: int, num_bytes: int) -> None:
-        to = half_pointer(target)
-        for i in range(num_bytes // 2):
-            to[i] = uint16(0)
+        for line in range(0, num_bytes, _LINE):
+            store_floats(target + line, spread(float32(0)))
 
     @njit
     def copy_rows(pool: int, block_stride: int, table: Any, first: int, count: int, target: int) -> None:
-        """Keys or values from their blocks."""
+        """Keys or values from their blocks, padded with zeros."""
         for k in range(first, first + count):
             at = int64(table[k // block_size]) * block_stride + k % block_size * head_dim
-            copy(pool + at * 2, target + (k - first) * row_bytes)
+            row = target + (k - first) * row_bytes
+            copy(pool + at * 2, row)
+            for d in range(head_dim, depth):
+                half_pointer(row)[d] = uint16(0)
 
     @njit
-    def pack_values(
-        pool: int, block_stride: int, table: Any, first: int, count: int, staged: int, values: int
-    ) -> None:
+    def pack_values(pool: int, block_stride: int, table: Any, first: int, count: int, staged: int, values: int) -> None:
         """V^T as tiles of [16 columns, 32 keys]."""
         for k in range(0, count, 32):
             some = min(32, count - k)
@@ -134,32 +134,25 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
     @njit
     def multiply_keys(keys: int, q: int, scores: int, count: int) -> None:
         """Of two tiles of rows."""
-        below = num_steps * _TILE_BYTES
-        if num_steps == 2:  # Q stays in tiles
-            load_4(q, _LINE)
-            load_5(q + below, _LINE)
-            load_6(q + _TILE_BYTES, _LINE)
-            load_7(q + below + _TILE_BYTES, _LINE)
-        for k in range(0, count, 16):
-            at = keys + k * row_bytes
+        for k in range(0, count, 32):
+            at = scores + k * 2 * _LINE
             zero_0()
             zero_1()
-            if num_steps == 2:
-                load_2(at, row_bytes)
-                load_3(at + _LINE, row_bytes)
-                add_2_4_to_0()
-                add_2_5_to_1()
-                add_3_6_to_0()
-                add_3_7_to_1()
-            else:
-                for step in range(num_steps):
-                    load_2(at + step * _LINE, row_bytes)
-                    load_4(q + step * _TILE_BYTES, _LINE)
-                    load_5(q + below + step * _TILE_BYTES, _LINE)
-                    add_2_4_to_0()
-                    add_2_5_to_1()
-            store_0(scores + k * 2 * _LINE, 2 * _LINE)
-            store_1(scores + k * 2 * _LINE + _LINE, 2 * _LINE)
+            zero_2()
+            zero_3()
+            for step in range(num_steps):
+                load_4(keys + k * row_bytes + step * _LINE, row_bytes)
+                load_5(keys + (k + 16) * row_bytes + step * _LINE, row_bytes)
+                load_6(q + step * _TILE_BYTES, _LINE)
+                load_7(q + (num_steps + step) * _TILE_BYTES, _LINE)
+                add_4_6_to_0()
+                add_4_7_to_1()
+                add_5_6_to_2()
+                add_5_7_to_3()
+            store_0(at, 2 * _LINE)
+            store_1(at + _LINE, 2 * _LINE)
+            store_2(at + 32 * _LINE, 2 * _LINE)
+            store_3(at + 33 * _LINE, 2 * _LINE)
 
     @njit
     def multiply_values(values: int, weights: int, sums: int, count: int) -> None:
@@ -330,7 +323,7 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
                 for k in range(0, most, _CHUNK):
                     some = min(_CHUNK, most - k)
                     rounded = (some + 31) // 32 * 32
-                    multiply_keys(keys + k * row_bytes, q + pair * 2 * num_steps * _TILE_BYTES, scores, some)
+                    multiply_keys(keys + k * row_bytes, q + pair * 2 * num_steps * _TILE_BYTES, scores, rounded)
                     for half in range(2):
                         i = 2 * pair + half
                         if spans[2 * i + 1] == 0:
