@@ -41,6 +41,7 @@ from kvtransfer.producer import (
     StopComputing,
 )
 from kvtransfer.transports.base import ReadEnd
+from services.engine.batch_state import Phase
 from services.engine.engine import Engine
 from services.engine.outputs import EngineOutputs, StepRows
 from services.engine.prefix_cache import CacheEvents
@@ -85,7 +86,7 @@ class WorkerCore:
         self._failures: dict[int, list[Failure]] = {}
         self._gateways: set[int] = set()
         self._greeted: set[int] = set()  # gateways that were not told of the load so far
-        self._enqueued = False  # a handoff, since the last step
+        self._enqueued = False  # a handoff or a prompt of our own, since blocks were last reserved
         self._outputs = CoreOutputs()
 
     # From gateways.
@@ -106,6 +107,8 @@ class WorkerCore:
             self._producer.submit(request.id, request.deadline)
         elif request.kind is Kind.CONSUME:
             self._consumer.submit(request.id, request.peer, request.deadline, now)
+        else:
+            self._enqueued = True
         self.engine.submit(request)
         self._settle(now)
 
@@ -190,7 +193,10 @@ class WorkerCore:
     # The engine.
 
     def reserve(self, now: float) -> None:
-        """Reserves blocks for what was announced since the last step, so that its reads begin before the next one."""
+        """Reserves blocks for what was announced or came since the last time, so that reads begin before the next step.
+
+        Prompts of our own are then no longer waiting, where there is room for them: see `only_decodes`.
+        """
         if self._enqueued:
             self._enqueued = False
             self.engine.admit(now)
@@ -252,6 +258,12 @@ class WorkerCore:
     def is_awaited(self) -> bool:
         """True when another worker or the transport has something to do as soon as it has our outputs."""
         return bool(self._outputs.messages or self._outputs.reads)
+
+    @property
+    def only_decodes(self) -> bool:
+        """True when there is something to decode, and no prompt that a next step would compute beside it."""
+        slots_in = self.engine.sequences.batch.slots_in
+        return bool(len(slots_in(Phase.DECODE))) and not len(slots_in(Phase.PREFILL))
 
     @property
     def has_leases(self) -> bool:

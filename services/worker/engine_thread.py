@@ -1,7 +1,8 @@
 """The engine thread: the only one that touches the worker's core.
 
 Others put calls into its inbox; what comes out leaves by two callbacks, in order. While there is work it steps; while
-there is none it sleeps until a call comes, with a slow tick for leases and deadlines and a heartbeat for gateways.
+there is none it sleeps until a call comes, with a slow tick for leases and deadlines and a heartbeat for gateways. On
+cores that are shared with another worker, decoding may have to pause between two steps; everything else goes on then.
 """
 
 import threading
@@ -28,11 +29,24 @@ _MAX_QUARANTINE_AGE_S = 600.0
 _log = structlog.get_logger()
 
 
+def no_pause() -> float:
+    """For a worker that shares its device with nobody."""
+    return 0.0
+
+
 class EngineThread:
-    """Runs a core. `on_outputs` is called on this thread, and must not block; `on_fatal` as well."""
+    """Runs a core. `on_outputs` is called on this thread, and must not block; `on_fatal` as well.
+
+    decode_pause_s: asked before each step that only decodes, on this thread. The step waits for as many seconds, or for
+    a call if one comes sooner, and asks again.
+    """
 
     def __init__(
-        self, core: WorkerCore, on_outputs: Callable[[CoreOutputs, bool], None], on_fatal: Callable[[str], None]
+        self,
+        core: WorkerCore,
+        on_outputs: Callable[[CoreOutputs, bool], None],
+        on_fatal: Callable[[str], None],
+        decode_pause_s: Callable[[], float] = no_pause,
     ) -> None:
         self._core = core
         self._on_outputs = on_outputs
@@ -43,6 +57,8 @@ class EngineThread:
         self._next_heartbeat = 0.0
         self._said_idle = False
         self._busy = False
+        self._decode_pause_s = decode_pause_s
+        self._pause_s = 0.0
 
     def start(self) -> None:
         """Starts the thread."""
@@ -59,7 +75,7 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while self._take_calls(0.0 if self._busy else self._idle_s()):
+            while self._take_calls(self._wait_s()):
                 self.round()
         except Exception:
             # A failed step leaves garbage in blocks that others may read: this incarnation is over.
@@ -67,13 +83,15 @@ class EngineThread:
             self._on_fatal("the engine failed")
 
     def round(self) -> None:
-        """What the thread does over and over, after the calls: clock, one step, outputs."""
+        """What the thread does over and over, after the calls: clock, one step or a pause, outputs."""
         now = time.monotonic()
         self._tick(now)
         self._core.reserve(now)
         if self._core.is_awaited:  # a step takes long: what can go on beside it does not wait for its end
             self._flush(now)
-        self._busy = self._core.step(now)
+        self._pause_s = self._decode_pause_s() if self._core.only_decodes else 0.0
+        if not self._pause_s:
+            self._busy = self._core.step(now)
         self._flush(time.monotonic())
 
     def _take_calls(self, wait_s: float) -> bool:
@@ -87,7 +105,12 @@ class EngineThread:
             return True
         return False
 
-    def _idle_s(self) -> float:
+    def _wait_s(self) -> float:
+        """How long to sleep if no call comes."""
+        if self._pause_s:
+            return self._pause_s
+        if self._busy:
+            return 0.0
         return _HEARTBEAT_S if self._said_idle else _TICK_S
 
     def _tick(self, now: float) -> None:

@@ -16,7 +16,7 @@ from services.gc_debug import GcWatch
 from services.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_dir import ModelError, model_digest
-from services.worker.engine_thread import SWITCH_INTERVAL_S
+from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
 
@@ -56,6 +56,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
         redis_url=config.redis_url,
         advertised_host=config.advertised_host or config.host,
         gc_watch=gc_watch,
+        decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
     )
 
 

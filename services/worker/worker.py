@@ -36,7 +36,7 @@ from services.prefix_index.registry import WorkerRecord
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
 from services.worker.core import CoreOutputs, WorkerCore
-from services.worker.engine_thread import EngineThread
+from services.worker.engine_thread import EngineThread, no_pause
 from services.worker.gateway_servicer import GatewayServicer
 from services.worker.index_link import IndexLink
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
@@ -70,6 +70,7 @@ class WorkerParts:
     redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
     gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
+    decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
 
 
 class Worker:
@@ -92,7 +93,7 @@ class Worker:
         marks = HandleMarks()
         producer, consumer = Producer(self._incarnation, marks), Consumer()
         core = WorkerCore(engine, self._incarnation, producer, consumer, marks, parts.gc_watch)
-        self.engine = EngineThread(core, self._on_outputs, self._on_fatal)
+        self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         self._index: IndexLink | None = None
         self._transfer = TransferThread(
             lambda: parts.make_transports(self._source, self._dial), self._on_read_ended, self._on_fatal

@@ -1,8 +1,13 @@
-"""The core lease between real processes."""
+"""The core lease between real processes, with a clock of the test's own."""
 
 import multiprocessing
 import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 
 import pytest
@@ -11,68 +16,219 @@ from services.engine.openmp import loaded_openmp
 from services.engine.runner.cores import CoreLease
 
 CORES = len(os.sched_getaffinity(0))
+SHARED = pytest.mark.skipif(CORES < 2, reason="one core cannot be shared")
+MS = 1_000_000
 
 
 class Recorder:
-    """Stands where OpenMP does: notes how many threads it was told."""
+    """Stands where OpenMP does: notes what it was told."""
 
     def __init__(self) -> None:
-        self.counts: list[int] = []
+        self.told: list[str | int] = []
+
+    @property
+    def counts(self) -> list[int]:
+        """Of threads."""
+        return [told for told in self.told if isinstance(told, int)]
 
     def set_num_threads(self, count: int) -> None:
-        self.counts.append(count)
+        self.told.append(count)
 
-    def spin(self) -> None: ...
+    def spin(self) -> None:
+        self.told.append("spin")
 
-    def sleep(self) -> None: ...
+    def sleep(self) -> None:
+        self.told.append("sleep")
 
 
-def other_worker(directory: Path, pipe: Connection) -> None:
-    """Begins and ends steps as it is told; says how many threads it has."""
+def other_worker(directory: Path, clock: "Synchronized[int]", pipe: Connection) -> None:
+    """Does with its lease as it is told; says how many threads it has had."""
     recorder = Recorder()
-    lease = CoreLease(recorder, directory=directory)
+    lease = CoreLease(recorder, directory=directory, clock_ns=lambda: clock.value)
     while (word := pipe.recv()) != "die":
-        getattr(lease, word)()
+        _do(lease, word)
         pipe.send(recorder.counts)
     os._exit(1)
 
 
-@pytest.mark.skipif(CORES < 2, reason="one core cannot be shared")
-def test_who_steps_alone_has_all_cores_and_others_share_them(tmp_path: Path) -> None:
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=other_worker, args=(tmp_path, there), daemon=True)
-    process.start()
-    recorder = Recorder()
-    lease = CoreLease(recorder, directory=tmp_path)
+def _do(lease: CoreLease, word: str) -> None:
+    match word:
+        case "prompts" | "decode":
+            lease.begin(prompts=word == "prompts")
+        case "adjust":
+            lease.adjust()
+        case "end":
+            lease.end()
 
-    def tell(word: str) -> list[int]:
-        here.send(word)
-        counts: list[int] = here.recv()
+
+class Workers:
+    """A worker in this process and one in another."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = multiprocessing.Value("q", 1_000_000 * MS)
+        self.directory = directory
+        self.recorder = Recorder()
+        self.here = self.lease()
+        self._pipe, there = multiprocessing.Pipe()
+        self.process = multiprocessing.get_context("fork").Process(
+            target=other_worker, args=(directory, self.clock, there), daemon=True
+        )
+        self.process.start()
+
+    def lease(self, num_threads: int | None = None) -> CoreLease:
+        return CoreLease(self.recorder, num_threads, directory=self.directory, clock_ns=lambda: self.clock.value)
+
+    def tell(self, word: str) -> list[int]:
+        """What the other one is to do; how many threads it has had."""
+        self._pipe.send(word)
+        counts: list[int] = self._pipe.recv()
         return counts
 
-    assert tell("begin") == [CORES]
-    lease.begin()
-    assert recorder.counts == [CORES // 2]
-    assert tell("adjust") == [CORES, CORES // 2], "another worker has begun a step"
-    tell("end")
-    lease.adjust()
-    assert recorder.counts == [CORES // 2, CORES], "it has stopped"
-    lease.end()
+    def kill(self) -> None:
+        self._pipe.send("die")
+        self.process.join(10)
 
-    tell("begin")
-    here.send("die")
-    process.join(10)
-    CoreLease(Recorder(), directory=tmp_path)  # the next that comes takes the row of the one that died in a step
-    lease.begin()
-    assert recorder.counts[-1] == CORES
+    def sleep_ms(self, ms: int) -> None:
+        self.clock.value += ms * MS
+
+    def step_ms(self, ms: int, *, prompts: bool = False) -> None:
+        """A step of ours."""
+        self.here.begin(prompts=prompts)
+        self.sleep_ms(ms)
+        self.here.end()
+
+    def pauses_ms(self) -> int:
+        """How long we pause if nothing else happens, asking every millisecond."""
+        for waited in range(1000):
+            if not self.here.decode_pause_s():
+                return waited
+            self.sleep_ms(1)
+        raise AssertionError("for ever")
 
 
-def test_a_fixed_number_of_threads_is_kept(tmp_path: Path) -> None:
-    recorder = Recorder()
-    lease = CoreLease(recorder, 3, directory=tmp_path)
-    lease.begin()
-    lease.adjust()
-    assert recorder.counts == [3]
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(tmp_path)
+    yield workers
+    workers.process.kill()
+    workers.process.join()
+
+
+@SHARED
+def test_who_steps_alone_has_all_cores_and_others_share_them(workers: Workers) -> None:
+    assert workers.tell("prompts") == [CORES]
+    workers.here.begin(prompts=True)
+    assert workers.recorder.counts == [CORES // 2]
+    assert workers.tell("adjust") == [CORES, CORES // 2], "another worker has begun a step"
+    workers.tell("end")
+    workers.here.adjust()
+    assert workers.recorder.counts == [CORES // 2, CORES], "it has stopped"
+    workers.here.end()
+
+    workers.tell("prompts")
+    workers.kill()
+    lease = workers.lease()  # the next that comes takes the row of the one that died in a step
+    lease.begin(prompts=False)
+    assert workers.recorder.counts[-1] == CORES
+
+
+@SHARED
+def test_threads_that_have_to_go_during_a_step_are_put_to_sleep_first(workers: Workers) -> None:
+    workers.here.begin(prompts=True)
+    workers.tell("decode")
+    workers.here.adjust()
+    assert workers.recorder.told == [CORES, "spin", "sleep", CORES // 2, "spin"]
+
+
+def test_decoding_pauses_for_three_steps_while_another_worker_computes_prompts(workers: Workers) -> None:
+    workers.tell("prompts")
+    workers.step_ms(20)
+    assert workers.pauses_ms() == 60
+    workers.step_ms(20)
+    workers.sleep_ms(25)
+    assert workers.pauses_ms() == 35, "from the end of the step on"
+    workers.step_ms(1000)
+    assert workers.pauses_ms() == 100, "a stream does not wait for longer than that"
+
+
+def test_the_pause_ends_soon_when_nobody_computes_prompts_any_more(workers: Workers) -> None:
+    workers.tell("prompts")
+    workers.step_ms(20)
+    workers.tell("end")
+    assert workers.pauses_ms() == 5, "another step of prompts may be about to begin"
+    workers.tell("prompts")
+    workers.step_ms(20)
+    workers.kill()
+    workers.lease()
+    assert not workers.here.decode_pause_s()
+
+
+def test_decoding_pauses_for_nothing_but_prompts(workers: Workers) -> None:
+    workers.step_ms(20)
+    assert not workers.here.decode_pause_s(), "nobody else steps"
+    workers.tell("decode")
+    workers.step_ms(20)
+    assert not workers.here.decode_pause_s(), "the other one decodes as well"
+    workers.tell("end")
+    workers.tell("prompts")
+    workers.step_ms(200, prompts=True)
+    assert not workers.here.decode_pause_s(), "prompts of our own held our streams up for long enough"
+    workers.step_ms(20)
+    assert workers.here.decode_pause_s()
+
+
+def test_a_fixed_number_of_threads_is_kept_and_never_pauses(workers: Workers) -> None:
+    workers.here = workers.lease(3)
+    workers.tell("prompts")
+    workers.here.begin(prompts=False)
+    workers.here.adjust()
+    workers.sleep_ms(20)
+    workers.here.end()
+    assert workers.recorder.counts == [3]
+    assert not workers.here.decode_pause_s()
+
+
+@SHARED
+def test_no_thread_spins_that_its_worker_has_given_up() -> None:
+    """Intel's OpenMP: a thread that leaves the team while threads spin would spin until it belongs to it again."""
+    script = """
+        import os, sys, tempfile, time
+        from pathlib import Path
+        from services.engine.openmp import load_openmp, loaded_openmp
+        load_openmp()
+        import torch
+        from services.engine.runner.cores import CoreLease
+
+        class Two(CoreLease):
+            share = 2
+            def _share(self):
+                return self.share
+
+        def running():
+            states = [Path(f"/proc/self/task/{task}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                      for task in os.listdir("/proc/self/task")]
+            return states.count("R")
+
+        openmp = loaded_openmp()
+        if openmp is None or openmp.name != "Intel's OpenMP":
+            sys.exit(77)
+        many = torch.zeros(1 << 20)
+        with tempfile.TemporaryDirectory() as directory:
+            lease = Two(openmp, directory=Path(directory))
+            lease.begin(prompts=True)
+            many.add_(1)
+            assert running() == 2, "a team that spins"
+            lease.share = 1
+            lease.adjust()
+            deadline = time.monotonic() + 10
+            while running() > 1:
+                assert time.monotonic() < deadline, "still spinning"
+            lease.end()
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    if ended.returncode == 77:
+        pytest.skip("torch runs on another OpenMP here")
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_torch_follows_what_openmp_is_told() -> None:

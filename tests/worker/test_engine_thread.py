@@ -1,6 +1,8 @@
 """What a round of the engine thread does before its step, which may take long, and what only after it."""
 
 import math
+import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.worker.core import CoreOutputs, WorkerCore
-from services.worker.engine_thread import EngineThread
+from services.worker.engine_thread import EngineThread, no_pause
 
 GATEWAY, US, PEER = 7, 1, 2
 STREAM = StreamId(1)
@@ -29,12 +31,15 @@ PROMPT = np.arange(12, dtype=np.int32)  # three blocks
 class Rounds:
     """A core with one sequence of its own that computes all the time, and what its rounds did, in order."""
 
-    def __init__(self, scheduler: Scheduler, kind: Kind, max_tokens: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, kind: Kind, max_tokens: int, decode_pause_s: Callable[[], float] = no_pause
+    ) -> None:
         self.happened: list[str | PostRead | ToConsumer | ToProducer] = []
         engine = Engine(_Listed(self.happened), scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=())
         marks = HandleMarks()
         self.core = WorkerCore(engine, US, Producer(US, marks), Consumer(), marks)
-        self.round = EngineThread(self.core, self._take, self.happened.append).round
+        self.thread = EngineThread(self.core, self._take, self.happened.append, decode_pause_s)
+        self.round = self.thread.round
         self.core.gateway_hello(GATEWAY, 0)
         self.submit(1, kind, max_tokens)
 
@@ -90,3 +95,67 @@ def test_a_consumer_that_opens_during_a_step_is_answered_before_the_next_one() -
     assert isinstance(second, Announcement)
     assert (first.first_index, len(first.blocks), step, second.first_index) == (0, 2, "step of 1", 2)
     assert second.first_tokens
+
+
+class Pause:
+    """A step that only decodes waits while it lasts."""
+
+    def __init__(self) -> None:
+        self.lasts = False
+
+    def __call__(self) -> float:
+        return 3600.0 if self.lasts else 0.0
+
+
+def test_while_decoding_pauses_handoffs_go_on() -> None:
+    pause = Pause()
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20, decode_pause_s=pause)
+    rounds.core.producer_stream_up(PEER, STREAM, 0.0)
+    rounds.round()
+    pause.lasts = True
+    id = rounds.submit(2, Kind.CONSUME, max_tokens=4)
+    rounds.round()
+    assert rounds.happened == ["step of 1", Open(id, PEER)]
+    rounds.happened.clear()
+    announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
+    rounds.core.producer_message(STREAM, announcement, 0.0)
+    rounds.round()
+    (read,) = rounds.happened
+    assert isinstance(read, PostRead)
+    rounds.core.read_ended(ReadEnd(read.read_id, np.ones(3, dtype=np.uint64)), 0.0)
+    rounds.round()
+    assert rounds.happened == [read, Release(id)]
+    pause.lasts = False
+    rounds.round()
+    assert rounds.happened == [read, Release(id), "step of 2"]
+
+
+def test_a_prompt_of_its_own_waits_for_no_pause_and_takes_what_decodes_along() -> None:
+    pause = Pause()
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20, decode_pause_s=pause)
+    rounds.round()
+    pause.lasts = True
+    rounds.submit(2, Kind.LOCAL, max_tokens=4)
+    rounds.round()
+    rounds.round()
+    assert rounds.happened == ["step of 1", "step of 2"]
+
+
+def test_a_thread_that_pauses_wakes_for_calls() -> None:
+    pause = Pause()
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20, decode_pause_s=pause)
+    rounds.round()
+    pause.lasts = True
+    rounds.round()
+    aborted = threading.Event()
+
+    def abort(core: WorkerCore, now: float) -> None:
+        core.abort(HandoffId(GATEWAY, 1), now)
+        aborted.set()
+
+    rounds.thread.start()
+    rounds.thread.call(abort)
+    assert aborted.wait(10)
+    rounds.thread.stop()
+    assert rounds.happened == ["step of 1"]
+    assert rounds.core.idle

@@ -37,6 +37,7 @@ _FLOAT16_IS_SLOW = (
     "the checkpoint is float16 and runs in it, on a CPU as slowly as float32; dtype bfloat16 is faster, less exact"
 )
 _SCORED_AT_ONCE = 256  # tokens of prompts
+_MANY_PROMPT_TOKENS = 64  # in a step: fewer do not make it much longer
 _MIN_BLOCKS = 2  # a prompt and its next position
 
 
@@ -86,7 +87,7 @@ class TorchRunner:
         assert len(self._done) < 2, "two steps are launched and not collected"
         assert step.carried is None, "a step that is over when its launch returns leaves no token unknown"
         if self._cores is not None:
-            self._cores.begin()
+            self._cores.begin(prompts=len(step.token_ids) - len(step.seq_lens) >= _MANY_PROMPT_TOKENS)
         try:
             with torch.inference_mode():
                 self._done.append(self._run(step))
@@ -133,6 +134,7 @@ class LoadedModel:
     """A runner and what its engine and its worker have to know of the model."""
 
     runner: TorchRunner
+    cores: CoreLease | None  # that the runner takes part in
     fingerprint: str  # whose KV may be exchanged with it
     max_model_len: int  # tokens of one sequence, prompt and generated ones
     vocab_size: int
@@ -157,10 +159,10 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     num_blocks = _num_blocks(engine, layout)
     not_fused = why_not_fused(layout.dtype) if engine.kernels == "auto" else "the configuration says so"
     max_model_len = min(wanted_len, num_blocks * engine.block_size)
+    cores = _cores(engine)
     return LoadedModel(
-        runner=TorchRunner(
-            config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=_cores(engine)
-        ),
+        runner=TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores),
+        cores=cores,
         fingerprint=fingerprint(layout, weights_id(engine.model, config), _rope(config)),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
