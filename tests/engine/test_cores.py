@@ -140,6 +140,17 @@ def test_threads_that_have_to_go_during_a_step_are_put_to_sleep_first(workers: W
     assert workers.recorder.told == [CORES, "spin", "sleep", CORES // 2, "spin"]
 
 
+@SHARED
+def test_a_step_of_prompts_looks_more_often_than_one_that_decodes(workers: Workers) -> None:
+    for prompts, counts in ((True, [CORES, CORES // 2]), (False, [CORES, CORES // 2, CORES])):
+        workers.here.begin(prompts=prompts)
+        workers.tell("decode")
+        workers.here.adjust_for_prompts()
+        assert workers.recorder.counts == counts
+        workers.tell("end")
+        workers.here.end()
+
+
 def test_decoding_pauses_for_three_steps_while_another_worker_computes_prompts(workers: Workers) -> None:
     workers.tell("prompts")
     workers.step_ms(20)

@@ -28,6 +28,7 @@ from services.engine.models.registry import (
 from services.engine.openmp import loaded_openmp
 from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
 from services.engine.runner.cores import CoreLease
+from services.engine.runner.leased_operations import LeasedOperations
 from services.engine.runner.memory import allocate, check_fits, kv_budget
 from services.engine.sampler import sample, score
 from services.protocol.model_dir import ModelError, read_config, read_generation_defaults
@@ -70,6 +71,8 @@ class TorchRunner:
             before_layer=lambda: None if cores is None else cores.adjust(),
         )
         operations = make_operations(self.layout.dtype, fused=fused)
+        if cores is not None:
+            operations = LeasedOperations(operations, cores)
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
 

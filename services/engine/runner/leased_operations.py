@@ -1,0 +1,38 @@
+"""A decoder's small operations, with a look at the core lease before each."""
+
+from torch import Tensor
+
+from services.engine.kernels.base import Operations
+from services.engine.runner.cores import CoreLease
+
+
+class LeasedOperations:
+    """`Operations` between which the number of threads follows what other workers do, while prompts are computed.
+
+    Some matrix products lie between any two of them, and a layer of 2,048 tokens takes as long as another worker's
+    whole decode step. To look before each layer only left that step without a core of its own, and then one idle.
+    """
+
+    def __init__(self, operations: Operations, cores: CoreLease) -> None:
+        self._operations = operations
+        self._cores = cores
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Operations."""
+        self._cores.adjust_for_prompts()
+        return self._operations.norm(x, weight, eps)
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Operations."""
+        self._cores.adjust_for_prompts()
+        return self._operations.add_norm(x, y, weight, eps)
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
+        """See Operations."""
+        self._cores.adjust_for_prompts()
+        self._operations.rotate(heads, cos, signed_sin, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See Operations."""
+        self._cores.adjust_for_prompts()
+        return self._operations.silu_mul(gate_up)
