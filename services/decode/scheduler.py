@@ -9,14 +9,18 @@ from services.engine.sequences import Admission, Sequences
 
 
 class DecodeScheduler:
-    """One token for every running sequence, and beside them at most `prefill_chunk` tokens of local prompts.
+    """One token for every running sequence, and beside them local prompts.
 
-    With nothing to decode, local prompts take the whole budget. They always get a token, or they would wait for ever.
+    Prompts take what is left of the budget; they always get a token, or they would wait for ever. Steps that decode as
+    well have at most `prefill_chunk` tokens of them; by default that is no limit of its own. One of 512 gave streams
+    their tokens after 90 instead of 140 ms, but 64 prompts of 462 tokens took 1.4 times as long on 2 cores.
     """
 
-    def __init__(self, max_num_batched_tokens: int, *, prefill_chunk: int = 512, watermark: float = 0.01) -> None:
+    def __init__(
+        self, max_num_batched_tokens: int, *, prefill_chunk: int | None = None, watermark: float = 0.01
+    ) -> None:
         self._budget = max_num_batched_tokens
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk = max_num_batched_tokens if prefill_chunk is None else prefill_chunk
         self._watermark = watermark
 
     def accepts(self, request: Request) -> bool:

@@ -327,6 +327,16 @@ def test_running_streams_keep_their_pace_beside_a_long_prompt():
         assert len(driven.tokens[handle]) == before + 1
 
 
+def test_a_prompt_takes_what_running_streams_leave_of_a_step():
+    driven = make_engine(scheduler=DecodeScheduler(40))
+    driven.submit([1, 2, 3], 30)
+    driven.step()
+    prompt = driven.submit(list(range(3 * 39)), 2)
+    for has_token in (False, False, True):
+        driven.step()
+        assert (prompt in driven.tokens) is has_token
+
+
 def test_requests_past_their_deadline_are_given_up_wherever_they_are():
     driven = make_engine(max_num_seqs=2)
     for _ in range(4):
