@@ -142,7 +142,9 @@ KvMemoryOption = Annotated[
 KernelsOption = Annotated[
     Kernels, typer.Option(help="auto: fused kernels where they can run (needs numba). torch: its own operations alone.")
 ]
-NumThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads of each worker. Default: all cores, shared by those that step.")]
+NumThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads of each worker. Default: all cores, shared by those that step.")
+]
 TransportOption = Annotated[
     TransportName,
     typer.Option(help="How KV moves. nixl: shared memory, RDMA. grpc: bytes, works anywhere. auto: for each pair of "
