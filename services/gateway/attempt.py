@@ -37,6 +37,7 @@ class Attempt:
     first_token_at: float | None = None
     group: "Group | None" = None
     phase: Phase = Phase.PREFILL
+    decodes_at: WorkerId | None = None  # in DECODE: whose word counts; None: nobody's any more
 
     @property
     def split(self) -> bool:
@@ -64,6 +65,7 @@ class Attempt:
             return False
         completes = self.split and self.phase is not Phase.DECODE and not (self.group and self.group.forked)
         self.phase = Phase.DECODE
+        self.decodes_at = None if self.plan.decode is None else worker
         if self.group is not None:
             self.group.forked = True
         return completes

@@ -54,11 +54,13 @@ class LedgerRow:
     start: int = field(init=False)  # length of its capsule
     num_prompt: int = field(init=False)
     max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
+    length: int = field(init=False)  # of the sequence so far: the index of its next token
     wants_logprobs: bool = field(init=False)  # a token counts as delivered only together with its logprobs
+    only_tokens: bool = field(init=False)  # no logprobs are wanted, of the prompt neither
     generated: "array[int]" = field(default_factory=lambda: array("i"))  # delivered tokens
+    untaken: list[int] = field(default_factory=list)  # the last of them
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not taken yet
     prompt_logprobs: list[TokenLogprobs] | None = field(init=False)  # None: not wanted, or taken
-    taken: int = 0  # of `generated`
     attempt: Attempt | None = None
     attempts: int = 0  # that count against MAX_ATTEMPTS
     lost_with: Counter[WorkerId] = field(default_factory=Counter)  # of them: by whose stream, after their first token
@@ -72,16 +74,12 @@ class LedgerRow:
 
     def __post_init__(self) -> None:
         capsule = self.request.capsules[self.choice]
-        self.start = len(capsule.token_ids)
+        self.start = self.length = len(capsule.token_ids)
         self.num_prompt = capsule.num_prompt
         self.max_len = capsule.max_len
         self.wants_logprobs = capsule.sampling.num_logprobs is not None
         self.prompt_logprobs = None if capsule.sampling.num_prompt_logprobs is None else []
-
-    @property
-    def length(self) -> int:
-        """Of the sequence so far: the index of its next token."""
-        return self.start + len(self.generated)
+        self.only_tokens = not self.wants_logprobs and self.prompt_logprobs is None
 
     def capsule(self) -> Capsule:
         """What the next attempt starts from."""
@@ -102,6 +100,21 @@ class LedgerRow:
         """Tells the reader that there is news."""
         self.on_news(self)
 
+    def deliver(self, tokens: list[int]) -> None:
+        """The next tokens."""
+        self.generated.extend(tokens)
+        self.untaken.extend(tokens)
+        self.length += len(tokens)
+
+    def goes_on(self, said: Row) -> bool:
+        """Takes the usual row: the next tokens, which end nothing. False: it is another one, and nothing was taken."""
+        usual = said.position == self.length < self.max_len - len(said.tokens) and said.cached < 0 and self.only_tokens
+        if not usual or said.finish or not said.tokens:
+            return False
+        self.deliver(said.tokens)
+        self.on_news(self)
+        return True
+
     def still_avoided(self, now: float) -> frozenset[WorkerId]:
         """Workers that refused it and are not to be asked again yet; forgets those whose time is over."""
         self.avoid = {worker: until for worker, until in self.avoid.items() if until > now}
@@ -109,15 +122,16 @@ class LedgerRow:
 
     def take(self) -> Delta | None:
         """All that came since the last call; None: nothing did."""
-        if self.lacks_prompt:
+        if not self.only_tokens and self.lacks_prompt:
             return None
-        tokens = self.generated[self.taken :].tolist()
+        tokens, self.untaken = self.untaken, []
         if not tokens and self.finish is FinishReason.NONE:
             return None
-        self.taken += len(tokens)
+        cached = self.cached_tokens or 0
+        if self.only_tokens:
+            return Delta(tokens, None, self.finish, cached, self.choice)
         logprobs, self.logprobs = self.logprobs, []
         prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        cached = self.cached_tokens or 0
         return Delta(tokens, logprobs if self.wants_logprobs else None, self.finish, cached, self.choice, prompt)
 
 
@@ -202,8 +216,9 @@ class Ledger:
         """Takes the rows of one frame; those of handles that were given up are dropped. Wakes each reader once."""
         for said in rows:
             row = self._by_handle.get(said.handle)
-            if row is not None and row.attempt is not None:
-                self._on_row(worker, row, row.attempt, said)
+            if row is not None and (attempt := row.attempt) is not None:
+                if attempt.decodes_at != worker or not row.goes_on(said):
+                    self._on_row(worker, row, attempt, said)
             elif said.handle in self._groups:
                 for row in self.find(said.handle):
                     self._deliver_prompt(row, said)
@@ -317,7 +332,7 @@ class Ledger:
             return False
         stop = skip + row.max_len - length
         tokens = said.tokens[skip:stop]
-        row.generated.extend(tokens)
+        row.deliver(tokens)
         if row.wants_logprobs and said.logprobs is not None:
             row.logprobs.extend(said.logprobs[skip:stop])
         return bool(tokens)

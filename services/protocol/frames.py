@@ -8,10 +8,11 @@ Logprobs, for the rows that asked (widths >= 0), keep the same order: `sampled` 
 `top_ids` and `top` have width entries for each of their tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
-from typing import NamedTuple
+from functools import partial
+from itertools import accumulate, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,14 +71,21 @@ class Frame:
 
     def rows(self) -> Iterator["Row"]:
         """The frame row by row."""
-        columns = (self.handles, self.positions, self.counts, self.finish, self.cached)
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        tokens = self.tokens.tolist()
-        logprobs = repeat(None) if self.logprobs is None else _row_logprobs(self, self.logprobs)
-        at = 0
-        for handle, position, count, finish, cached in rows:
-            yield Row(handle, position, tokens[at : at + count], _FINISH[finish], cached, next(logprobs))
-            at += count
+        columns = (
+            self.handles.tolist(),
+            self.positions.tolist(),
+            self._tokens_of_rows(),
+            map(_FINISH.__getitem__, self.finish.tolist()),
+            self.cached.tolist(),
+            repeat(None) if self.logprobs is None else _row_logprobs(self, self.logprobs),
+        )
+        return map(_as_row, zip(*columns, strict=False))  # `repeat` has no end
+
+    def _tokens_of_rows(self) -> list[list[int]]:
+        counts, tokens = self.counts.tolist(), self.tokens.tolist()
+        if counts.count(1) == len(counts):
+            return [[token] for token in tokens]
+        return [tokens[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,9 @@ class Row(NamedTuple):
     finish: FinishReason
     cached: int
     logprobs: list[TokenLogprobs] | None  # one for each token, when asked for
+
+
+_as_row: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, Row)  # a row for each token: without a call in Python
 
 
 def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLogprobs] | None]:
