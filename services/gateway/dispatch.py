@@ -20,7 +20,7 @@ from services.gateway.fleet import Fleet, LiveWorker
 from services.gateway.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
 from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow, handles_needed
 from services.gateway.links import LinkRefused, WorkerLink
-from services.gateway.reader import Reader
+from services.gateway.reader import Reader, Relays
 from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
 from services.prefix_index.base import PrefixIndex
 from services.protocol.frames import Failure, Frame, Load
@@ -70,6 +70,7 @@ class Dispatcher:
         self._links = {address: WorkerLink(address, self) for address in addresses}
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}  # of the links, while `run` runs
         self._fleet = Fleet(index)
+        self._relays = Relays()
         self._incarnation = secrets.randbits(64)
         self._costs = CostModel()
         self._ledger = Ledger(self._send, self._loop.time, observer, self._costs)
@@ -115,7 +116,7 @@ class Dispatcher:
         """See Generator."""
         if len(self._ledger) + len(request.capsules) > self._max_waiting:
             raise Overloaded(f"{len(self._ledger)} of at most {self._max_waiting} choices are in flight already")
-        reader = Reader(self._place, self._ledger.close)
+        reader = Reader(self._place, self._ledger.close, self._relays)
         rows = [self._ledger.open(request, choice, reader.wake) for choice in range(len(request.capsules))]
         timer = self._loop.call_at(rows[0].deadline, self._expire, rows)
         try:

@@ -2,6 +2,7 @@
 
 Its task either asks for the next delta, or has deltas relayed: then plain news never wakes the task. They are handed
 on from the loop, once for each turn of it in which there were any, and the task sleeps until something takes waiting.
+A frame brings news for many readers: one callback sees to all of them.
 """
 
 import asyncio
@@ -15,14 +16,39 @@ from services.gateway.router import NoPlan
 _Take = Callable[[Delta], bool]
 
 
+class Relays:
+    """Readers with deltas to hand on, in this turn of the loop."""
+
+    def __init__(self) -> None:
+        self._readers: list[Reader] = []
+
+    def add(self, reader: "Reader") -> None:
+        """Has its `hand_on` called soon."""
+        if not self._readers:
+            asyncio.get_running_loop().call_soon(self._hand_on)
+        self._readers.append(reader)
+
+    def _hand_on(self) -> None:
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.hand_on()
+
+
 class Reader:
-    """A `Generation` over ledger rows, one for each choice. `place` starts attempts of rows, `close` ends a row."""
+    """A `Generation` over ledger rows, one for each choice.
+
+    `place` starts attempts of rows, `close` ends a row, `relays` are those of all readers.
+    """
 
     def __init__(
-        self, place: Callable[[Sequence[LedgerRow]], Awaitable[NoPlan | None]], close: Callable[[LedgerRow], None]
+        self,
+        place: Callable[[Sequence[LedgerRow]], Awaitable[NoPlan | None]],
+        close: Callable[[LedgerRow], None],
+        relays: Relays,
     ) -> None:
         self._place = place
         self._close = close
+        self._relays = relays
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # what is relayed runs for this request, whoever brought the news
         self._rows: Sequence[LedgerRow] = ()
@@ -48,7 +74,7 @@ class Reader:
             self._news.set()
         elif not self._relay_due:
             self._relay_due = True
-            self._loop.call_soon(self._relay_woken, context=self._context)
+            self._relays.add(self)
 
     async def next(self) -> Delta:
         """See Generation."""
@@ -77,10 +103,11 @@ class Reader:
         self._woken.pop(row, None)
         self._lost.pop(row, None)
 
-    def _relay_woken(self) -> None:
+    def hand_on(self) -> None:
+        """Relays what is there, if that is still wanted. Raises nothing."""
         self._relay_due = False
         if self._take is not None and self._relay_over is False:
-            self._hand_on(self._take)
+            self._context.run(self._hand_on, self._take)
             if self._lost or self._relay_over is not False:
                 self._news.set()
 

@@ -71,7 +71,7 @@ class ChunkTemplate:
 
     def plain(self, choice: int, text: str) -> bytes:
         """A chunk with nothing but text."""
-        return self._opened(choice) + orjson.dumps(text) + self._plain_end
+        return (self._before.get(choice) or self._opened(choice)) + orjson.dumps(text) + self._plain_end
 
     def full(self, update: Update, logprobs: object) -> bytes:
         """A chunk with everything."""

@@ -56,7 +56,7 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
         """False: the client does not read fast enough, so what comes next has to wait; or there was the last update."""
         nonlocal events
         events = answer.chunk(update) if update.worth_a_chunk else b""
-        return not updates.done and (not events or exchange.write_now(events))
+        return not events or updates.done or exchange.write_now(events)
 
     while not updates.done:
         await exchange.write(events)

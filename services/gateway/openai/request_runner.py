@@ -91,7 +91,11 @@ class RequestRunner(Generic[Request]):
             ]
             wanted = GenerationRequest(request_id, capsules, timeout_s, num_choices)
             async with self._generator.generate(wanted) as generation:
-                yield Updates(generation, choices, num_choices, record, self._metrics)
+                updates = Updates(generation, choices, num_choices, record, self._metrics)
+                try:
+                    yield updates
+                finally:
+                    record.generated_tokens = updates.num_generated
             self._metrics.duration.observe(monotonic() - record.arrived)
         except GenerationError as error:
             raise from_generation_error(error, self.dialect.prompt_param) from error
@@ -182,7 +186,6 @@ class Updates:
         self._metrics = metrics
         self._last: list[float | None] = [None] * len(choices)  # when each one's last update came
         self._num_open = len(choices)
-        self._num_generated = 0
 
     @property
     def num_choices(self) -> int:
@@ -210,13 +213,16 @@ class Updates:
         if not self.done:
             await self._generation.relay(take_delta)
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far, of all choices."""
+        return sum(choice.num_generated for choice in self._choices)
+
     def _update(self, delta: Delta) -> Update:
         self._note_time(delta)
         choice = self._choices[delta.choice]
         before = choice.num_generated
         update = choice.take(delta)
-        self._num_generated += choice.num_generated - before
-        self._record.generated_tokens = self._num_generated
         self._metrics.tokens.generated += choice.num_generated - before
         if update.finish_reason is not None:
             self._num_open -= 1
@@ -240,4 +246,4 @@ class Updates:
 
     def usage(self) -> Usage:
         """So far. A prompt counts once, however many choices it has."""
-        return Usage(self._record.prompt_tokens or 0, self._num_generated, self._record.cached_tokens or 0)
+        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0)

@@ -41,12 +41,20 @@ class ByteDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = skipped
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._whole_texts = tokenizer.whole_texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._inside = False  # a character whose last bytes are still to come
 
     def feed(self, tokens: list[int]) -> str:
         """See Detokenizer. Bytes that cannot be UTF-8 become U+FFFD."""
+        if len(tokens) == 1 and not self._inside:  # as streams bring them
+            text = self._whole_texts[tokens[0]]
+            if text is not None:
+                return text
         skipped = self._skipped
-        return self._decode(b"".join([self._token_bytes(token) for token in tokens if token not in skipped]))
+        text = self._decoder.decode(b"".join([self._token_bytes(token) for token in tokens if token not in skipped]))
+        self._inside = bool(self._decoder.getstate()[0])
+        return text
 
 
 class StreamDetokenizer:

@@ -20,12 +20,16 @@ class Piece(NamedTuple):
 
 
 class SequenceText:
-    """Detokenizes one sequence and scans it for stop strings, which end it only after `min_tokens` tokens."""
+    """Detokenizes one sequence and scans it for stop strings, which end it only after `min_tokens` tokens.
+
+    extend: turns the next tokens into text, where there are no stop strings to look for; None: `feed` has to.
+    """
 
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
         self._unscanned = min_tokens
+        self.extend = None if stops else detokenizer.feed
 
     def feed(self, tokens: list[int]) -> Piece:
         """Takes the next tokens. Not to be called again after a piece that stopped."""

@@ -30,6 +30,7 @@ class Tokenizer:
     byte_level: True when a text is nothing but the bytes of its tokens, one after the other.
     special_tokens: `bos_token` and the like, for chat templates.
     special_ids: tokens that are not text.
+    whole_texts: what a token adds to a text where that is whole characters; None where it is not, or is special.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
@@ -43,6 +44,7 @@ class Tokenizer:
         self._added_ids = frozenset(added)
         self._byte_alphabet = _byte_level_alphabet()
         self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met
+        self.whole_texts = _WholeTexts(self)
         self._longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
@@ -85,6 +87,22 @@ class Tokenizer:
         if _SPACE_MARK in piece:
             return piece.replace(_SPACE_MARK, " ").encode()
         return self.backend.decode([token_id]).encode()
+
+
+class _WholeTexts(dict[int, str | None]):
+    """By token; filled as tokens are met, and read once for each token of a stream."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            special = token_id in self._tokenizer.special_ids
+            text = None if special else self._tokenizer.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self[token_id] = text
+        return text
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
