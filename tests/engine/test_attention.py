@@ -146,9 +146,23 @@ def test_groups_of_queries(num_heads: int, num_kv_heads: int) -> None:
     check(Case([50, 20, 90], [1, 20, 33], num_heads=num_heads, num_kv_heads=num_kv_heads))
 
 
+def test_groups_of_more_than_four_queries_in_bfloat16() -> None:
+    check(Case([50, 20, 190], [1, 20, 1], num_heads=10, num_kv_heads=2, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 32, 64])
 def test_block_sizes(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size))
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_block_sizes_in_bfloat16(block_size: int) -> None:
+    check(Case(*MIXED, block_size=block_size, dtype=torch.bfloat16))
+
+
+def test_prompts_longer_than_what_amx_takes_at_once() -> None:
+    """Keys in several segments, rows in several tiles."""
+    check(Case([1100, 1300, 3], [1100, 20, 1], head_dim=128, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("count", [TILE - 1, TILE, TILE + 1, 3 * TILE + 7])

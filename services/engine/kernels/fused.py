@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels import small
-from services.engine.kernels.amx import tile_config
+from services.engine.kernels import small, tile_decode
+from services.engine.kernels.amx import has_amx, tile_config
 from services.engine.kernels.base import Singles, Tiles
 from services.engine.kernels.decode_attention import make_decode_attention
 from services.engine.kernels.elements import ELEMENTS
@@ -78,7 +78,13 @@ class PagedKernels:
         self._layout = layout
         self._scale = float_argument(scale * LOG2_E)
         self._store = _compiled("make_store_kv", layout.dtype)
-        self._attend = _compiled_attention(layout.dtype, layout.head_dim, group, layout.block_size)
+        self._config, self._scratch = tile_config(), np.empty(0, dtype=np.uint8)
+        if _by_tiles(layout, group):
+            self._attend = _compiled_tile_decode(layout.head_dim, group, layout.block_size)
+            size = tile_decode.scratch_bytes(layout.head_dim)
+            self._scratch = np.empty(self._team.max_threads * size + 64, dtype=np.uint8)
+        else:
+            self._attend = _compiled_attention(layout.dtype, layout.head_dim, group, layout.block_size)
 
     def store(self, layer: int, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See `Paged.store`."""
@@ -119,6 +125,8 @@ class PagedKernels:
             singles.seq_lens.data_ptr(),
             int(singles.begun),
             self._scale,
+            self._config.ctypes.data,
+            _on_border(self._scratch),
         )
 
 
@@ -160,8 +168,19 @@ class AmxTiles:
             int(tiles.begun),
             self._scale,
             self._config.ctypes.data,
-            -(-self._scratch.ctypes.data // 64) * 64,
+            _on_border(self._scratch),
         )
+
+
+def _by_tiles(layout: KvLayout, group: int) -> bool:
+    """Whether AMX decodes."""
+    fits = layout.head_dim % 32 == 0 and layout.block_size % 16 == 0 and group <= tile_decode.MAX_GROUP
+    return layout.dtype == "bfloat16" and fits and has_amx()
+
+
+def _on_border(scratch: np.ndarray) -> int:
+    """Address of the first cache line that begins in it."""
+    return -(-scratch.ctypes.data // 64) * 64
 
 
 def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
@@ -182,3 +201,8 @@ def _compiled_attention(dtype: str, head_dim: int, group: int, block_size: int) 
 @cache
 def _compiled_tiles(head_dim: int, group: int, block_size: int) -> Kernel:
     return make_tile_attention(head_dim, group, block_size)
+
+
+@cache
+def _compiled_tile_decode(head_dim: int, group: int, block_size: int) -> Kernel:
+    return tile_decode.make_tile_decode(head_dim, group, block_size)

@@ -65,6 +65,16 @@ _LN_2 = math.log(2)
 _EXP2 = tuple(map(float32, (0.99992522, 0.69583354, 0.22606716, 0.07802452)))
 
 
+@njit
+def exp2(x: Any) -> Any:
+    """2**x of a vector, to 1e-4 of it; 0 where that is too small."""
+    f = above_whole(x)
+    y = multiply_add(spread(_EXP2[3]), f, spread(_EXP2[2]))
+    y = multiply_add(y, f, spread(_EXP2[1]))
+    y = multiply_add(y, f, spread(_EXP2[0]))
+    return times_power(y, x)
+
+
 def max_rows(head_dim: int) -> int:
     """Query tokens of a tile times their heads: with a segment of as many keys, half of a large L2 cache."""
     return max(256, 65536 // _padded(head_dim))
@@ -188,14 +198,6 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
             c = larger_of(load_floats(at + 4 * _LINE), c)
             d = larger_of(load_floats(at + 6 * _LINE), d)
         return larger_of(larger_of(a, b), larger_of(c, d))
-
-    @njit
-    def exp2(x: Any) -> Any:
-        f = above_whole(x)
-        y = multiply_add(spread(_EXP2[3]), f, spread(_EXP2[2]))
-        y = multiply_add(y, f, spread(_EXP2[1]))
-        y = multiply_add(y, f, spread(_EXP2[0]))
-        return times_power(y, x)
 
     @njit
     def weigh(scores: int, count: int, scale: Any, reference: Any) -> Any:

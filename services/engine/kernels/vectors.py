@@ -210,17 +210,85 @@ def transpose_pairs(builder: Any, source: Any, source_stride: Any, target: Any, 
         _store(builder, _row(builder, target, target_stride, i), row)
 
 
+@_builtin(types.void, int64, int64, int64, int64)
+def transpose_quads(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
+    """16 rows of 4 words to 4 of 16. Strides: bytes from row to row."""
+    quad = ir.VectorType(_WORD, 4)
+    quads = [_load(builder, _row(builder, source, source_stride, i), quad) for i in range(LANES)]
+    rows = []
+    for i in range(4):
+        low = _shuffle(builder, quads[i], quads[i + 4], list(range(8)))
+        high = _shuffle(builder, quads[i + 8], quads[i + 12], list(range(8)))
+        rows.append(_shuffle(builder, low, high, list(range(LANES))))
+    for i, row in enumerate(_transposed(builder, rows)):
+        _store(builder, _row(builder, target, target_stride, i), row)
+
+
+@_builtin(types.void, int64, int64, int64, int64)
+def interleave(builder: Any, first: Any, second: Any, target: Any, other: Any) -> None:
+    """Pairs of two rows of 32 bfloat16: of the first four of each eight to one target, of the rest to the other."""
+    halves = [_load(builder, address, ir.VectorType(_HALF, 32)) for address in (first, second)]
+    for start, address in ((0, target), (4, other)):
+        lanes = [8 * i + start + j + row for i in range(4) for j in range(4) for row in (0, 32)]
+        _store(builder, address, _shuffle(builder, halves[0], halves[1], lanes))
+
+
+@_builtin(types.void, int64, floats, floats)
+def store_in_order(builder: Any, address: Any, first: Any, second: Any) -> None:
+    """32 float32, of what `interleave` took apart, as bfloat16. For values of `round_half_even`."""
+    lanes = [i // 8 * 4 + i % 4 + i % 8 // 4 * LANES for i in range(32)]
+    both = _shuffle(builder, builder.bitcast(first, _WORDS), builder.bitcast(second, _WORDS), lanes)
+    words = ir.VectorType(_WORD, 32)
+    _store(builder, address, builder.trunc(builder.lshr(both, ir.Constant(words, [16] * 32)), ir.VectorType(_HALF, 32)))
+
+
+@_builtin(types.void, int64, floats)
+def store_cut(builder: Any, address: Any, value: Any) -> None:
+    """16 bfloat16, without what they have no room for."""
+    _store(builder, address, builder.trunc(builder.lshr(builder.bitcast(value, _WORDS), _words(16)), _HALVES))
+
+
+@_builtin(floats)
+def lane_numbers(builder: Any) -> Any:
+    """0 to 15."""
+    return ir.Constant(_FLOATS, list(range(LANES)))
+
+
+@_builtin(float32, floats)
+def highest_lane(builder: Any, value: Any) -> Any:
+    """Of lanes that are not NaN."""
+    return builder.call(_function(builder, "llvm.vector.reduce.fmax.v16f32", value), [value], fastmath=("nnan",))
+
+
+@_builtin(float32, floats)
+def sum_of_lanes(builder: Any, value: Any) -> Any:
+    """In any order."""
+    zero = ir.FloatType()(0.0)
+    return builder.call(
+        _function(builder, "llvm.vector.reduce.fadd.v16f32", zero, value), [zero, value], fastmath=("reassoc",)
+    )
+
+
+def _function(builder: Any, name: str, *arguments: Any) -> Any:
+    """An LLVM intrinsic that returns a float32."""
+    function_type = ir.FunctionType(ir.FloatType(), [argument.type for argument in arguments])
+    return cgutils.get_or_insert_function(builder.module, function_type, name)
+
+
 def _row(builder: Any, address: Any, stride: Any, number: int) -> Any:
     return builder.add(address, builder.mul(stride, stride.type(number)))
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Swaps the squares beside the diagonal, of 8 rows and columns, then of 4 in each of these, of 2, of 1."""
-    rows = list(rows)
-    for size in (8, 4, 2, 1):
+    """Swaps the squares beside the diagonal: of half as many columns as there are rows, then of half of that, to 1.
+
+    Of fewer than 16 rows, each stretch of as many columns is transposed.
+    """
+    rows, size = list(rows), len(rows)
+    while size := size // 2:
         upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
         lower = [lane + size if not lane & size else LANES + lane for lane in range(LANES)]
-        for i in range(LANES):
+        for i in range(len(rows)):
             if not i & size:
                 pair = rows[i], rows[i + size]
                 rows[i], rows[i + size] = _shuffle(builder, *pair, upper), _shuffle(builder, *pair, lower)

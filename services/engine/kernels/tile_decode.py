@@ -1,0 +1,229 @@
+"""Attention of single tokens over paged KV in bfloat16, by AMX: what `decode_attention` does, in less time.
+
+All query heads of a KV head are taken together; of a tile's 16 rows or columns for them, most stay unused:
+
+    scores  [keys, heads]     = K [keys, head_dim] x Q^T [head_dim, heads]    float32, K where it lies
+    weights [heads, keys]     = exp2(scores - highest)^T, bfloat16
+    sums    [heads, head_dim] += weights x V [keys, head_dim]                 float32
+"""
+
+import math
+from typing import Any
+
+from numba import float32, int64, njit
+
+from services.engine.kernels import amx
+from services.engine.kernels.intrinsics import (
+    LOG2_E,
+    float64_of,
+    float_pointer,
+    half_pointer,
+    int_pointer,
+    load_bfloat16,
+    prefetch,
+    word_pointer,
+)
+from services.engine.kernels.per_item import per_item
+from services.engine.kernels.tile_attention import exp2
+from services.engine.kernels.vectors import (
+    LANES,
+    highest_lane,
+    interleave,
+    lane_numbers,
+    larger_of,
+    load_floats,
+    multiply_add,
+    round_half_even,
+    round_half_up,
+    spread,
+    store_cut,
+    store_floats,
+    store_in_order,
+    sum_of_lanes,
+    transpose_quads,
+    where_above,
+)
+
+MAX_GROUP = LANES
+_load_0, _load_1, _load_4, _load_5, _load_6 = amx.load[0], amx.load[1], *amx.load[4:7]
+_store_0, _store_1 = amx.store[:2]
+_zero_0 = amx.zero[0]
+_add_4_6_to_0, _add_4_5_to_0, _add_4_6_to_1 = (amx.add_product(*tiles) for tiles in ((0, 4, 6), (0, 4, 5), (1, 4, 6)))
+
+_CHUNK = 128  # keys at a time
+_AHEAD = 32  # keys, of what is asked for in advance
+_LINE, _TILE_BYTES = 64, 1024
+_LOWEST = float32(-1e30)
+_LN_2 = math.log(2)
+
+
+def scratch_bytes(head_dim: int) -> int:
+    """That a thread needs."""
+    return _CHUNK * (head_dim * 2 + LANES * 10) + head_dim * (32 + 64 + 2) + 18 * _LINE
+
+
+def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
+    """Arguments: those of `make_decode_attention`; a tile configuration; scratch_bytes for each thread, on a 64-byte
+    border. head_dim: a multiple of 32; block_size: of 16; group: up to MAX_GROUP.
+    """
+    num_steps, num_columns = head_dim // 32, head_dim // 16
+    row_bytes, plane_bytes = head_dim * 2, block_size * head_dim * 2
+    thread_bytes = scratch_bytes(head_dim)
+
+    @njit
+    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
+        return pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * 2
+
+    @njit
+    def multiply_keys(pool: int, block_stride: int, table: Any, first: int, count: int, q: int, scores: int) -> None:
+        """Asks for their values meanwhile, and for keys further on."""
+        for k in range(0, count, 16):
+            keys = key_at(pool, block_stride, table, first + k)
+            later = key_at(pool, block_stride, table, first + min(k + _AHEAD, count - 1) // 16 * 16)
+            for line in range(0, 16 * row_bytes, _LINE):
+                prefetch(later + line)
+                prefetch(keys + plane_bytes + line)
+            _zero_0()
+            for step in range(num_steps):
+                _load_4(keys + step * _LINE, row_bytes)
+                _load_6(q + step * _TILE_BYTES, _LINE)
+                _add_4_6_to_0()
+            _store_0(scores + k * _LINE, _LINE)
+
+    @njit
+    def pair_values(
+        pool: int, block_stride: int, table: Any, first: int, count: int, nothing: int, values: int
+    ) -> None:
+        """As tiles of [16 pairs of keys, 16 columns]. nothing: a row of zeros."""
+        for k in range(0, (count + 31) // 32 * 32, 2):
+            even = odd = nothing
+            if k < count:
+                even = key_at(pool, block_stride, table, first + k) + plane_bytes
+            if k + 1 < count:
+                odd = even + row_bytes
+            target = values + k // 32 * num_columns * _TILE_BYTES + k % 32 * (_LINE // 2)
+            for step in range(num_steps):
+                at = target + step * 2 * _TILE_BYTES
+                interleave(even + step * _LINE, odd + step * _LINE, at, at + _TILE_BYTES)
+
+    @njit
+    def multiply_values(weights: int, values: int, sums: int, count: int) -> None:
+        for column in range(0, num_columns, 2):
+            at = sums + column * _TILE_BYTES
+            _load_0(at, _LINE)
+            _load_1(at + _TILE_BYTES, _LINE)
+            for k in range(0, count, 32):
+                tile = values + (k // 32 * num_columns + column) * _TILE_BYTES
+                _load_4(weights + k * 2, _CHUNK * 2)
+                _load_5(tile, _LINE)
+                _load_6(tile + _TILE_BYTES, _LINE)
+                _add_4_5_to_0()
+                _add_4_6_to_1()
+            _store_0(at, _LINE)
+            _store_1(at + _TILE_BYTES, _LINE)
+
+    @njit
+    def hide(scores: int, count: int, begin: int, end: int) -> None:
+        """Of `count` keys, those before `begin` and from `end` on."""
+        for k in range(0, count, LANES):
+            if k < begin or k + LANES > end:
+                number = lane_numbers() + spread(float32(k))
+                seen = where_above(spread(float32(end)), number, load_floats(scores + k * 4), spread(_LOWEST))
+                seen = where_above(spread(float32(begin)), number, spread(_LOWEST), seen)
+                store_floats(scores + k * 4, seen)
+
+    @njit
+    def soften(scores: int, count: int, scale: float, top: Any, total: int, sums: int, weights: int) -> None:
+        """The softmax of one head."""
+        highest = spread(_LOWEST)
+        for k in range(0, count, LANES):
+            highest = larger_of(load_floats(scores + k * 4), highest)
+        reference = max(top[0], highest_lane(highest) * scale)
+        of_total = load_floats(total)
+        if reference > top[0]:
+            shrink = exp2(spread(top[0] - reference))
+            of_total = of_total * shrink
+            for column in range(num_columns):
+                at = sums + column * _TILE_BYTES
+                store_floats(at, load_floats(at) * shrink)
+            top[0] = reference
+        for k in range(0, count, LANES):
+            weight = exp2(multiply_add(load_floats(scores + k * 4), spread(scale), spread(-reference)))
+            of_total = of_total + weight
+            store_cut(weights + k * 2, round_half_up(weight))
+        store_floats(total, of_total)
+
+    @njit(error_model="numpy")
+    def work(a: Any, item: int, thread: int) -> None:
+        kv_heads, scale = a[5], float32(float64_of(a[19]))
+        row, head = item // kv_heads, item % kv_heads
+        first_key, length = int64(int_pointer(a[16])[row]), int64(int_pointer(a[17])[row])
+        first_head = int64(int_pointer(a[10])[row]) * kv_heads * group + head * group
+        pool, table = a[11] + head * a[13] * 2, int_pointer(a[14] + row * a[15] * 4)
+
+        values = a[21] + thread * thread_bytes
+        q = values + _CHUNK * row_bytes
+        raw = q + num_steps * _TILE_BYTES
+        scores = raw + _CHUNK * _LINE
+        weights = scores + _CHUNK * LANES * 4
+        sums = weights + _CHUNK * LANES * 2
+        totals = sums + num_columns * _TILE_BYTES
+        tops = totals + LANES * _LINE
+        nothing = tops + _LINE
+        saved = nothing + row_bytes
+
+        begun = a[18] != 0 and first_key > 0
+        for step in range(num_steps):
+            store_floats(nothing + step * _LINE, spread(float32(0)))
+        for g in range(group):
+            words = word_pointer(a[6] + (int64(int_pointer(a[10])[row]) * a[7] + (head * group + g) * head_dim) * 2)
+            for w in range(head_dim // 2):
+                word_pointer(q)[w * LANES + g] = words[w]
+            store_floats(totals + g * _LINE, spread(float32(0)))
+            float_pointer(tops)[g] = _LOWEST
+            for column in range(num_columns):
+                store_floats(sums + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
+            if begun:
+                float_pointer(totals + g * _LINE)[0] = float32(1)
+                float_pointer(tops)[g] = float_pointer(a[9])[first_head + g] * float32(LOG2_E)
+                before = half_pointer(a[8] + (first_head + g) * row_bytes)
+                for d in range(head_dim):
+                    tile = sums + (d // 32 * 2 + d % 8 // 4) * _TILE_BYTES + g * _LINE
+                    float_pointer(tile)[d % 32 // 8 * 4 + d % 4] = load_bfloat16(before, d)
+
+        amx.save_config(saved)
+        amx.load_config(a[20])
+        for first in range(first_key // 16 * 16, length, _CHUNK):
+            count = min(_CHUNK, length - first)
+            rounded = (count + 31) // 32 * 32
+            multiply_keys(pool, a[12], table, first, count, q, raw)
+            for quad in range(0, group, 4):
+                for k in range(0, count, LANES):
+                    transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * _CHUNK + k) * 4, _CHUNK * 4)
+            pair_values(pool, a[12], table, first, count, nothing, values)
+            for g in range(group):
+                own = scores + g * _CHUNK * 4
+                hide(own, rounded, first_key - first, count)
+                soften(
+                    own,
+                    rounded,
+                    scale,
+                    float_pointer(tops + g * 4),
+                    totals + g * _LINE,
+                    sums + g * _LINE,
+                    weights + g * _CHUNK * 2,
+                )
+            multiply_values(weights, values, sums, rounded)
+        amx.load_config(saved)
+
+        for g in range(group):
+            total = sum_of_lanes(load_floats(totals + g * _LINE))
+            factor = spread(float32(1) / total)
+            for step in range(num_steps):
+                at = sums + 2 * step * _TILE_BYTES + g * _LINE
+                low, high = load_floats(at) * factor, load_floats(at + _TILE_BYTES) * factor
+                target = a[8] + (first_head + g) * row_bytes + step * _LINE
+                store_in_order(target, round_half_even(low), round_half_even(high))
+            float_pointer(a[9])[first_head + g] = (float_pointer(tops)[g] + math.log2(total)) * float32(_LN_2)
+
+    return per_item(work)
