@@ -88,7 +88,8 @@ class Case:
         results = []
         for layer in range(NUM_LAYERS):
             self.attention.write(plan, layer, *self.kv[layer, :, chosen])
-            results.append(self.attention.attend(plan, layer, self.q[layer], *self.kv[layer, :, chosen]))
+            out, lse = self.attention.attend(plan, layer, self.q[layer], *self.kv[layer, :, chosen])
+            results.append((out.clone(), lse.clone()))
         return results
 
     def expected(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -40,6 +40,12 @@ class Attention(Protocol[PlanT]):
         anything are not read, whatever the table says of them.
         """
 
+    def kernel_inputs(self, plan: PlanT) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+        """Where `write` and `attend` only run kernels: which numbers and which tensors of the plan these depend on.
+
+        See `Operations.replay`.
+        """
+
     def write(self, plan: PlanT, layer: int, k: Tensor, v: Tensor) -> None:
         """Stores the new tokens' K and V, [T, kv_heads, head_dim] each, in the pool."""
 
@@ -47,5 +53,6 @@ class Attention(Protocol[PlanT]):
         """Causal attention of q [T, heads, head_dim] over each row's KV, which `write` has completed for this layer.
 
         k and v are what `write` was given: the step's own keys need not be read back from the pool.
-        Returns the output, shaped like q, and the log-sum-exp of the scores, float32[T, heads].
+        Returns the output, shaped like q, and the log-sum-exp of the scores, float32[T, heads]. They hold until the
+        next call.
         """

@@ -54,6 +54,7 @@ class CpuPlan:
     several: Any  # None: nothing for it to do
     singles: Singles | None
     masked: _Masked | None
+    outputs: tuple[Tensor, Tensor] | None  # where all is kernels': what `attend` returns of each layer in turn
 
 
 class CpuAttention:
@@ -73,6 +74,7 @@ class CpuAttention:
         self._pool = pool
         self._layout = layout
         self._before_layer = before_layer
+        self._num_heads = num_heads
         self._masked = TorchAttention(pool, layout, num_heads, scale)
         group = num_heads // layout.num_kv_heads
         self._kernels = make_paged(pool, layout, group, scale, fused=fused)
@@ -88,12 +90,23 @@ class CpuAttention:
         by_mask = ~by_kernel & (is_single | (window is not None))
         several = np.flatnonzero(~by_kernel & ~by_mask)
         singles, shared = self._singles(queries, np.flatnonzero(by_kernel), window)
+        is_kernels = bool(by_kernel.all()) and not shared
         return CpuPlan(
             offsets=self._offsets(queries),
             several=self._several.prepare(queries, several, shared) if len(several) or shared else None,
             singles=singles,
             masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
+            outputs=self._outputs(int(queries.query_starts[-1])) if is_kernels else None,
         )
+
+    def kernel_inputs(self, plan: CpuPlan) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+        """See `Attention.kernel_inputs`."""
+        if plan.outputs is None or plan.singles is None:
+            return None
+        singles = plan.singles
+        numbers = len(singles.tokens), singles.tables.stride(0), int(singles.begun)
+        tensors = singles.tokens, singles.tables, singles.first_keys, singles.seq_lens
+        return numbers, (plan.offsets, *plan.outputs, *tensors)
 
     def write(self, plan: CpuPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
@@ -111,8 +124,7 @@ class CpuAttention:
 
     def attend(self, plan: CpuPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`."""
-        out = q.new_empty(q.shape)
-        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        out, lse = plan.outputs or self._outputs(len(q))
         if plan.several is not None:
             self._several.attend(plan.several, layer, q, k, v, out, lse)
         if plan.singles is not None and self._kernels is not None:
@@ -121,6 +133,10 @@ class CpuAttention:
             tokens = plan.masked.tokens
             out[tokens], lse[tokens] = self._masked.attend(plan.masked.plan, layer, q[tokens], k, v)
         return out, lse
+
+    def _outputs(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        out = self._pool.new_empty(num_tokens, self._num_heads, self._layout.head_dim)
+        return out, self._pool.new_empty(out.shape[:2], dtype=torch.float32)
 
     def _offsets(self, queries: PagedQueries) -> Tensor:
         """Where the step's tokens go. Clears every block whose first position is among them."""

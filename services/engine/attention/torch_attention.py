@@ -82,6 +82,9 @@ class TorchAttention:
             return StepPlan(slots, parts, None)
         return StepPlan(slots, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
 
+    def kernel_inputs(self, plan: StepPlan) -> None:
+        """See `Attention.kernel_inputs`."""
+
     def write(self, plan: StepPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
         plane, head_dim = self._layout.block_size, self._layout.head_dim

@@ -1,13 +1,21 @@
 """The small operations between a decoder's matrix products: one interface, for torch and for fused kernels."""
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+T = TypeVar("T")
+
 
 class Operations(Protocol):
-    """Tensors are contiguous but for `heads`, and of one dtype."""
+    """Tensors are of one dtype. Elements of a row are next to each other; rows may lie apart, but not those of x."""
+
+    def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
+        """What `body` returns, which only runs kernels. They may run when it ends, or as they did in an earlier call
+        with this key, but on these inputs; they have no others. The result holds until the next call.
+        """
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm of [T, width] over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""

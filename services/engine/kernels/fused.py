@@ -3,10 +3,11 @@
 Compiled when a runner is made, in a second or two for each dtype and shape of heads, and kept for the process.
 """
 
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
@@ -16,34 +17,49 @@ from services.engine.kernels.base import Singles, Tiles
 from services.engine.kernels.decode_attention import make_decode_attention
 from services.engine.kernels.elements import ELEMENTS
 from services.engine.kernels.intrinsics import LOG2_E
-from services.engine.kernels.team import Kernel, Team, float_argument
+from services.engine.kernels.team import Kernel, float_argument, the_team
 from services.engine.kernels.tile_attention import make_tile_attention, max_rows, scratch_bytes
+
+T = TypeVar("T")
 
 
 class FusedOperations:
     """See `Operations`. For the dtypes of `ELEMENTS`."""
 
     def __init__(self, dtype: str) -> None:
-        self._team = Team()
+        self._team = the_team()
         self._add_norm = _compiled("make_add_norm", dtype)
         self._rotate = _compiled("make_rotate", dtype)
         self._silu_mul = _compiled("make_silu_mul", dtype)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.norm`."""
-        return self._norm(x, 0, weight, eps)
+        return self._norm(x, 0, 0, weight, eps)
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.add_norm`."""
-        return self._norm(x, y.data_ptr(), weight, eps)
+        return self._norm(x, y.data_ptr(), y.stride(0), weight, eps)
 
-    def _norm(self, x: Tensor, y: int, weight: Tensor, eps: float) -> Tensor:
+    def _norm(self, x: Tensor, y: int, y_stride: int, weight: Tensor, eps: float) -> Tensor:
         rows, width = x.shape
-        out = torch.empty_like(x)
+        out = self._team.empty(rows, width, x.dtype)
         self._team.run(
-            self._add_norm, rows, x.data_ptr(), y, weight.data_ptr(), out.data_ptr(), width, float_argument(eps)
+            self._add_norm,
+            rows,
+            x.data_ptr(),
+            y,
+            y_stride,
+            weight.data_ptr(),
+            out.data_ptr(),
+            out.stride(0),
+            width,
+            float_argument(eps),
         )
         return out
+
+    def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
+        """See `Operations.replay`."""
+        return self._team.replay(key, inputs, body)
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
         """See `Operations.rotate`."""
@@ -64,8 +80,10 @@ class FusedOperations:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `Operations.silu_mul`."""
         rows, width = len(gate_up), gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, width)
-        self._team.run(self._silu_mul, rows, gate_up.data_ptr(), out.data_ptr(), width)
+        out = self._team.empty(rows, width, gate_up.dtype)
+        self._team.run(
+            self._silu_mul, rows, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), width
+        )
         return out
 
 
@@ -73,7 +91,7 @@ class PagedKernels:
     """See `Paged`."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
-        self._team = Team()
+        self._team = the_team()
         self._pool = pool
         self._layout = layout
         self._scale = float_argument(scale * LOG2_E)
@@ -134,7 +152,7 @@ class AmxTiles:
     """See `PagedTiles`. bfloat16, on processors with AMX."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
-        self._team = Team()
+        self._team = the_team()
         self._pool = pool
         self._layout = layout
         self._scale = float_argument(scale * LOG2_E)

@@ -105,19 +105,40 @@ def fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
     return int64(types.CPointer(int64), int64), generate
 
 
-@intrinsic
-def prefetch(_context: Any, _address: Any) -> Any:
-    """Asks for the cache line at this address."""
+def _prefetch(locality: int) -> Any:
+    """Asks for the cache line at an address."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
-        function_type = ir.FunctionType(ir.VoidType(), [bytes_pointer, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        line = builder.inttoptr(arguments[0], bytes_pointer)
-        builder.call(function, [line, flag(0), flag(3), flag(1)])  # for reading, into all caches, data
+    @intrinsic
+    def ask(_context: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            bytes_pointer, flag = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+            function_type = ir.FunctionType(ir.VoidType(), [bytes_pointer, flag, flag, flag])
+            function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+            line = builder.inttoptr(arguments[0], bytes_pointer)
+            builder.call(function, [line, flag(0), flag(locality), flag(1)])  # for reading, data
+            return context.get_dummy_value()
+
+        return types.void(int64), generate
+
+    return ask
+
+
+prefetch = _prefetch(3)  # into all caches
+prefetch_far = _prefetch(2)  # into all but the first
+
+
+@intrinsic
+def call_at(_context: Any, _address: Any, _argument: Any) -> Any:
+    """Calls the C function at an address with an address, or a function without arguments."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        bytes_pointer = ir.PointerType(ir.IntType(8))
+        function_type = ir.FunctionType(ir.VoidType(), [bytes_pointer])
+        function = builder.inttoptr(arguments[0], ir.PointerType(function_type))
+        builder.call(function, [builder.inttoptr(arguments[1], bytes_pointer)])
         return context.get_dummy_value()
 
-    return types.void(int64), generate
+    return types.void(int64, int64), generate
 
 
 @intrinsic

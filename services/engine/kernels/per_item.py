@@ -6,7 +6,7 @@ from numba import cfunc, int64, types
 
 from services.engine.kernels.intrinsics import address_of, fetch_add, long_pointer
 
-_ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, _THREAD_COUNTER, MAX_THREADS = range(5)  # of a kernel's int64 arguments
+ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, THREAD_COUNTER, MAX_THREADS = range(5)  # of a kernel's int64 arguments
 NUM_HEADER = 5  # its own follow
 
 
@@ -18,9 +18,9 @@ def per_item(work: Any) -> Any:
 
     @cfunc(types.void(types.CPointer(int64)), error_model="numpy")
     def kernel(a: Any) -> None:
-        thread = fetch_add(long_pointer(address_of(a) + _THREAD_COUNTER * 8), 1)
+        thread = fetch_add(long_pointer(address_of(a) + THREAD_COUNTER * 8), 1)
         while thread < a[MAX_THREADS]:
-            start = fetch_add(long_pointer(address_of(a) + _ITEM_COUNTER * 8), a[AT_A_TIME])
+            start = fetch_add(long_pointer(address_of(a) + ITEM_COUNTER * 8), a[AT_A_TIME])
             if start >= a[NUM_ITEMS]:
                 break
             for item in range(start, min(start + a[AT_A_TIME], a[NUM_ITEMS])):

@@ -16,7 +16,8 @@ from services.engine.kernels.per_item import per_item
 def make_add_norm(element: Element) -> Any:
     """x += y, and the RMSNorm of that (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
 
-    Arguments: x [rows, width], y or 0 for none, weight [width], out [rows, width], width, eps.
+    Arguments: x [rows, width]; y, the same, or 0 for none, and the elements from row to row there; weight [width]; out
+    [rows, width], and the same; width; eps.
     """
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
 
@@ -45,12 +46,10 @@ def make_add_norm(element: Element) -> Any:
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
-        width = a[9]
-        eps = float32(float64_of(a[10]))
-        at = row * width * size
-        x = pointer(a[5] + at)
-        squares = add(x, pointer(a[6] + at), width) if a[6] != 0 else square(x, width)
-        norm(x, squares, pointer(a[7]), pointer(a[8] + at), width, eps)
+        width, eps = a[11], float32(float64_of(a[12]))
+        x, y, out = pointer(a[5] + row * width * size), pointer(a[6] + row * a[7] * size), a[9] + row * a[10] * size
+        squares = add(x, y, width) if a[6] != 0 else square(x, width)
+        norm(x, squares, pointer(a[8]), pointer(out), width, eps)
 
     return per_item(work)
 
@@ -97,7 +96,7 @@ def make_rotate(element: Element) -> Any:
 def make_silu_mul(element: Element) -> Any:
     """SiLU(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
 
-    Arguments: gate and up [rows, 2 * width], out [rows, width], width.
+    Arguments: gate and up [rows, 2 * width], out [rows, width], each with the elements from row to row, width.
     """
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
 
@@ -110,9 +109,8 @@ def make_silu_mul(element: Element) -> Any:
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
-        width = a[7]
-        at = row * 2 * width * size
-        silu_mul(pointer(a[5] + at), pointer(a[5] + at + width * size), pointer(a[6] + row * width * size), width)
+        width, at = a[9], a[5] + row * a[6] * size
+        silu_mul(pointer(at), pointer(at + width * size), pointer(a[7] + row * a[8] * size), width)
 
     return per_item(work)
 

@@ -1,4 +1,4 @@
-"""Runs a compiled kernel on all threads of the OpenMP team that torch's own operations use.
+"""Runs compiled kernels on all threads of the OpenMP team that torch's own operations use.
 
 A team of one's own would wait for work on the same cores as torch's. Threads take items from a counter that they share,
 so one that is held up does not hold up the others.
@@ -7,13 +7,21 @@ so one that is held up does not hold up the others.
 import ctypes
 import os
 import struct
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from services.engine.kernels.per_item import NUM_HEADER
+from services.engine.kernels.recording import Recording, make_program
 from services.engine.openmp import OpenMP, loaded_openmp
 
 _MOST_AT_A_TIME, _TAKES = 16, 16
+_MAX_RECORDINGS = 128
 Kernel = Any  # see per_item
+T = TypeVar("T")
 
 
 def float_argument(value: float) -> int:
@@ -30,10 +38,54 @@ class Team:
         assert openmp is not None
         self._openmp: OpenMP = openmp
         self.max_threads = len(os.sched_getaffinity(0))
+        self._program = make_program()
+        self._recordings: dict[Hashable, Recording[Any]] = {}
+        self._recording: Recording[Any] | None = None
 
     def run(self, kernel: Kernel, num_items: int, *arguments: int) -> None:
         """Calls the kernel once on each thread, and returns when all have. Other Python threads run meanwhile."""
         at_a_time = max(1, min(_MOST_AT_A_TIME, num_items // _TAKES))
         header = (0, num_items, at_a_time, 0, self.max_threads)
+        if self._recording is not None:
+            self._recording.add(kernel.address, *header, *arguments)
+            return
         block = (ctypes.c_int64 * (NUM_HEADER + len(arguments)))(*header, *arguments)
         self._openmp.run(kernel.address, block)
+
+    def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
+        """Runs the kernels that `body` runs, all at once when it ends, and returns what it returned.
+
+        It is only called where there is no recording with this key: then it must run the same kernels for whatever
+        inputs, all of the same shapes. What else they touch has to stay where it is; `empty` sees to that.
+        """
+        pointers = [tensor.data_ptr() for tensor in inputs]
+        recording: Recording[T] | None = self._recordings.pop(key, None)
+        if recording is None:
+            recording = self._record(pointers, body)
+        else:
+            recording.rewind(pointers)
+        self._recordings[key] = recording  # the one that was used last is last
+        if len(self._recordings) > _MAX_RECORDINGS:
+            del self._recordings[next(iter(self._recordings))]
+        self._openmp.run(self._program.address, recording.argument(self._openmp.barrier))
+        return recording.result
+
+    def empty(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """[rows, width]. While recording, its memory is another one's too, of those that are made a little later."""
+        if self._recording is not None:
+            return self._recording.empty(rows, width, dtype)
+        return torch.empty(rows, width, dtype=dtype)
+
+    def _record(self, pointers: list[int], body: Callable[[], T]) -> "Recording[T]":
+        self._recording = Recording(pointers)
+        try:
+            self._recording.finish(body())
+            return self._recording
+        finally:
+            self._recording = None
+
+
+@cache
+def the_team() -> Team:
+    """This process's."""
+    return Team()

@@ -105,6 +105,19 @@ def store_floats(builder: Any, address: Any, value: Any) -> None:
     _store(builder, address, value)
 
 
+@_builtin(floats, floats)
+def round_bfloat16s(builder: Any, value: Any) -> Any:
+    """Rounded to what bfloat16 can hold, ties to even. Not for NaN."""
+    bits = builder.and_(_half_even(builder, value), _words(0xFFFF0000))
+    return builder.bitcast(bits, _FLOATS)
+
+
+@_builtin(types.void, int64, floats)
+def store_bfloat16s(builder: Any, address: Any, value: Any) -> None:
+    """16 bfloat16, rounded, ties to even. Not for NaN."""
+    _store(builder, address, builder.trunc(builder.lshr(_half_even(builder, value), _words(16)), _HALVES))
+
+
 @_builtin(floats, float32)
 def spread(builder: Any, value: Any) -> Any:
     """The same value in all lanes."""
@@ -186,9 +199,7 @@ def round_half_up(builder: Any, value: Any) -> Any:
 @_builtin(floats, floats)
 def round_half_even(builder: Any, value: Any) -> Any:
     """For `store_pairs`: raised so that cutting its lower bits rounds it to nearest, ties to even. Not for NaN."""
-    bits = builder.bitcast(value, _WORDS)
-    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
-    return builder.bitcast(builder.add(builder.add(bits, _words(0x7FFF)), odd), _FLOATS)
+    return builder.bitcast(_half_even(builder, value), _FLOATS)
 
 
 @_builtin(types.void, int64, int64, int64, int64)
@@ -273,6 +284,13 @@ def _function(builder: Any, name: str, *arguments: Any) -> Any:
     """An LLVM intrinsic that returns a float32."""
     function_type = ir.FunctionType(ir.FloatType(), [argument.type for argument in arguments])
     return cgutils.get_or_insert_function(builder.module, function_type, name)
+
+
+def _half_even(builder: Any, value: Any) -> Any:
+    """Words whose upper halves are the value in bfloat16."""
+    bits = builder.bitcast(value, _WORDS)
+    odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
+    return builder.add(builder.add(bits, _words(0x7FFF)), odd)
 
 
 def _row(builder: Any, address: Any, stride: Any, number: int) -> Any:

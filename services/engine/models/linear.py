@@ -1,16 +1,23 @@
 """y = x Wᵀ + b, with the weight in the order that the matrix library reads fastest.
 
 On a CPU with bfloat16 instructions, bfloat16 weights are re-ordered once for oneDNN; elsewhere, and in float32, the
-weight stays as it is.
+weight stays as it is. Where there are fused kernels, products of few rows are theirs, with the same weight.
 """
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+if TYPE_CHECKING:
+    from services.engine.kernels.few_rows import FewRows
+
 # oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama, ms on a Xeon with
 # AMX: 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
 _PIECE, _MANY = 256, 1280
+MAX_FEW_ROWS = 96  # 128 took the kernel and oneDNN as long, 64 took oneDNN a tenth longer, one a quarter
 
 
 def in_pieces(x: Tensor) -> tuple[Tensor, ...]:
@@ -21,19 +28,33 @@ def in_pieces(x: Tensor) -> tuple[Tensor, ...]:
 class Linear:
     """A linear layer for inference. The caller gives up `weight` [out, in] and `bias` [out]."""
 
-    __slots__ = ("_bias", "_packed", "_weight")
+    __slots__ = ("_bias", "_few", "_packed", "_weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, fused: bool = False) -> None:
         self._packed = weight.dtype == torch.bfloat16 and _can_pack()
         self._weight = _pack(weight) if self._packed else weight.contiguous()
         self._bias = bias
+        self._few = _few_rows(weight, self._weight, bias) if self._packed and fused else None
+
+    @property
+    def is_kernel(self) -> bool:
+        """True where products of up to MAX_FEW_ROWS rows are a kernel's."""
+        return self._few is not None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
+        if self._few is not None and len(x) <= MAX_FEW_ROWS:
+            return self._few(x)
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
         pieces = in_pieces(x)
         return self._multiply(x) if len(pieces) == 1 else torch.cat([self._multiply(piece) for piece in pieces])
+
+    def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
+        """SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
+        if self._few is not None and len(x) <= MAX_FEW_ROWS:
+            return self._few(x, gated=True)
+        return silu_mul(self(x))
 
     def _multiply(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -47,3 +68,9 @@ def _pack(weight: Tensor) -> Tensor:
 
 def _can_pack() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _few_rows(weight: Tensor, packed: Tensor, bias: Tensor | None) -> "FewRows | None":
+    from services.engine.kernels.few_rows import few_rows
+
+    return few_rows(weight, packed, bias)

@@ -57,12 +57,15 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> Weights:
-    """Reads a checkpoint. Raises ModelError, before reading, for anything missing, misshapen or unexpected."""
+def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, *, fused: bool) -> Weights:
+    """Reads a checkpoint, for fused kernels or for torch's operations alone.
+
+    Raises ModelError, before reading, for anything missing, misshapen or unexpected.
+    """
     architecture = ARCHITECTURES[config.architecture]
     with Checkpoint(directory) as checkpoint:
         check_tensors(checkpoint, config, architecture.shapes(config))
-        return architecture.load(Tensors(checkpoint, dtype), config)
+        return architecture.load(Tensors(checkpoint, dtype, fused=fused), config)
 
 
 def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any], operations: Operations) -> Model:

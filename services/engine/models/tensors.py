@@ -15,11 +15,12 @@ Shapes = dict[str, tuple[int, ...]]  # by the tensor's name
 
 
 class Tensors:
-    """Reads tensors of one checkpoint in one dtype."""
+    """Reads tensors of one checkpoint in one dtype. fused: linear layers may use fused kernels."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, *, fused: bool) -> None:
         self.dtype = dtype
         self._checkpoint = checkpoint
+        self._fused = fused
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """A linear layer with the rows of these, one below the other; `{name}.weight`, and `{name}.bias` if it has one.
@@ -27,11 +28,12 @@ class Tensors:
         Fewer and larger products are faster.
         """
         weight = torch.cat([self._read(f"{name}.weight") for name in names])
-        return Linear(weight, torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None)
+        biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
+        return Linear(weight, biases, fused=self._fused)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
         """The output layer: the embedding itself where they are tied."""
-        return Linear(embedding if tied else self._read("lm_head.weight"), None)
+        return Linear(embedding if tied else self._read("lm_head.weight"), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
         """A tensor that is kept as it is: a copy, since the file may change once it is closed."""

@@ -36,6 +36,13 @@ class DecoderWeights:
     final_norm: Tensor  # [hidden]
     lm_head: Linear  # hidden -> vocab
 
+    @property
+    def is_kernels(self) -> bool:
+        """True where all layers' products of few rows are kernels'."""
+        return all(
+            linear.is_kernel for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
+
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:
     """Every tensor that a checkpoint of this shape must have."""

@@ -1,9 +1,14 @@
 """A decoder's small operations, with a look at the core lease before each."""
 
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
 from torch import Tensor
 
 from services.engine.kernels.base import Operations
 from services.engine.runner.cores import CoreLease
+
+T = TypeVar("T")
 
 
 class LeasedOperations:
@@ -16,6 +21,10 @@ class LeasedOperations:
     def __init__(self, operations: Operations, cores: CoreLease) -> None:
         self._operations = operations
         self._cores = cores
+
+    def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
+        """See Operations."""
+        return self._operations.replay(key, inputs, body)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Operations."""

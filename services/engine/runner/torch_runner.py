@@ -158,9 +158,9 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     dtype, dtype_notices = _dtype(engine, config)
     layout = kv_layout(config, engine.block_size, dtype)
     check_fits(num_parameters(config) * dtype.itemsize, f"the model's weights in {layout.dtype}")
-    weights = load_weights(engine.model, config, dtype)
-    num_blocks = _num_blocks(engine, layout)
     not_fused = why_not_fused(layout.dtype) if engine.kernels == "auto" else "the configuration says so"
+    weights = load_weights(engine.model, config, dtype, fused=not_fused is None)
+    num_blocks = _num_blocks(engine, layout)
     max_model_len = min(wanted_len, num_blocks * engine.block_size)
     cores = _cores(engine)
     return LoadedModel(

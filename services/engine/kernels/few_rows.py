@@ -1,0 +1,81 @@
+"""Products of few rows with a weight that oneDNN has packed."""
+
+import ctypes
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.kernels.amx import has_amx
+from services.engine.kernels.matmul import BLOCK, SCRATCH_BYTES, block_configs, make_matmul, pack
+from services.engine.kernels.team import the_team
+
+
+class FewRows:
+    """x W^T + b, bfloat16."""
+
+    __slots__ = ("_bias", "_columns", "_depth", "_shared", "_weight")
+
+    def __init__(self, weight: Tensor, packed: Tensor, bias: Tensor | None) -> None:
+        """weight: [columns, depth], for its shape. packed: what oneDNN made of it, which has to stay."""
+        self._columns, self._depth = weight.shape
+        self._weight = torch.ops.mkldnn.data_ptr(packed)
+        self._bias = None if bias is None else bias.to(torch.float32)
+        self._shared = _shared()
+
+    def __call__(self, x: Tensor, *, gated: bool = False) -> Tensor:
+        """[rows, depth] -> [rows, columns], or with `gated` [rows, columns / 2]: SiLU(first half) * second half."""
+        rows, shared, columns = len(x), self._shared, self._columns
+        out = shared.team.empty(rows, columns // 2 if gated else columns, x.dtype)
+        shared.team.run(
+            shared.kernel,
+            columns // BLOCK,
+            x.data_ptr(),
+            x.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+            self._weight,
+            0 if self._bias is None else self._bias.data_ptr(),
+            rows,
+            self._depth,
+            columns,
+            int(gated),
+            shared.configs.ctypes.data,
+            shared.scratch,
+        )
+        return out
+
+
+class _Shared:
+    """What all products of a process share."""
+
+    def __init__(self) -> None:
+        self.team = the_team()
+        self.kernel = make_matmul()
+        self.configs = block_configs()
+        self._memory = np.empty(self.team.max_threads * SCRATCH_BYTES + 64, dtype=np.uint8)
+        self.scratch = -(-self._memory.ctypes.data // 64) * 64
+
+
+@cache
+def _shared() -> _Shared:
+    return _Shared()
+
+
+def few_rows(weight: Tensor, packed: Tensor, bias: Tensor | None) -> FewRows | None:
+    """None: not for this processor or shape, or oneDNN packs in another way than it did."""
+    columns, depth = weight.shape
+    if columns % (2 * BLOCK) or depth % BLOCK or not has_amx() or not _lies_as_expected(weight, packed):
+        return None
+    return FewRows(weight, packed, bias)
+
+
+def _lies_as_expected(weight: Tensor, packed: Tensor) -> bool:
+    num_bytes = weight.numel() * 2
+    if torch.ops.mkldnn._nbytes(packed) < num_bytes:
+        return False
+    found = np.ctypeslib.as_array((ctypes.c_int16 * (num_bytes // 2)).from_address(torch.ops.mkldnn.data_ptr(packed)))
+    ends = pack(weight[:BLOCK]), pack(weight[-BLOCK:])
+    first, last = (end.view(torch.int16).flatten().numpy() for end in ends)
+    return bool(np.array_equal(found[: len(first)], first) and np.array_equal(found[-len(last) :], last))
