@@ -53,6 +53,17 @@ def test_text_reads_well():
     assert "\x1b" not in ours  # not a terminal
 
 
+def test_text_quotes_what_could_be_taken_for_something_else():
+    stream = io.StringIO()
+    configure_logging(LogFormat.TEXT, stream)
+    structlog.get_logger().info("said", reason="two words", forged="a\n2026 [error] b", colour="\x1b[31m", none=None)
+    (line,) = stream.getvalue().splitlines()
+    assert "reason='two words'" in line
+    assert "none=None" in line
+    assert "\\n2026" in line
+    assert "\x1b" not in line
+
+
 @pytest.mark.parametrize("log_format", LogFormat)
 def test_exceptions_come_with_their_traceback(log_format: LogFormat):
     stream = io.StringIO()
