@@ -126,7 +126,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _first_model(address: Address) -> str:
-    answer = b"".join([line async for line in http_stream.lines(address, "/v1/models", None)])
+    answer = (await http_stream.ask(address, "/v1/models", None)).body()
     name: str = orjson.loads(answer)["data"][0]["id"]
     return name
 

@@ -1,4 +1,7 @@
-"""Sends a workload's requests and notes when each part of an answer came."""
+"""Sends a workload's requests and notes when each part of an answer came.
+
+Answers are read when all have come, so that it costs the server under test nothing.
+"""
 
 import asyncio
 import time
@@ -7,7 +10,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from loadtest import http_stream
-from loadtest.http_stream import Address, HttpError
+from loadtest.http_stream import Address, Answer, HttpError
 
 
 @dataclass(slots=True)
@@ -43,12 +46,15 @@ async def drive(
     """Sends all prompts, so many at a time, and waits; what is open after timeout_s ends in an error."""
     places = asyncio.Semaphore(concurrency)
     outcomes = [Outcome() for _ in prompts]
+    answers: list[tuple[Outcome, Answer]] = []
     deadline = asyncio.get_running_loop().time() + timeout_s
 
     async def one(prompt: list[int], outcome: Outcome) -> None:
         try:
             async with asyncio.timeout_at(deadline), places:
-                await _request(address, _body(model, prompt, output_tokens), outcome)
+                body = _body(model, prompt, output_tokens)
+                outcome.sent_s = time.perf_counter()
+                answers.append((outcome, await http_stream.ask(address, "/v1/completions", body)))
         except TimeoutError:
             outcome.error = f"not finished after {timeout_s:g} s"
         except HttpError as error:
@@ -57,6 +63,11 @@ async def drive(
     async with asyncio.TaskGroup() as requests:
         for prompt, outcome in zip(prompts, outcomes, strict=True):
             requests.create_task(one(prompt, outcome))
+    for outcome, answer in answers:
+        try:
+            _read(answer, outcome)
+        except HttpError as error:
+            outcome.error = str(error)
     return outcomes
 
 
@@ -75,17 +86,15 @@ def _body(model: str, prompt: list[int], output_tokens: int) -> bytes:
     )
 
 
-async def _request(address: Address, body: bytes, outcome: Outcome) -> None:
-    outcome.sent_s = time.perf_counter()
-    async for line in http_stream.lines(address, "/v1/completions", body):
+def _read(answer: Answer, outcome: Outcome) -> None:
+    for came_s, line in answer.lines():
         if not line.startswith(b"data: ") or line == b"data: [DONE]":
             continue
-        now = time.perf_counter()
         event = orjson.loads(line[len(b"data: ") :])
         if "error" in event:
             raise HttpError(f"error in the stream: {event['error']}")
         if event["choices"]:
-            outcome.parts_s.append(now)
+            outcome.parts_s.append(came_s)
         if event.get("usage"):
             outcome.output_tokens = event["usage"]["completion_tokens"]
     if not outcome.parts_s or not outcome.output_tokens:

@@ -20,7 +20,8 @@ class Reading:
 async def read(address: Address) -> Reading | None:
     """Baton's counters; None when the server is no Baton."""
     try:
-        text = b"\n".join([line async for line in http_stream.lines(address, "/metrics", None)]).decode()
+        answer = await http_stream.ask(address, "/metrics", None)
+        text = answer.body().decode()
     except HttpError:  # many servers have no metrics there
         return None
     return parse(text)

@@ -1,14 +1,16 @@
-"""One streamed HTTP request, at little cost: the client shares its cores with the server that it measures.
+"""One HTTP request and its answer, at little cost: the client shares its cores with the server that it measures.
 
-Just enough of HTTP/1.1 for a server's event stream: a POST or GET on a connection of its own; a body in chunks, of
-known length, or up to the end of the connection.
+What comes is only kept, with its time, and read when the answer is over. Just enough of HTTP/1.1 for a server's event
+stream: a POST or GET on a connection of its own, whose end ends the answer; a body in chunks, of known length, or up to
+the end of the connection.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-
-_MAX_LINE_BYTES = 1 << 20
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 
 class HttpError(Exception):
@@ -23,30 +25,81 @@ class Address:
     port: int
 
 
-async def lines(address: Address, path: str, body: bytes | None) -> AsyncIterator[bytes]:
-    """Lines of the answer, as they come. With a body it is a POST of JSON. Raises HttpError."""
+@dataclass(slots=True)
+class Answer:
+    """All that came on a connection. `times_s`: when each piece was there, on perf_counter's clock."""
+
+    pieces: list[bytes] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+
+    def lines(self) -> Iterator[tuple[float, bytes]]:
+        """The body's lines, each with the time when it was complete. Raises HttpError."""
+        try:
+            yield from self._lines()
+        except (IndexError, ValueError) as error:
+            raise HttpError(f"the answer broke off, or is no HTTP: {error!r}") from error
+
+    def body(self) -> bytes:
+        """All lines of it. Raises HttpError."""
+        return b"\n".join([line for _, line in self.lines()])
+
+    def _lines(self) -> Iterator[tuple[float, bytes]]:
+        raw, ends = b"".join(self.pieces), list(accumulate(map(len, self.pieces)))
+        status, headers, start = _head(raw)
+        if headers.get("transfer-encoding") == "chunked":
+            parts = _chunks(raw, start)
+        else:
+            parts = _plain_parts(ends, start, int(headers.get("content-length", len(raw) - start)))
+        if status != 200:
+            text = b"".join([raw[begin:end] for begin, end in parts])
+            raise HttpError(f"status {status}: {text.decode(errors='replace')[:300]}")
+        line = b""
+        for begin, end in parts:
+            *whole, line = (line + raw[begin:end]).split(b"\n")
+            came_s = self.times_s[bisect_left(ends, end)]
+            for one in whole:
+                yield came_s, one.removesuffix(b"\r")
+        if line:
+            yield self.times_s[-1], line
+
+
+async def ask(address: Address, path: str, body: bytes | None) -> Answer:
+    """The answer, after its connection ended. With a body it is a POST of JSON. Raises HttpError."""
+    answer = Answer()
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
     try:
-        reader, writer = await asyncio.open_connection(address.host, address.port, limit=_MAX_LINE_BYTES)
+        transport, _ = await loop.create_connection(lambda: _Recorder(answer, over), address.host, address.port)
     except OSError as error:
         raise HttpError(f"{address.host}:{address.port}: {error}") from error
     try:
-        writer.write(_request(address, path, body))
-        status, headers = await _head(reader)
-        pieces = _body(reader, headers)
-        if status != 200:
-            text = b"".join([piece async for piece in pieces])
-            raise HttpError(f"status {status}: {text.decode(errors='replace')[:300]}")
-        rest = b""
-        async for piece in pieces:
-            *whole, rest = (rest + piece).split(b"\n")
-            for line in whole:
-                yield line.removesuffix(b"\r")
-        if rest:
-            yield rest
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+        transport.write(_request(address, path, body))
+        await over
+    except OSError as error:
         raise HttpError(f"the answer broke off: {error!r}") from error
     finally:
-        writer.close()
+        transport.close()
+    return answer
+
+
+class _Recorder(asyncio.Protocol):
+    def __init__(self, answer: Answer, over: "asyncio.Future[None]") -> None:
+        self._answer = answer
+        self._over = over
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._answer.times_s.append(time.perf_counter())
+        self._answer.pieces.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        if self._over.done():  # nobody waits any more
+            return
+        if exc is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(exc)
 
 
 def _request(address: Address, path: str, body: bytes | None) -> bytes:
@@ -57,21 +110,33 @@ def _request(address: Address, path: str, body: bytes | None) -> bytes:
     return f"{head}\r\n".encode() + (body or b"")
 
 
-async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    status_line = await reader.readuntil(b"\r\n")
+def _head(raw: bytes) -> tuple[int, dict[str, str], int]:
+    """Status, headers, and where the body begins. Raises ValueError, IndexError."""
+    end = raw.index(b"\r\n\r\n")
+    status_line, *lines = raw[:end].decode("latin-1").split("\r\n")
     headers = {}
-    while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
-        name, _, value = line.decode("latin-1").partition(":")
+    for line in lines:
+        name, _, value = line.partition(":")
         headers[name.strip().lower()] = value.strip().lower()
-    return int(status_line.split()[1]), headers
+    return int(status_line.split()[1]), headers, end + 4
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    if headers.get("transfer-encoding") == "chunked":
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            yield (await reader.readexactly(size + 2))[:-2]
-    elif "content-length" in headers:
-        yield await reader.readexactly(int(headers["content-length"]))
-    else:
-        while piece := await reader.read(1 << 16):
-            yield piece
+def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Where each chunk's bytes are. Raises ValueError when the last chunk is not there."""
+    while True:
+        line_end = raw.index(b"\r\n", at)
+        size = int(raw[at:line_end].split(b";")[0], 16)
+        if size == 0:
+            return
+        begin = line_end + 2
+        end = raw.index(b"\r\n", begin + size, begin + size + 2)
+        yield begin, end
+        at = end + 2
+
+
+def _plain_parts(ends: Iterable[int], start: int, length: int) -> Iterator[tuple[int, int]]:
+    """Where the body's bytes are, piece by piece. Raises ValueError when there are fewer than `length`."""
+    edges = [start, *(end for end in ends if end > start)]
+    if edges[-1] < start + length:
+        raise ValueError(f"{edges[-1] - start} of {length} bytes")
+    return pairwise(edges)

@@ -157,8 +157,7 @@ async def _until_ready(launch: Launch, started: Sequence[_Started], timeout_s: f
 
 async def _answers(address: Address, path: str) -> bool:
     try:
-        async for _ in http_stream.lines(address, path, None):
-            pass
+        (await http_stream.ask(address, path, None)).body()
     except HttpError:
         return False
     return True

@@ -38,7 +38,7 @@ class StandIn:
 
 
 async def page(address: Address, path: str) -> bytes:
-    return b"".join([line async for line in http_stream.lines(address, path, None)])
+    return (await http_stream.ask(address, path, None)).body()
 
 
 async def until_dead(process: psutil.Process) -> None:
