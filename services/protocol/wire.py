@@ -30,6 +30,7 @@ from services.protocol.sampling import SamplingParams
 
 _ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
 _ROLE_NAMES = {number: role for role, number in _ROLES.items()}
+_LAST_FINISH_REASON = max(FinishReason)
 
 
 class WireError(ValueError):
@@ -289,9 +290,10 @@ def _parse_frame(packed: worker_pb2.Frame) -> Frame:
 def _check_frame(frame: Frame) -> None:
     rows = len(frame.handles)
     _expect(rows, frame.positions, frame.counts, frame.finish, frame.cached)
-    _expect(int(frame.counts.sum()), frame.tokens)
-    if rows and int(frame.finish.max()) > max(FinishReason):
-        raise WireError(f"finish reason {int(frame.finish.max())}")
+    # Not numpy's reductions: they cost more than all rows of a batch.
+    _expect(sum(frame.counts.tolist()), frame.tokens)
+    if (last := max(frame.finish.tolist(), default=0)) > _LAST_FINISH_REASON:
+        raise WireError(f"finish reason {last}")
     packed = frame.logprobs
     if packed is None:
         return
