@@ -24,9 +24,6 @@ class OpenMP:
         self._parallel = library.GOMP_parallel
         self._parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         self._parallel.restype = None
-        barrier = ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value
-        assert barrier is not None
-        self.barrier = barrier  # address of the function that all threads of a region meet in
         self._nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
 
     @property

@@ -1,6 +1,7 @@
 """What numba lacks for kernels that run on raw memory: pointers, bit casts, a stack, an atomic counter, exp2."""
 
 import math
+import platform
 from typing import Any
 
 import numba
@@ -100,9 +101,32 @@ def fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
     """Adds to an int64 that several threads share; returns what it was."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw("add", *arguments, "monotonic")
+        return builder.atomic_rmw("add", *arguments, "acq_rel")
 
     return int64(types.CPointer(int64), int64), generate
+
+
+@intrinsic
+def load_acquire(_context: Any, _pointer: Any) -> Any:
+    """int64 that other threads write; what they wrote before it is seen after it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(arguments[0], "acquire", 8)
+
+    return int64(types.CPointer(int64)), generate
+
+
+@intrinsic
+def pause(_context: Any) -> Any:
+    """Leaves a moment to the other thread of the core, on x86-64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if platform.machine() == "x86_64":
+            function_type = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 def _prefetch(locality: int) -> Any:

@@ -14,15 +14,18 @@ import torch
 from numba import cfunc, int64, types
 from torch import Tensor
 
-from services.engine.kernels.intrinsics import call_at, long_pointer
+from services.engine.kernels.intrinsics import call_at, fetch_add, load_acquire, long_pointer, pause
 from services.engine.kernels.per_item import ITEM_COUNTER, THREAD_COUNTER
 
-_CALL_WORDS = 32  # the kernel's address, then its arguments
+_CALL_WORDS = 32  # the kernel's address, then its arguments; at the end, how many threads began and ended it
+_BEGAN, _ENDED = 30, 31
+_TRIES = 500
 _ROWS = 128  # at least, of a buffer: so that recordings for other numbers of rows use the same memory
 _BUFFERS = 4  # of one width, used in turn: a layer needs a result for two more operations
 _ALIASING_BYTES = 1024  # rows this far apart, or a multiple, share few places in the first cache
 _APART = 32  # elements
 T = TypeVar("T")
+_SCHED_YIELD = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
 
 
 class Recording(Generic[T]):
@@ -62,23 +65,40 @@ class Recording(Generic[T]):
             flat[places] = pointer
         self._words[:, 1 + ITEM_COUNTER] = 0
         self._words[:, 1 + THREAD_COUNTER] = 0
+        self._words[:, _BEGAN:] = 0
 
-    def argument(self, barrier: int) -> Any:
+    def argument(self) -> Any:
         """For the function that `make_program` makes."""
-        return (ctypes.c_int64 * 4)(len(self._words), self._words.ctypes.data, _CALL_WORDS * 8, barrier)
+        return (ctypes.c_int64 * 4)(len(self._words), self._words.ctypes.data, _CALL_WORDS * 8, _SCHED_YIELD)
 
 
 def make_program() -> Any:
     """A C function of a pointer to int64: how many calls; where they lie, and bytes from one to the next; the address
-    of a barrier. Each thread makes all calls.
+    of sched_yield. Each thread makes all calls.
+
+    A call is over when all its items are: a thread that came to none of them, because another process has its core, is
+    not waited for. So that it has to come to that, and the other process not to wait, threads offer their core between
+    calls rather than lose it in the middle of an item.
     """
 
     @cfunc(types.void(types.CPointer(int64)), error_model="numpy")
     def program(a: Any) -> None:
         for number in range(a[0]):
             at = a[1] + number * a[2]
-            call_at(long_pointer(at)[0], at + 8)
+            began, ended = long_pointer(at + _BEGAN * 8), long_pointer(at + _ENDED * 8)
+            fetch_add(began, 1)
+            call_at(long_pointer(at)[0], at + 8)  # when it returns, all items are taken
+            fetch_add(ended, 1)
             call_at(a[3], 0)
+            tries = 0
+            while True:
+                num_ended = load_acquire(ended)  # before the other, or a thread that came for nothing would count
+                if num_ended == load_acquire(began):
+                    break
+                tries += 1
+                if tries % _TRIES == 0:
+                    call_at(a[3], 0)
+                pause()
 
     return program
 
@@ -91,5 +111,5 @@ def _buffer(_number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _packing(num_words: int) -> struct.Struct:
-    assert num_words <= _CALL_WORDS
+    assert num_words <= _BEGAN
     return struct.Struct(f"{num_words}q{(_CALL_WORDS - num_words) * 8}x")

@@ -67,7 +67,7 @@ class Team:
         self._recordings[key] = recording  # the one that was used last is last
         if len(self._recordings) > _MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
-        self._openmp.run(self._program.address, recording.argument(self._openmp.barrier))
+        self._openmp.run(self._program.address, recording.argument())
         return recording.result
 
     def empty(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
