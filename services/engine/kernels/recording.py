@@ -25,7 +25,7 @@ _BUFFERS = 4  # of one width, used in turn: a layer needs a result for two more 
 _ALIASING_BYTES = 1024  # rows this far apart, or a multiple, share few places in the first cache
 _APART = 32  # elements
 T = TypeVar("T")
-_SCHED_YIELD = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+_SCHED_YIELD = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
 class Recording(Generic[T]):
