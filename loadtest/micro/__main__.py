@@ -46,6 +46,10 @@ _PARTS = {
         "a decode step beside streams to gateways, submits of long prompts and publishing",
         (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
     ),
+    "model": _Part(
+        "where a decode step's time goes in the model, beside what memory and matrix units allow",
+        (("model", None, "the checkpoint"), ("context", 112, "tokens of each sequence")),
+    ),
     "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",
