@@ -170,7 +170,11 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
         eos_token_ids=read_generation_defaults(engine.model, raw).eos_token_ids,
-        notices=(*dtype_notices, *_length_notices(wanted_len, max_model_len, num_blocks)),
+        notices=(
+            *dtype_notices,
+            *_kernel_notices(engine, layout.dtype),
+            *_length_notices(wanted_len, max_model_len, num_blocks),
+        ),
     )
 
 
@@ -190,6 +194,13 @@ def _wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
     if engine.max_model_len > limit:
         raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
     return engine.max_model_len
+
+
+def _kernel_notices(engine: EngineConfig, dtype: str) -> tuple[str, ...]:
+    reason = (
+        why_not_fused(dtype) if engine.kernels == "auto" and dtype != "float16" else None
+    )  # of that is a word above
+    return () if reason is None else (f"torch's operations are used, kernels would be faster: {reason}",)
 
 
 def _length_notices(wanted_len: int, max_model_len: int, num_blocks: int) -> tuple[str, ...]:
