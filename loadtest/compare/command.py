@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,20 +62,18 @@ def main(arguments: list[str]) -> int:
         every = [server for match in matches for server in (match.baton, *match.peers)]
         plan = _plan(options, list(dict.fromkeys(every)))
         head = facts(["python -m loadtest compare", *arguments], options.vllm, options.cores)
+        contests = [match.contest for match in matches]
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runs = runner.run(_run(plan))
+            runs = runner.run(
+                _run(plan, lambda runs: _write(document(head, plan.servers, contests, runs), runs, options))
+            )
     except (Refusal, subprocess.CalledProcessError, OSError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("loadtest: interrupted; everything that it started has ended\n")
         return 130
-    text = document(head, plan.servers, [match.contest for match in matches], runs)
-    sys.stdout.write(text)
-    if options.markdown is not None:
-        options.markdown.write_text(text)
-    if options.json is not None:
-        options.json.write_text(json.dumps([_flat(run) for run in runs], indent=1) + "\n")
+    sys.stdout.write(document(head, plan.servers, contests, runs))
     return 1 if any(run.fault for run in runs) else 0
 
 
@@ -94,8 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         help="of all servers and the client (%(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all runs there")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the tables there too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes all runs there, after each round")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="writes the tables there too, after each round")
     return parser
 
 
@@ -141,12 +140,20 @@ def _settings(kind: type[VllmAlone] | type[VllmPair], venv: Path, model: Path) -
     return tuple(kind(venv, model, block_size) for block_size in BLOCK_SIZES)
 
 
-async def _run(plan: Plan) -> list[Run]:
+def _write(text: str, runs: list[Run], options: argparse.Namespace) -> None:
+    """What there is so far, into the files that are asked for."""
+    if options.markdown is not None:
+        options.markdown.write_text(text)
+    if options.json is not None:
+        options.json.write_text(json.dumps([_flat(run) for run in runs], indent=1) + "\n")
+
+
+async def _run(plan: Plan, after_round: Callable[[list[Run]], None]) -> list[Run]:
     """SIGTERM ends it as Ctrl-C does: with everything that it started."""
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    return await run_all(plan, lambda line: print(line, file=sys.stderr, flush=True))
+    return await run_all(plan, lambda line: print(line, file=sys.stderr, flush=True), after_round)
 
 
 def _flat(run: Run) -> dict[str, object]:

@@ -68,8 +68,11 @@ class Plan:
     vocabulary: int
 
 
-async def run_all(plan: Plan, tell: Callable[[str], None]) -> list[Run]:
-    """All runs of all rounds. `tell` hears of each as it ends. A server that fails spoils its part of a round."""
+async def run_all(plan: Plan, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]) -> list[Run]:
+    """All runs of all rounds. `tell` hears of each as it ends. A server that fails spoils its part of a round.
+
+    after_round: gets all runs so far.
+    """
     runs: list[Run] = []
     for round_number in range(1, plan.rounds + 1):
         for server in plan.servers:
@@ -79,6 +82,7 @@ async def run_all(plan: Plan, tell: Callable[[str], None]) -> list[Run]:
             except ServerError as error:
                 tell(f"    {error}")
                 runs += _spoiled(plan, server, round_number, str(error))
+        after_round(runs)
     return runs
 
 

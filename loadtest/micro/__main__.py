@@ -48,7 +48,7 @@ _PARTS = {
     ),
     "model": _Part(
         "where a decode step's time goes in the model, beside what memory and matrix units allow",
-        (("model", None, "the checkpoint"), ("context", 112, "tokens of each sequence")),
+        (("model", None, "the checkpoint"), ("context", 120, "tokens of each sequence")),
     ),
     "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
     "scheduler": _Part(

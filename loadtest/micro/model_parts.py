@@ -19,6 +19,7 @@ from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.kernels.load import make_operations, why_not_fused
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
+from services.engine.models.linear import Linear
 from services.engine.models.registry import load_weights, parse_model_config
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
@@ -30,7 +31,7 @@ from services.protocol.model_dir import read_config
 _BATCHES = (1, 64)
 _BLOCK_SIZE = 16
 _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
-_READ_BYTES, _MATRIX = 1 << 30, 4096
+_READ_BYTES, _MATRIX = 1 << 30, 2048
 
 
 def measure(model: Path, context: int) -> list[Row]:
@@ -176,6 +177,10 @@ def _read_rate() -> float:
 
 
 def _matrix_rate() -> float:
-    """bfloat16 operations a second of a large product, by oneDNN."""
-    left, right = (torch.randn(_MATRIX, _MATRIX).to(torch.bfloat16) for _ in range(2))
-    return 2.0 * _MATRIX**3 / _median_s(lambda: left @ right)
+    """bfloat16 operations a second of a large product with a packed weight, by oneDNN."""
+    x, linear = _random_matrix(), Linear(_random_matrix(), None)
+    return 2.0 * _MATRIX**3 / _median_s(lambda: linear(x))
+
+
+def _random_matrix() -> Tensor:
+    return torch.randn(_MATRIX, _MATRIX).to(torch.bfloat16)

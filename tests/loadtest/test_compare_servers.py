@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,17 +111,19 @@ def test_ports_are_different() -> None:
     assert len(set(free_ports(5))) == 5
 
 
-async def runs_of(*servers: StandIn, rounds: int = 1) -> list[Run]:
+async def runs_of(*servers: StandIn, rounds: int = 1, after_round: Callable[[list[Run]], None] = print) -> list[Run]:
     plan = Plan(servers=servers, workloads=(SMALL, TWICE), rounds=rounds, seed=0, vocabulary=512)
-    return await run_all(plan, lambda line: None)
+    return await run_all(plan, lambda line: None, after_round)
 
 
 async def test_servers_take_turns_in_every_round() -> None:
-    runs = await runs_of(StandIn("a"), StandIn("b"), rounds=2)
+    so_far: list[int] = []
+    runs = await runs_of(StandIn("a"), StandIn("b"), rounds=2, after_round=lambda runs: so_far.append(len(runs)))
     names = ("5/4", "8+5/4 cold", "8+5/4 warm")
     expected = [(number, server, name) for number in (1, 2) for server in "ab" for name in names]
     assert [(run.round, run.server, run.workload) for run in runs] == expected
     assert all(run.fault is None and run.value > 0 for run in runs)
+    assert so_far == [6, 12]  # an interrupted run keeps its complete rounds
     assert runs[0].report.output_tokens == 12
     assert runs[0].report.handed_off is None  # it is no Baton
 
