@@ -17,6 +17,8 @@ MIN_TEMPERATURE = 1e-5  # anything colder is this cold: one token then has all t
 
 def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
     """One token for each row of `logits` (floating-point [N, vocab], on the CPU; the sampler may overwrite it)."""
+    if batch.all_greedy and batch.edits is None and not batch.any_logprobs:
+        return StepOutput(likeliest(logits), None)
     logits = logits.to(torch.float32)
     raw = logits
     if batch.edits is not None:
@@ -28,6 +30,25 @@ def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
         chosen[torch.from_numpy(rows)] = _draw(logits, batch, rows)
     logprobs = _logprobs(raw, chosen, batch.num_logprobs) if batch.any_logprobs else None
     return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
+
+
+def likeliest(logits: Tensor) -> np.ndarray:
+    """int32[N]: the first of each row's highest logits (floating-point [N, vocab], on the CPU).
+
+    Numbers above 0 are in the order of their bits, and numpy looks for integers fast: 64 rows of 8,192 bfloat16 take
+    0.02 ms, 0.2 by way of float32, 0.9 in torch.
+    """
+    if logits.dtype != torch.bfloat16:
+        chosen: np.ndarray = logits.to(torch.float32).numpy().argmax(axis=-1)
+        return chosen.astype(np.int32)
+    bits = logits.view(torch.int16).numpy()
+    chosen = bits.argmax(axis=-1)
+    rows = np.flatnonzero(
+        bits[np.arange(len(bits)), chosen] <= 0
+    )  # none above 0: negative ones are the other way round
+    if len(rows):
+        chosen[rows] = logits[torch.from_numpy(rows)].to(torch.float32).numpy().argmax(axis=-1)
+    return chosen.astype(np.int32)
 
 
 def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:

@@ -71,6 +71,19 @@ def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
     assert found[: NUM_CANDIDATES // 2].sum() == 500
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shift", [0.0, -1000.0, 1000.0])
+def test_greedy_finds_the_first_of_the_highest_in_every_dtype(dtype: torch.dtype, shift: float) -> None:
+    """Rounding makes ties, and with a shift down all are negative."""
+    logits = (torch.randn(5, 500, generator=torch.Generator().manual_seed(1)) * 3 + shift).to(dtype)
+    logits[0] = 0.0
+    logits[1, 17] = float("inf")
+    logits[2] = float("-inf")
+    logits[2, 3] = -0.0
+    expected = logits.to(torch.float32).argmax(-1).tolist()
+    assert sample(logits.clone(), batch(5, temperature=0)).token_ids.tolist() == expected
+
+
 def test_a_tiny_temperature_is_greedy_in_effect() -> None:
     assert counts(PROBABILITIES, temperature=1e-30)[0] == 4000
 
