@@ -26,11 +26,6 @@ class OpenMP:
         self._parallel.restype = None
         self._nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
 
-    @property
-    def name(self) -> str:
-        """For a person."""
-        return "GNU's OpenMP" if self._set_blocktime is None else "Intel's OpenMP"
-
     def set_num_threads(self, count: int) -> None:
         """Of the parallel regions that the calling thread starts from now on."""
         self._set_num_threads(count)

@@ -43,10 +43,8 @@ def likeliest(logits: Tensor) -> np.ndarray:
         return chosen.astype(np.int32)
     bits = logits.view(torch.int16).numpy()
     chosen = bits.argmax(axis=-1)
-    rows = np.flatnonzero(
-        bits[np.arange(len(bits)), chosen] <= 0
-    )  # none above 0: negative ones are the other way round
-    if len(rows):
+    rows = np.flatnonzero(bits[np.arange(len(bits)), chosen] <= 0)
+    if len(rows):  # negative ones are in the opposite order
         chosen[rows] = logits[torch.from_numpy(rows)].to(torch.float32).numpy().argmax(axis=-1)
     return chosen.astype(np.int32)
 

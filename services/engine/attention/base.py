@@ -41,7 +41,8 @@ class Attention(Protocol[PlanT]):
         """
 
     def kernel_inputs(self, plan: PlanT) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
-        """Where `write` and `attend` only run kernels: which numbers and which tensors of the plan these depend on.
+        """Where `write` and `attend` only run kernels: which numbers (the step's tokens aside) and which
+        tensors of the plan these depend on.
 
         See `Operations.replay`.
         """

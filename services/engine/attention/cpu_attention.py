@@ -104,9 +104,8 @@ class CpuAttention:
         if plan.outputs is None or plan.singles is None:
             return None
         singles = plan.singles
-        numbers = len(singles.tokens), singles.tables.stride(0), int(singles.begun)
         tensors = singles.tokens, singles.tables, singles.first_keys, singles.seq_lens
-        return numbers, (plan.offsets, *plan.outputs, *tensors)
+        return (singles.tables.stride(0),), (plan.offsets, *plan.outputs, *tensors)
 
     def write(self, plan: CpuPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""

@@ -19,8 +19,7 @@ numba.config.CPU_FEATURES = f"{binding.get_host_cpu_features().flatten()},-prefe
 
 _MANTISSA_BITS = 23
 # 2**f for f in [-0.5, 0.5], rising powers: the least relative error, found by Lawson's algorithm.
-_EXP2 = tuple(map(np.float32, (1.00000007, 0.693146967, 0.240221197, 0.0555071328, 0.0096755415, 0.0013276472)))
-_COARSE_EXP2 = tuple(map(np.float32, (0.999928073, 0.693260986, 0.242611133, 0.0551716688)))
+EXP2 = tuple(map(np.float32, (1.00000007, 0.693146967, 0.240221197, 0.0555071328, 0.0096755415, 0.0013276472)))
 
 
 def _pointer_to(element: Any) -> Any:
@@ -177,44 +176,18 @@ def nearest(_context: Any, _value: Any) -> Any:
     return float32(float32), generate
 
 
-@intrinsic
-def larger(_context: Any, _first: Any, _second: Any) -> Any:
-    """The larger of two float32 that are not NaN; unlike max(), LLVM sees a reduction in it."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = ir.FloatType()
-        function_type = ir.FunctionType(number, [number, number])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.maxnum.f32")
-        return builder.call(function, arguments, fastmath=("fast",))
-
-    return float32(float32, float32), generate
-
-
 @njit(fastmath={"contract"})
 def exp2(x: float) -> float:
     """2**x of a float32 up to 127, to 2e-7 of it; below -126 it is 2**-126."""
     x = max(x, float32(-126))
     whole = nearest(x)
     f = x - whole
-    y = _EXP2[5]
-    y = y * f + _EXP2[4]
-    y = y * f + _EXP2[3]
-    y = y * f + _EXP2[2]
-    y = y * f + _EXP2[1]
-    y = y * f + _EXP2[0]
-    return bits_float(float_bits(y) + (uint32(int32(whole)) << uint32(_MANTISSA_BITS)))
-
-
-@njit(fastmath={"contract"})
-def coarse_exp2(x: float) -> float:
-    """2**x of a float32 up to 127, to 1e-4 of it, a twentieth of what bfloat16 can tell apart; below -126, 2**-126."""
-    x = max(x, float32(-126))
-    whole = nearest(x)
-    f = x - whole
-    y = _COARSE_EXP2[3]
-    y = y * f + _COARSE_EXP2[2]
-    y = y * f + _COARSE_EXP2[1]
-    y = y * f + _COARSE_EXP2[0]
+    y = EXP2[5]
+    y = y * f + EXP2[4]
+    y = y * f + EXP2[3]
+    y = y * f + EXP2[2]
+    y = y * f + EXP2[1]
+    y = y * f + EXP2[0]
     return bits_float(float_bits(y) + (uint32(int32(whole)) << uint32(_MANTISSA_BITS)))
 
 

@@ -16,7 +16,7 @@ from numba import float32, njit
 from torch import Tensor
 
 from services.engine.kernels import amx
-from services.engine.kernels.intrinsics import LOG2_E, prefetch_far
+from services.engine.kernels.intrinsics import EXP2, LOG2_E, prefetch_far
 from services.engine.kernels.per_item import per_item
 from services.engine.kernels.vectors import (
     above_whole,
@@ -36,13 +36,11 @@ add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
 add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
 BLOCK = 32  # rows, and columns, that are multiplied at a time; and the depth of a step
-SCRATCH_BYTES = 2 * BLOCK * BLOCK * 4  # that a thread needs, on a 64-byte border
+_SUMS_AT = 64  # in the scratch, behind the tile configuration that others may have left
+SCRATCH_BYTES = _SUMS_AT + BLOCK * BLOCK * 4  # that a thread needs, on a 64-byte border
 _HALF = BLOCK // 2
 _STEP_BYTES, _LINE = 2048, 64  # of a panel
-_SUMS_AT = 64  # in the scratch, behind the tile configuration that others may have left
 _AHEAD = 2  # panels
-# 2**f for f in [-0.5, 0.5]: see `intrinsics.exp2`
-_EXP2 = tuple(map(np.float32, (1.00000007, 0.693146967, 0.240221197, 0.0555071328, 0.0096755415, 0.0013276472)))
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -125,9 +123,9 @@ def make_matmul() -> Any:
         gate = round_bfloat16s(left)
         exponent = multiply_add(gate, spread(float32(-LOG2_E)), spread(float32(0.5)))
         f = above_whole(exponent) - spread(float32(0.5))
-        y = spread(_EXP2[5])
+        y = spread(EXP2[5])
         for i in range(4, -1, -1):
-            y = multiply_add(y, f, spread(_EXP2[i]))
+            y = multiply_add(y, f, spread(EXP2[i]))
         silu = divide(gate, spread(float32(1)) + times_power(y, exponent))
         store_bfloat16s(target, round_bfloat16s(silu) * round_bfloat16s(right))
 

@@ -197,9 +197,9 @@ def _wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
 
 
 def _kernel_notices(engine: EngineConfig, dtype: str) -> tuple[str, ...]:
-    reason = (
-        why_not_fused(dtype) if engine.kernels == "auto" and dtype != "float16" else None
-    )  # of that is a word above
+    if engine.kernels != "auto" or dtype == "float16":  # asked for, or `_FLOAT16_IS_SLOW` says it
+        return ()
+    reason = why_not_fused(dtype)
     return () if reason is None else (f"torch's operations are used, kernels would be faster: {reason}",)
 
 
