@@ -19,6 +19,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.flash_attention import FlashAttention
+from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 from services.engine.attention.tile_attention import TileAttention
 from services.engine.attention.torch_attention import StepPlan, TorchAttention
@@ -138,15 +139,7 @@ class CpuAttention:
         return out, self._pool.new_empty(out.shape[:2], dtype=torch.float32)
 
     def _offsets(self, queries: PagedQueries) -> Tensor:
-        """Where the step's tokens go. Clears every block whose first position is among them."""
-        rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
-        shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
-        positions = np.arange(len(rows), dtype=np.int64) + shifts[rows]
-        index, offsets = np.divmod(positions, self._layout.block_size)
-        blocks = queries.block_tables[rows, index].astype(np.int64)
-        begun = blocks[offsets == 0]
-        if len(begun):
-            self._pool.index_fill_(0, torch.from_numpy(begun), 0)
+        blocks, offsets = begin_tokens(queries, self._pool, self._layout.block_size)
         return torch.from_numpy(blocks * self._pool.stride(0) + offsets * self._layout.head_dim)
 
     def _singles(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.paged_pool import Gatherer
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 
 _MAX_GATHERED = 1 << 24  # elements of K and V at a time
@@ -52,13 +53,11 @@ class FlashAttention:
     """See `Several`. For every dtype."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float) -> None:
-        self._pool = pool
         self._layout = layout
         self._group = num_heads // layout.num_kv_heads
         self._scale = scale
-        self._tiles_view = pool.view(-1, layout.block_size * layout.head_dim)
+        self._gatherer = Gatherer(pool, layout)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
-        self._gathered = pool.new_empty(0)
 
     def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> FlashPlan:
         """See `Several.prepare`."""
@@ -94,7 +93,7 @@ class FlashAttention:
 
     def _attend_context(self, context: _Context, layer: int, q: Tensor, out: Tensor, lse: Tensor) -> None:
         kv_heads, group, head_dim = self._layout.num_kv_heads, self._group, self._layout.head_dim
-        keys, values = self._gather(context.kv_rows, layer)
+        keys, values = self._gatherer.gather(context.kv_rows, layer, 1)
         picked = q[context.tokens].unflatten(1, (kv_heads, group))
         folded = picked.transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
         n = context.num_keys
@@ -108,16 +107,6 @@ class FlashAttention:
         weight = torch.sigmoid(part_lse - before_lse)[:, :, None]
         out[context.tokens] = torch.lerp(before.float(), part.float(), weight).to(out.dtype)
         lse[context.tokens] = torch.logaddexp(before_lse, part_lse)
-
-    def _gather(self, kv_rows: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V of some blocks, [1, kv_heads, keys, head_dim] each. Valid until the next call."""
-        size = kv_rows.shape[0] * self._tiles_view.shape[1]
-        if self._gathered.shape[0] < size:
-            self._gathered = self._pool.new_empty(size)
-        target = self._gathered[:size].view(-1, self._tiles_view.shape[1])
-        torch.index_select(self._tiles_view[2 * layer :], 0, kv_rows, out=target)
-        keys, values = target.view(2, 1, self._layout.num_kv_heads, -1, self._layout.head_dim)
-        return keys, values
 
     def _fresh(self, queries: PagedQueries, rows: np.ndarray) -> Iterator[_Fresh]:
         """Rows of like length, by powers of two, are padded to the longest. Padding is behind what it could disturb."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
+from services.engine.attention.paged_pool import Gatherer, begin_tokens
 
 TILE = 256  # query tokens of one row that are attended together, at most
 PART_ELEMENTS = 1 << 24  # of gathered K and V, and of a mask, for one call: bounds the memory of a step
@@ -47,7 +48,6 @@ class _Part:
     mask: Tensor  # [n, 1, 1 or num_queries * group, keys], added to scores
     num_tiles: int
     num_queries: int
-    num_keys: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,10 +67,9 @@ class TorchAttention:
         self._layout = layout
         self._group = num_heads // layout.num_kv_heads
         self._scale = scale
-        self._tiles_view = pool.view(-1, layout.block_size * layout.head_dim)
+        self._gatherer = Gatherer(pool, layout)
         self._slots_view = pool.view(-1, layout.head_dim)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
-        self._gathered = pool.new_empty(0)
 
     def prepare(self, queries: PagedQueries, window: int | None = None) -> StepPlan:
         """See `Attention.prepare`."""
@@ -102,7 +101,7 @@ class TorchAttention:
     def _attend_part(self, part: _Part, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and log-sum-exps of the part's padded queries: [tiles * queries, heads, head_dim], [.., heads]."""
         n, kv_heads, group, head_dim = part.num_tiles, self._layout.num_kv_heads, self._group, self._layout.head_dim
-        keys, values = self._gather(part, layer)
+        keys, values = self._gatherer.gather(part.kv_rows, layer, n)
         picked = q[:n] if part.queries is None else q.index_select(0, part.queries)
         folded = picked.view(n, part.num_queries, kv_heads, group, head_dim).transpose(1, 2)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -112,29 +111,9 @@ class TorchAttention:
         lse = lse.view(n, kv_heads, part.num_queries, group).transpose(1, 2)
         return out.reshape(-1, kv_heads * group, head_dim), lse.reshape(-1, kv_heads * group)
 
-    def _gather(self, part: _Part, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V of the part's blocks, [tiles, kv_heads, keys, head_dim] each. Valid until the next call."""
-        size = part.kv_rows.shape[0] * self._tiles_view.shape[1]
-        if self._gathered.shape[0] < size:
-            self._gathered = self._pool.new_empty(size)
-        target = self._gathered[:size].view(-1, self._tiles_view.shape[1])
-        torch.index_select(self._tiles_view[2 * layer :], 0, part.kv_rows, out=target)
-        shape = (2, part.num_tiles, self._layout.num_kv_heads, part.num_keys, self._layout.head_dim)
-        keys, values = target.view(shape)
-        return keys, values
-
     def _new_slots(self, queries: PagedQueries) -> Tensor:
-        """Where the step's tokens go. Clears every block whose first position is among them."""
         layout = self._layout
-        counts = np.diff(queries.query_starts)
-        rows = np.repeat(np.arange(len(counts)), counts)
-        shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
-        positions = np.arange(len(rows), dtype=np.int64) + shifts[rows]
-        index, offsets = np.divmod(positions, layout.block_size)
-        blocks = queries.block_tables[rows, index].astype(np.int64)
-        begun = blocks[offsets == 0]
-        if len(begun):
-            self._pool.index_fill_(0, torch.from_numpy(begun), 0)
+        blocks, offsets = begin_tokens(queries, self._pool, layout.block_size)
         heads = blocks[:, None] * layout.num_kv_heads + self._heads
         slots = heads * (layout.num_layers * 2 * layout.block_size) + offsets[:, None]
         return torch.from_numpy(slots.reshape(-1))
@@ -171,7 +150,6 @@ class TorchAttention:
             mask=self._mask(torch.from_numpy(positions), num_keys, window),
             num_tiles=n,
             num_queries=num_queries,
-            num_keys=num_keys,
         )
 
     def _mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:

@@ -1,0 +1,46 @@
+"""What torch's operations do with a pool of KV blocks: where new tokens go, and blocks gathered side by side."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+
+
+def begin_tokens(queries: PagedQueries, pool: Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the step's T tokens go: int64[T] blocks, and int[T] positions in them.
+
+    Clears every block whose first position is among them.
+    """
+    rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
+    shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
+    index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], block_size)
+    blocks = queries.block_tables[rows, index].astype(np.int64)
+    begun = blocks[offsets == 0]
+    if len(begun):
+        pool.index_fill_(0, torch.from_numpy(begun), 0)
+    return blocks, offsets
+
+
+class Gatherer:
+    """Copies of blocks' K and V, in memory that is used again and again."""
+
+    def __init__(self, pool: Tensor, layout: KvLayout) -> None:
+        self._layout = layout
+        self._planes = pool.view(-1, layout.block_size * layout.head_dim)
+        self._gathered = pool.new_empty(0)
+
+    def gather(self, rows: Tensor, layer: int, num_tiles: int) -> tuple[Tensor, Tensor]:
+        """K and V, [tiles, kv_heads, keys, head_dim] each. Valid until the next call.
+
+        rows: int64[2 * tiles * kv_heads * blocks], a head's planes of the pool at layer 0, K's then V's.
+        """
+        layout, width = self._layout, self._planes.shape[1]
+        size = rows.shape[0] * width
+        if self._gathered.shape[0] < size:
+            self._gathered = self._planes.new_empty(size)
+        target = self._gathered[:size].view(-1, width)
+        torch.index_select(self._planes[2 * layer :], 0, rows, out=target)
+        keys, values = target.view(2, num_tiles, layout.num_kv_heads, -1, layout.head_dim)
+        return keys, values
