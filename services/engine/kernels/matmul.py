@@ -82,28 +82,22 @@ def make_matmul() -> Any:
         if both:
             zero_2()
             zero_3()
-            for step in range(steps):
-                load_6(left + step * _STEP_BYTES, 128)
-                load_7(right + step * _STEP_BYTES, 128)
-                load_4(x + step * 64, stride)
-                add_4_6_to_0()
-                add_4_7_to_1()
+        for step in range(steps):
+            load_6(left + step * _STEP_BYTES, 128)
+            load_7(right + step * _STEP_BYTES, 128)
+            load_4(x + step * 64, stride)
+            add_4_6_to_0()
+            add_4_7_to_1()
+            if both:
                 load_5(below + step * 64, stride)
                 add_5_6_to_2()
                 add_5_7_to_3()
-                ask_for(ahead + step * lines * _LINE, lines)
-            store_2(sums + 2048, 128)
-            store_3(sums + 2112, 128)
-        else:
-            for step in range(steps):
-                load_6(left + step * _STEP_BYTES, 128)
-                load_7(right + step * _STEP_BYTES, 128)
-                load_4(x + step * 64, stride)
-                add_4_6_to_0()
-                add_4_7_to_1()
-                ask_for(ahead + step * lines * _LINE, lines)
+            ask_for(ahead + step * lines * _LINE, lines)
         store_0(sums, 128)
         store_1(sums + 64, 128)
+        if both:
+            store_2(sums + 2048, 128)
+            store_3(sums + 2112, 128)
 
     @njit
     def finish(sums: int, target: int, left_bias: int, right_bias: int) -> None:
