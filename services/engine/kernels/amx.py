@@ -82,6 +82,7 @@ def _of_tiles(name: str, *tiles: int) -> Any:
 load_config = _of_address("llvm.x86.ldtilecfg")  # address of 64 bytes
 save_config = _of_address("llvm.x86.sttilecfg")
 load = tuple(_of_rows("llvm.x86.tileloadd64", tile) for tile in range(8))  # of a tile: address, bytes to the next row
+stream = tuple(_of_rows("llvm.x86.tileloaddt164", tile) for tile in range(8))  # the same, past the first cache
 store = tuple(_of_rows("llvm.x86.tilestored64", tile) for tile in range(8))
 zero = tuple(_of_tiles("llvm.x86.tilezero", tile) for tile in range(8))
 

@@ -17,6 +17,13 @@ class Operations(Protocol):
         with this key, but on these inputs; they have no others. The result holds until the next call.
         """
 
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+        """What `body` returns, which only runs kernels. It may run them for some rows after the others: each row of the
+        results depends on the same row of what they are made from.
+
+        row_bytes: that the kernel with the widest rows reads and writes of each.
+        """
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm of [T, width] over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 

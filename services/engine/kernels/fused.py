@@ -32,6 +32,10 @@ class FusedOperations:
         self._rotate = _compiled("make_rotate", dtype)
         self._silu_mul = _compiled("make_silu_mul", dtype)
 
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+        """See `Operations.by_rows`."""
+        return self._team.by_rows(num_rows, row_bytes, body)
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `Operations.norm`."""
         return self._norm(x, 0, 0, weight, eps)

@@ -1,12 +1,14 @@
-"""Matrix products of few rows in bfloat16, by AMX: y = x W^T + b, and SiLU(gate(x)) * up(x) of two of them.
+"""Matrix products in bfloat16, by AMX: y = x W^T + b, and SiLU(gate(x)) * up(x) of two of them.
 
-The time is that of the weight's way from memory, so each panel of it is read once, for all rows, and the panel that
-the thread will take later is asked for meanwhile. Of the rows, 32 at a time are multiplied, the sums in four tiles:
+Of x and W, 32 rows at a time are multiplied, the sums in four tiles:
 
     sums [32, 32] += x [32, 32] x W^T [32, 32]
 
 The weight lies as oneDNN packs it: in panels of 32 columns of y, a panel in steps of 32 along the depth, a step as 16
-pairs of the depth of each of 32 columns. So products of many rows are oneDNN's.
+pairs of the depth of each of 32 columns. An item's rows of x stay in the second cache while panel after panel of the
+weight comes from memory; each is asked for while the one before is multiplied. Tiles are loaded past the first cache,
+which would not hold them until they are used again: so the sums stay in it, which are rounded and written beside the
+next block's products. That made one product 1.4 times as fast, of what is in the second cache already.
 """
 
 from typing import Any
@@ -25,11 +27,11 @@ from services.engine.kernels.vectors import (
     multiply_add,
     round_bfloat16s,
     spread,
-    store_bfloat16s,
+    store_twice_bfloat16s,
     times_power,
 )
 
-load_0, load_1, load_2, load_3, load_4, load_5, load_6, load_7 = amx.load
+load_4, load_5, load_6, load_7 = amx.stream[4:]
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
@@ -37,7 +39,8 @@ add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
 BLOCK = 32  # rows, and columns, that are multiplied at a time; and the depth of a step
 _SUMS_AT = 64  # in the scratch, behind the tile configuration that others may have left
-SCRATCH_BYTES = _SUMS_AT + BLOCK * BLOCK * 4  # that a thread needs, on a 64-byte border
+_SUMS_BYTES = BLOCK * BLOCK * 4
+SCRATCH_BYTES = _SUMS_AT + 4 * _SUMS_BYTES  # that a thread needs, on a 64-byte border
 _HALF = BLOCK // 2
 _STEP_BYTES, _LINE = 2048, 64  # of a panel
 _AHEAD = 2  # panels
@@ -58,110 +61,124 @@ def block_configs() -> np.ndarray:
     return configs
 
 
-def make_matmul() -> Any:
+def make_matmul(*, gated: bool) -> Any:
     """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows,
-    depth, columns of the weight; 1: its columns are as many gates and, after them, what they gate, so that the target
-    has half as many, else 0; `block_configs`; SCRATCH_BYTES for each thread.
+    depth, columns of the weight; `block_configs`; SCRATCH_BYTES for each thread; rows, and units, of an item.
 
-    An item is 32 columns, or 16 gates and what they gate.
+    A unit is 32 columns of the target. The units of some rows are items next to each other.
+
+    gated: the weight's columns are as many gates and, after them, what they gate: SiLU(first half) * second half.
     """
+    parts = 2 if gated else 1
+    share = BLOCK // parts
 
-    @njit
+    @njit(error_model="numpy")
     def ask_for(address: int, lines: int) -> None:
         for line in range(lines):
             prefetch_far(address + line * _LINE)
 
-    @njit
-    def multiply(
-        x: int, stride: int, left: int, right: int, steps: int, sums: int, both: bool, ahead: int, lines: int
-    ) -> None:
-        """left, right: 16 columns of a panel. both: there are more than 16 rows."""
-        below = x + _HALF * stride
-        zero_0()
-        zero_1()
-        if both:
-            zero_2()
-            zero_3()
-        for step in range(steps):
-            load_6(left + step * _STEP_BYTES, 128)
-            load_7(right + step * _STEP_BYTES, 128)
-            load_4(x + step * 64, stride)
-            add_4_6_to_0()
-            add_4_7_to_1()
-            if both:
-                load_5(below + step * 64, stride)
-                add_5_6_to_2()
-                add_5_7_to_3()
-            ask_for(ahead + step * lines * _LINE, lines)
-        store_0(sums, 128)
-        store_1(sums + 64, 128)
-        if both:
-            store_2(sums + 2048, 128)
-            store_3(sums + 2112, 128)
+    @njit(error_model="numpy")
+    def biased(sums: int, bias: int) -> Any:
+        return load_floats(sums) + load_floats(bias) if bias != 0 else load_floats(sums)
 
-    @njit
-    def finish(sums: int, target: int, left_bias: int, right_bias: int) -> None:
-        """A row."""
-        left, right = load_floats(sums), load_floats(sums + 64)
-        if left_bias != 0:
-            left, right = left + load_floats(left_bias), right + load_floats(right_bias)
-        store_bfloat16s(target, left)
-        store_bfloat16s(target + 32, right)
-
-    @njit
-    def finish_gated(sums: int, target: int, left_bias: int, right_bias: int) -> None:
-        """A row."""
-        left, right = load_floats(sums), load_floats(sums + 64)
-        if left_bias != 0:
-            left, right = left + load_floats(left_bias), right + load_floats(right_bias)
-        gate = round_bfloat16s(left)
+    @njit(error_model="numpy")
+    def times_silu(gate: Any, up: Any) -> Any:
+        gate = round_bfloat16s(gate)
         exponent = multiply_add(gate, spread(float32(-LOG2_E)), spread(float32(0.5)))
         f = above_whole(exponent) - spread(float32(0.5))
         y = spread(EXP2[5])
         for i in range(4, -1, -1):
             y = multiply_add(y, f, spread(EXP2[i]))
         silu = divide(gate, spread(float32(1)) + times_power(y, exponent))
-        store_bfloat16s(target, round_bfloat16s(silu) * round_bfloat16s(right))
+        return round_bfloat16s(silu) * round_bfloat16s(up)
+
+    @njit(error_model="numpy")
+    def finish(sums: int, target: int, bias: int, up_bias: int) -> None:
+        """A row of a block."""
+        left, right = biased(sums, bias), biased(sums + 64, bias + 64 if bias != 0 else 0)
+        if gated:
+            left = times_silu(left, biased(sums + _SUMS_BYTES, up_bias))
+            right = times_silu(right, biased(sums + _SUMS_BYTES + 64, up_bias + 64 if up_bias != 0 else 0))
+        store_twice_bfloat16s(target, left, right)
+
+    @njit(error_model="numpy")
+    def multiply(x: int, stride: int, panel: int, both: bool) -> None:
+        """A step."""
+        load_6(panel, 128)
+        load_7(panel + 64, 128)
+        load_4(x, stride)
+        add_4_6_to_0()
+        add_4_7_to_1()
+        if both:
+            load_5(x + _HALF * stride, stride)
+            add_5_6_to_2()
+            add_5_7_to_3()
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
-        x, x_stride, target, target_stride, weight, bias = a[5], a[6] * 2, a[7], a[8] * 2, a[9], a[10]
-        rows, depth, columns, gated, configs = a[11], a[12], a[13], a[14] != 0, a[15]
-        steps, blocks = depth // BLOCK, (rows + BLOCK - 1) // BLOCK
+        x, stride, target, target_stride, weight, bias = a[5], a[6] * 2, a[7], a[8] * 2, a[9], a[10]
+        rows, depth, columns, configs = a[11], a[12], a[13], a[14]
+        rows_at_once, units_at_once = a[16], a[17]
+        steps, units = depth // BLOCK, columns // (parts * BLOCK)
         panel_bytes = steps * _STEP_BYTES
-        if gated:
-            left = weight + item // 2 * panel_bytes + item % 2 * _LINE
-            right = left + columns // 2 // BLOCK * panel_bytes
-            first = item * _HALF
-            left_bias, right_bias = bias + first * 4, bias + (columns // 2 + first) * 4
-            ahead = weight + item // 2 * panel_bytes + item % 2 * (right - left) + _AHEAD * panel_bytes
-        else:
-            left = weight + item * panel_bytes
-            right = left + _LINE
-            first = item * BLOCK
-            left_bias, right_bias = bias + first * 4, bias + (first + _HALF) * 4
-            ahead = left + _AHEAD * panel_bytes
-        if bias == 0:
-            left_bias = 0
-        scratch = a[16] + thread * SCRATCH_BYTES
-        sums = scratch + _SUMS_AT
+        groups = (units + units_at_once - 1) // units_at_once
+        first_row, first_unit = item // groups * rows_at_once, item % groups * units_at_once
+        end_row, end_unit = min(first_row + rows_at_once, rows), min(first_unit + units_at_once, units)
+        blocks = (end_row - first_row + BLOCK - 1) // BLOCK
+        lines = (_STEP_BYTES // _LINE + blocks - 1) // blocks
+        scratch = a[15] + thread * SCRATCH_BYTES
+        sums, done_sums = scratch + _SUMS_AT, scratch + _SUMS_AT + parts * _SUMS_BYTES
         amx.save_config(scratch)
         amx.load_config(configs)
-        lines = (_STEP_BYTES // _LINE + blocks - 1) // blocks
-        for block in range(blocks):
-            row = block * BLOCK
-            count = min(BLOCK, rows - row)
-            if count < BLOCK:
-                amx.load_config(configs + count * 64)
-            both = count > _HALF
-            multiply(x + row * x_stride, x_stride, left, right, steps, sums, both, ahead, lines)
-            ahead += steps * lines * _LINE
-            for i in range(count):
-                to = target + (row + i) * target_stride + first * 2
-                if gated:
-                    finish_gated(sums + i * 128, to, left_bias, right_bias)
-                else:
-                    finish(sums + i * 128, to, left_bias, right_bias)
+        is_full = True
+        done, done_at, done_target, done_bias, done_up_bias = 0, 0, 0, 0, 0  # rows of the block before
+        for unit in range(first_unit, end_unit):
+            following = unit + 1 if unit + 1 < end_unit else unit + 1 + units_at_once  # between: the other thread's
+            ahead = weight + following * panel_bytes
+            unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
+            up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0
+            for row in range(first_row, end_row, BLOCK):
+                count = min(BLOCK, end_row - row)
+                if count < BLOCK or not is_full:
+                    amx.load_config(configs + count % BLOCK * 64)
+                    is_full = count == BLOCK
+                both = count > _HALF
+                for part in range(parts):
+                    panel, asked = weight + (unit + part * units) * panel_bytes, ahead + part * units * panel_bytes
+                    at = x + row * stride
+                    zero_0()
+                    zero_1()
+                    if both:
+                        zero_2()
+                        zero_3()
+                    pairs = min(min(share, done - done_at) // 2, steps)
+                    sums_at, target_at = done_sums + done_at * 128, done_target + done_at * target_stride
+                    for _ in range(pairs):
+                        multiply(at, stride, panel, both)
+                        ask_for(asked, lines)
+                        finish(sums_at, target_at, done_bias, done_up_bias)
+                        finish(sums_at + 128, target_at + target_stride, done_bias, done_up_bias)
+                        at, panel, asked = at + 64, panel + _STEP_BYTES, asked + lines * _LINE
+                        sums_at, target_at = sums_at + 256, target_at + 2 * target_stride
+                    for _ in range(steps - pairs):
+                        multiply(at, stride, panel, both)
+                        ask_for(asked, lines)
+                        at, panel, asked = at + 64, panel + _STEP_BYTES, asked + lines * _LINE
+                    done_at += 2 * pairs
+                    to = sums + part * _SUMS_BYTES
+                    store_0(to, 128)
+                    store_1(to + 64, 128)
+                    if both:
+                        store_2(to + 2048, 128)
+                        store_3(to + 2112, 128)
+                ahead += steps * lines * _LINE
+                for i in range(done_at, done):
+                    finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
+                sums, done_sums = done_sums, sums
+                done, done_at, done_target = count, 0, target + row * target_stride + unit * _LINE
+                done_bias, done_up_bias = unit_bias, up_bias
+        for i in range(done):
+            finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
         amx.load_config(scratch)
 
     return per_item(work)

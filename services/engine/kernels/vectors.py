@@ -21,6 +21,16 @@ _WORDS, _HALVES = ir.VectorType(_WORD, LANES), ir.VectorType(_HALF, LANES)
 _CURRENT_ROUNDING = _WORD(4)
 
 
+class _BFloat16s(ir.Type):
+    """LLVM's vector of bfloat16, which llvmlite has no name for."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def _to_string(self) -> str:
+        return f"<{self._count} x bfloat>"
+
+
 class _Floats(types.Type):
     """numba's type of a vector."""
 
@@ -107,15 +117,22 @@ def store_floats(builder: Any, address: Any, value: Any) -> None:
 
 @_builtin(floats, floats)
 def round_bfloat16s(builder: Any, value: Any) -> Any:
-    """Rounded to what bfloat16 can hold, ties to even. Not for NaN."""
-    bits = builder.and_(_half_even(builder, value), _words(0xFFFF0000))
-    return builder.bitcast(bits, _FLOATS)
+    """Rounded to what bfloat16 can hold, ties to even."""
+    bits = builder.zext(_rounded(builder, value), _WORDS)
+    return builder.bitcast(builder.shl(bits, _words(16)), _FLOATS)
 
 
 @_builtin(types.void, int64, floats)
 def store_bfloat16s(builder: Any, address: Any, value: Any) -> None:
-    """16 bfloat16, rounded, ties to even. Not for NaN."""
-    _store(builder, address, builder.trunc(builder.lshr(_half_even(builder, value), _words(16)), _HALVES))
+    """16 bfloat16, rounded, ties to even."""
+    _store(builder, address, _rounded(builder, value))
+
+
+@_builtin(types.void, int64, floats, floats)
+def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -> None:
+    """32 bfloat16, rounded, ties to even."""
+    rounded = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _BFloat16s(2 * LANES), second, first)
+    _store(builder, address, builder.bitcast(rounded, ir.VectorType(_HALF, 2 * LANES)))
 
 
 @_builtin(floats, float32)
@@ -284,6 +301,12 @@ def _function(builder: Any, name: str, *arguments: Any) -> Any:
     """An LLVM intrinsic that returns a float32."""
     function_type = ir.FunctionType(ir.FloatType(), [argument.type for argument in arguments])
     return cgutils.get_or_insert_function(builder.module, function_type, name)
+
+
+def _rounded(builder: Any, value: Any) -> Any:
+    """16 bfloat16, ties to even. What is smaller than a normal float32 becomes 0."""
+    rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _BFloat16s(LANES), value)
+    return builder.bitcast(rounded, _HALVES)
 
 
 def _half_even(builder: Any, value: Any) -> Any:

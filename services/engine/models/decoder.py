@@ -3,17 +3,20 @@
 What a family has or lacks is in its weights and its `DecoderConfig`.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.config import DecoderConfig
-from services.engine.models.linear import MAX_FEW_ROWS, in_pieces
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
-from services.engine.models.weights import DecoderWeights, LayerWeights
+from services.engine.models.weights import DecoderWeights
+
+T = TypeVar("T")
+_MAX_RECORDED_TOKENS = 96  # of a step: with more, the way from Python into each kernel is a small part of it
 
 
 class Decoder:
@@ -39,7 +42,7 @@ class Decoder:
         turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
         inputs = self._attention.kernel_inputs(plan)
-        if inputs is None or not self._is_kernels or len(x) > MAX_FEW_ROWS:
+        if inputs is None or not self._is_kernels or len(x) > _MAX_RECORDED_TOKENS:
             out = self._run_layers(x, turn, plan)
         else:
             numbers, tensors = inputs
@@ -53,30 +56,43 @@ class Decoder:
 
     def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
         """[T, hidden], which is overwritten, to what the last norm makes of it."""
-        layers, operations, eps = self._weights.layers, self._operations, self._config.rms_norm_eps
-        pieces = in_pieces(x)  # a piece goes from one attention to the next while it is in the cache
-        normed = [operations.norm(piece, layers[0].input_norm, eps) for piece in pieces]
-        for index, (layer, norm_after) in enumerate(zip(layers, self._norms_after, strict=True)):
-            attended = in_pieces(self._attend(index, layer, normed, turn, plan))
-            for number, (piece, out) in enumerate(zip(pieces, attended, strict=True)):
-                between = operations.add_norm(piece, layer.output(out), layer.mlp_norm, eps)
-                fed = layer.down(layer.gate_up.gated(between, operations.silu_mul))
-                normed[number] = operations.add_norm(piece, fed, norm_after, eps)
-        return _joined(normed)
+        first, last = self._weights.layers[0], len(self._weights.layers) - 1
 
-    def _attend(
-        self, index: int, layer: LayerWeights, pieces: list[Tensor], turn: tuple[Tensor, Tensor], plan: Any
-    ) -> Tensor:
-        """[T, heads * head_dim] from the normed input, [T, hidden] in pieces."""
-        config = self._config
+        def start() -> tuple[Tensor, Tensor, Tensor]:
+            return self._begin(0, self._operations.norm(x, first.input_norm, self._config.rms_norm_eps), turn, plan)
+
+        def go_on(index: int, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            return self._begin(index + 1, self._end(index, x, attended), turn, plan)
+
+        qkv = self._by_rows(x, start)
+        for index in range(last):
+            attended, _ = self._attention.attend(plan, index, *qkv)
+            qkv = self._by_rows(x, partial(go_on, index, attended))
+        attended, _ = self._attention.attend(plan, last, *qkv)
+        return self._by_rows(x, partial(self._end, last, x, attended))
+
+    def _by_rows(self, x: Tensor, body: Callable[[], T]) -> T:
+        """What lies between two layers' attentions, where it is all kernels'."""
+        if not self._is_kernels:
+            return body()
+        row_bytes = (self._config.hidden_size + self._config.intermediate_size) * x.itemsize
+        return self._operations.by_rows(len(x), row_bytes, body)
+
+    def _begin(
+        self, index: int, normed: Tensor, turn: tuple[Tensor, Tensor], plan: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A layer up to its attention: q, k and v, [T, heads or kv_heads, head_dim]."""
+        config, layer = self._config, self._weights.layers[index]
         num_rotated = config.num_heads + config.num_kv_heads
-        heads = _joined([layer.qkv(piece) for piece in pieces]).unflatten(1, (-1, config.head_dim))
+        heads = layer.qkv(normed).unflatten(1, (-1, config.head_dim))
         self._operations.rotate(heads[:, :num_rotated], *turn, layer.qk_norm, config.rms_norm_eps)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
         self._attention.write(plan, index, k, v)
-        out, _ = self._attention.attend(plan, index, q, k, v)
-        return out.flatten(1)
+        return q, k, v
 
-
-def _joined(pieces: list[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    def _end(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
+        """A layer from its attention on: adds to x, and returns what the norm after the layer makes of it."""
+        layer, operations, eps = self._weights.layers[index], self._operations, self._config.rms_norm_eps
+        between = operations.add_norm(x, layer.output(attended.flatten(1)), layer.mlp_norm, eps)
+        fed = layer.down(layer.gate_up.gated(between, operations.silu_mul))
+        return operations.add_norm(x, fed, self._norms_after[index], eps)

@@ -1,7 +1,7 @@
 """y = x Wᵀ + b, with the weight in the order that the matrix library reads fastest.
 
 On a CPU with bfloat16 instructions, bfloat16 weights are re-ordered once for oneDNN; elsewhere, and in float32, the
-weight stays as it is. Where there are fused kernels, products of few rows are theirs, with the same weight.
+weight stays as it is. Where there are fused kernels, products are theirs, with the weight as oneDNN has it.
 """
 
 from collections.abc import Callable
@@ -12,39 +12,38 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from services.engine.kernels.few_rows import FewRows
+    from services.engine.kernels.packed_linear import PackedLinear
 
 # oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama, ms on a Xeon with
 # AMX: 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
 _PIECE, _MANY = 256, 1280
-MAX_FEW_ROWS = 96  # 128 took the kernel and oneDNN as long, 64 took oneDNN a tenth longer, one a quarter
 
 
 def in_pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """[T, width] in pieces of so many rows as matrix products are fastest with, one after the other."""
+    """[T, width] in pieces of so many rows as oneDNN is fastest with, one after the other."""
     return (x,) if len(x) >= _MANY else x.split(_PIECE)
 
 
 class Linear:
     """A linear layer for inference. The caller gives up `weight` [out, in] and `bias` [out]."""
 
-    __slots__ = ("_bias", "_few", "_packed", "_weight")
+    __slots__ = ("_bias", "_kernel", "_packed", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, fused: bool = False) -> None:
         self._packed = weight.dtype == torch.bfloat16 and _can_pack()
         self._weight = _pack(weight) if self._packed else weight.contiguous()
         self._bias = bias
-        self._few = _few_rows(weight, self._weight, bias) if self._packed and fused else None
+        self._kernel = _make_kernel(weight, self._weight, bias) if self._packed and fused else None
 
     @property
     def is_kernel(self) -> bool:
-        """True where products of up to MAX_FEW_ROWS rows are a kernel's."""
-        return self._few is not None
+        """True where a kernel of ours multiplies."""
+        return self._kernel is not None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        if self._few is not None and len(x) <= MAX_FEW_ROWS:
-            return self._few(x)
+        if self._kernel is not None:
+            return self._kernel(x)
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
         pieces = in_pieces(x)
@@ -52,9 +51,7 @@ class Linear:
 
     def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
-        if self._few is not None and len(x) <= MAX_FEW_ROWS:
-            return self._few(x, gated=True)
-        return silu_mul(self(x))
+        return silu_mul(self(x)) if self._kernel is None else self._kernel(x, gated=True)
 
     def _multiply(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -70,7 +67,7 @@ def _can_pack() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _few_rows(weight: Tensor, packed: Tensor, bias: Tensor | None) -> "FewRows | None":
-    from services.engine.kernels.few_rows import few_rows
+def _make_kernel(weight: Tensor, packed: Tensor, bias: Tensor | None) -> "PackedLinear | None":
+    from services.engine.kernels.packed_linear import packed_linear
 
-    return few_rows(weight, packed, bias)
+    return packed_linear(weight, packed, bias)

@@ -38,7 +38,7 @@ class DecoderWeights:
 
     @property
     def is_kernels(self) -> bool:
-        """True where all layers' products of few rows are kernels'."""
+        """True where all layers' products are kernels'."""
         return all(
             linear.is_kernel for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )

@@ -26,6 +26,11 @@ class LeasedOperations:
         """See Operations."""
         return self._operations.replay(key, inputs, body)
 
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+        """See `Operations.by_rows`."""
+        self._cores.adjust_for_prompts()
+        return self._operations.by_rows(num_rows, row_bytes, body)
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Operations."""
         self._cores.adjust_for_prompts()

@@ -1,4 +1,4 @@
-"""Kernels that run as one: recorded once, run again on other inputs."""
+"""Kernels that run as one: recorded once and run again on other inputs, or run for some rows after the others."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from services.engine.kernels.fused import FusedOperations
+from services.engine.kernels.recording import RowBlocks
 
 EPS = 1e-5
 
@@ -78,3 +79,52 @@ def test_results_of_many_widths_and_rows_do_not_meet(operations: FusedOperations
             expected = layers(operations, x.clone(), y, weight)
             found = operations.replay(object(), (x, y), partial(layers, operations, x, y, weight))
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("rows", [50, 96, 193, 400, 1000])
+def test_rows_after_the_others_are_what_all_at_once_are(operations: FusedOperations, rows: int) -> None:
+    """Few rows are computed at once still. Of the results between, no more than the threads need exist."""
+    weight, x, y = random(64), random(rows, 64), random(rows, 64, seed=1)
+    copy = x.clone()
+    expected = layers(operations, copy, y, weight)
+    found = operations.by_rows(rows, 64 * 4, partial(layers, operations, x, y, weight))
+    assert torch.equal(found, expected)
+    assert torch.equal(x, copy)
+
+
+def test_all_results_are_whole(operations: FusedOperations) -> None:
+    """Also those that later ones are made from, and views of them."""
+    weight, x, y = random(64), random(600, 64), random(600, 64, seed=1)
+    copy = x.clone()
+    first = operations.add_norm(copy, y, weight, EPS)
+    second = operations.add_norm(copy, first, weight, EPS)
+
+    def body() -> tuple[torch.Tensor, ...]:
+        between = operations.add_norm(x, y, weight, EPS)
+        return between[:, 32:], operations.add_norm(x, between, weight, EPS)
+
+    found = operations.by_rows(600, 64 * 4, body)
+    assert torch.equal(found[0], first[:, 32:])
+    assert torch.equal(found[1], second)
+
+
+def test_rows_of_what_fails_are_not_computed(operations: FusedOperations) -> None:
+    weight, x, y = random(64), random(300, 64), random(300, 64, seed=1)
+    before = x.clone()
+
+    def fails() -> torch.Tensor:
+        operations.add_norm(x, y, weight, EPS)
+        raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        operations.by_rows(300, 64 * 4, fails)
+    assert torch.equal(x, before)
+    expected = layers(operations, x.clone(), y, weight)
+    assert torch.equal(operations.by_rows(300, 64 * 4, partial(layers, operations, x, y, weight)), expected)
+
+
+def test_each_thread_has_memory_for_a_block() -> None:
+    """Also where the last block has fewer rows than the others, and the thread that has it could take a whole one."""
+    made = RowBlocks(rows=193, rows_at_once=112, max_threads=2).empty(193, 64, torch.float32)
+    assert len(made) == 193
+    assert made.untyped_storage().nbytes() >= 2 * 112 * made.stride(0) * 4

@@ -1,7 +1,8 @@
-"""Products of few rows with a weight that oneDNN has packed."""
+"""Linear layers by AMX, with a weight that oneDNN has packed."""
 
 import ctypes
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +12,16 @@ from services.engine.kernels.amx import has_amx
 from services.engine.kernels.matmul import BLOCK, SCRATCH_BYTES, block_configs, make_matmul, pack
 from services.engine.kernels.team import the_team
 
+# Of an item: rows of x that leave room in the second cache, and units that take some 0.2 ms; fewer where threads would
+# have too few items to share evenly.
+_ROWS_BYTES, _MOST_UNITS, _LEAST_ITEMS = 640 << 10, 12, 16
+_LEAST_BLOCKS = 2  # of rows: fewer, and the weight's way from memory would take longer than the products
 
-class FewRows:
+
+class PackedLinear:
     """x W^T + b, bfloat16."""
 
-    __slots__ = ("_bias", "_columns", "_depth", "_shared", "_weight")
+    __slots__ = ("_bias", "_columns", "_depth", "_most_rows", "_shared", "_weight")
 
     def __init__(self, weight: Tensor, packed: Tensor, bias: Tensor | None) -> None:
         """weight: [columns, depth], for its shape. packed: what oneDNN made of it, which has to stay."""
@@ -23,14 +29,22 @@ class FewRows:
         self._weight = torch.ops.mkldnn.data_ptr(packed)
         self._bias = None if bias is None else bias.to(torch.float32)
         self._shared = _shared()
+        self._most_rows = max(_LEAST_BLOCKS, _ROWS_BYTES // (2 * self._depth * BLOCK)) * BLOCK
 
     def __call__(self, x: Tensor, *, gated: bool = False) -> Tensor:
         """[rows, depth] -> [rows, columns], or with `gated` [rows, columns / 2]: SiLU(first half) * second half."""
         rows, shared, columns = len(x), self._shared, self._columns
-        out = shared.team.empty(rows, columns // 2 if gated else columns, x.dtype)
+        width = columns // 2 if gated else columns
+        out = shared.team.empty(rows, width, x.dtype)
+        units, rows_at_once = width // BLOCK, shared.team.rows_at_once
+        if rows_at_once is None:
+            rows_at_once = self._most_rows
+            units_at_once = max(1, min(_MOST_UNITS, units * -(-rows // rows_at_once) // _LEAST_ITEMS))
+        else:
+            units_at_once = units
         shared.team.run(
-            shared.kernel,
-            columns // BLOCK,
+            shared.kernels[gated],
+            -(-rows // rows_at_once) * -(-units // units_at_once),
             x.data_ptr(),
             x.stride(0),
             out.data_ptr(),
@@ -40,9 +54,10 @@ class FewRows:
             rows,
             self._depth,
             columns,
-            int(gated),
             shared.configs.ctypes.data,
             shared.scratch,
+            rows_at_once,
+            units_at_once,
         )
         return out
 
@@ -52,7 +67,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.team = the_team()
-        self.kernel = make_matmul()
+        self.kernels: tuple[Any, Any] = make_matmul(gated=False), make_matmul(gated=True)
         self.configs = block_configs()
         self._memory = np.empty(self.team.max_threads * SCRATCH_BYTES + 64, dtype=np.uint8)
         self.scratch = -(-self._memory.ctypes.data // 64) * 64
@@ -63,12 +78,12 @@ def _shared() -> _Shared:
     return _Shared()
 
 
-def few_rows(weight: Tensor, packed: Tensor, bias: Tensor | None) -> FewRows | None:
+def packed_linear(weight: Tensor, packed: Tensor, bias: Tensor | None) -> PackedLinear | None:
     """None: not for this processor or shape, or oneDNN packs in another way than it did."""
     columns, depth = weight.shape
     if columns % (2 * BLOCK) or depth % BLOCK or not has_amx() or not _lies_as_expected(weight, packed):
         return None
-    return FewRows(weight, packed, bias)
+    return PackedLinear(weight, packed, bias)
 
 
 def _lies_as_expected(weight: Tensor, packed: Tensor) -> bool:
