@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class Operations(Protocol):
@@ -17,7 +18,7 @@ class Operations(Protocol):
         with this key, but on these inputs; they have no others. The result holds until the next call.
         """
 
-    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """What `body` returns, which only runs kernels. It may run them for some rows after the others: each row of the
         results depends on the same row of what they are made from.
 

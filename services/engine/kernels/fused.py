@@ -21,6 +21,7 @@ from services.engine.kernels.team import Kernel, float_argument, the_team
 from services.engine.kernels.tile_attention import make_tile_attention, max_rows, scratch_bytes
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class FusedOperations:
@@ -32,7 +33,7 @@ class FusedOperations:
         self._rotate = _compiled("make_rotate", dtype)
         self._silu_mul = _compiled("make_silu_mul", dtype)
 
-    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
         return self._team.by_rows(num_rows, row_bytes, body)
 

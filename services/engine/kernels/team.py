@@ -25,6 +25,7 @@ _MAX_RECORDINGS = 128
 _BLOCK_BYTES, _MOST_ROWS, _LEAST_ROWS, _ROWS_STEP = 3 << 19, 256, 96, 16
 Kernel = Any  # see per_item
 T = TypeVar("T")
+Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 def float_argument(value: float) -> int:
@@ -84,7 +85,7 @@ class Team:
         self._openmp.run(self._program.address, recording.argument())
         return recording.result
 
-    def by_rows(self, rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+    def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """Runs the kernels that `body` runs, all for some rows before all for the next, and returns what it returned.
 
         row_bytes: that the one with the widest rows reads and writes of each.
@@ -97,7 +98,7 @@ class Team:
             result = body()
         finally:
             self._recording = None
-        results = (result,) if isinstance(result, Tensor) else result
+        results = (result,) if isinstance(result, Tensor) else tuple(result)
         self._openmp.run(self._row_program.address, recording.argument(results))
         return result
 

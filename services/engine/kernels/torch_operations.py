@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class TorchOperations:
@@ -17,7 +18,7 @@ class TorchOperations:
         """See `Operations.replay`."""
         return body()
 
-    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
         return body()
 

@@ -15,7 +15,7 @@ from services.engine.models.config import DecoderConfig
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
-T = TypeVar("T")
+Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 _MAX_RECORDED_TOKENS = 96  # of a step: with more, the way from Python into each kernel is a small part of it
 
 
@@ -71,7 +71,7 @@ class Decoder:
         attended, _ = self._attention.attend(plan, last, *qkv)
         return self._by_rows(x, partial(self._end, last, x, attended))
 
-    def _by_rows(self, x: Tensor, body: Callable[[], T]) -> T:
+    def _by_rows(self, x: Tensor, body: Callable[[], Rows]) -> Rows:
         """What lies between two layers' attentions, where it is all kernels'."""
         if not self._is_kernels:
             return body()

@@ -9,6 +9,7 @@ from services.engine.kernels.base import Operations
 from services.engine.runner.cores import CoreLease
 
 T = TypeVar("T")
+Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class LeasedOperations:
@@ -26,7 +27,7 @@ class LeasedOperations:
         """See Operations."""
         return self._operations.replay(key, inputs, body)
 
-    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], T]) -> T:
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
         self._cores.adjust_for_prompts()
         return self._operations.by_rows(num_rows, row_bytes, body)
