@@ -8,7 +8,8 @@ The weight lies as oneDNN packs it: in panels of 32 columns of y, a panel in ste
 pairs of the depth of each of 32 columns. An item's rows of x stay in the second cache while panel after panel of the
 weight comes from memory; each is asked for while the one before is multiplied. Tiles are loaded past the first cache,
 which would not hold them until they are used again: so the sums stay in it, which are rounded and written beside the
-next block's products. That made one product 1.4 times as fast, of what is in the second cache already.
+next block's products. That made one product 1.4 times as fast, of what is in the second cache already. Where rows are
+too long for that cache, some units are multiplied along a part of the depth, then along the next.
 """
 
 from typing import Any
@@ -31,6 +32,7 @@ from services.engine.kernels.vectors import (
     times_power,
 )
 
+load_0, load_1, load_2, load_3 = amx.load[:4]
 load_4, load_5, load_6, load_7 = amx.stream[4:]
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
@@ -40,7 +42,10 @@ add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 BLOCK = 32  # rows, and columns, that are multiplied at a time; and the depth of a step
 _SUMS_AT = 64  # in the scratch, behind the tile configuration that others may have left
 _SUMS_BYTES = BLOCK * BLOCK * 4
-SCRATCH_BYTES = _SUMS_AT + 4 * _SUMS_BYTES  # that a thread needs, on a 64-byte border
+_PARTIAL_AT = _SUMS_AT + 4 * _SUMS_BYTES
+MOST_ROWS = 256  # of an item
+_UNITS_TOGETHER, _MOST_STEPS = 8, 64
+SCRATCH_BYTES = _PARTIAL_AT + _UNITS_TOGETHER * 2 * MOST_ROWS // BLOCK * _SUMS_BYTES  # that a thread needs
 _HALF = BLOCK // 2
 _STEP_BYTES, _LINE = 2048, 64  # of a panel
 _AHEAD = 2  # panels
@@ -63,7 +68,8 @@ def block_configs() -> np.ndarray:
 
 def make_matmul(*, gated: bool) -> Any:
     """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows,
-    depth, columns of the weight; `block_configs`; SCRATCH_BYTES for each thread; rows, and units, of an item.
+    depth, columns of the weight; `block_configs`; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most
+    MOST_ROWS) and units of an item.
 
     A unit is 32 columns of the target. The units of some rows are items next to each other.
 
@@ -102,6 +108,30 @@ def make_matmul(*, gated: bool) -> Any:
         store_twice_bfloat16s(target, left, right)
 
     @njit(error_model="numpy")
+    def begin(sums: int, afresh: bool, both: bool) -> None:
+        """A block."""
+        if afresh:
+            zero_0()
+            zero_1()
+            if both:
+                zero_2()
+                zero_3()
+            return
+        load_0(sums, 128)
+        load_1(sums + 64, 128)
+        if both:
+            load_2(sums + 2048, 128)
+            load_3(sums + 2112, 128)
+
+    @njit(error_model="numpy")
+    def end(sums: int, both: bool) -> None:
+        store_0(sums, 128)
+        store_1(sums + 64, 128)
+        if both:
+            store_2(sums + 2048, 128)
+            store_3(sums + 2112, 128)
+
+    @njit(error_model="numpy")
     def multiply(x: int, stride: int, panel: int, both: bool) -> None:
         """A step."""
         load_6(panel, 128)
@@ -115,69 +145,102 @@ def make_matmul(*, gated: bool) -> Any:
             add_5_7_to_3()
 
     @njit(error_model="numpy")
+    def multiply_and_finish(
+        x: int,
+        stride: int,
+        panel: int,
+        both: bool,
+        steps: int,
+        asked: int,
+        lines: int,
+        pairs: int,
+        sums: int,
+        target: int,
+        target_stride: int,
+        bias: int,
+        up_bias: int,
+    ) -> None:
+        """A block's steps, and beside the first of them pairs of rows of the block before."""
+        for _ in range(pairs):
+            multiply(x, stride, panel, both)
+            ask_for(asked, lines)
+            finish(sums, target, bias, up_bias)
+            finish(sums + 128, target + target_stride, bias, up_bias)
+            x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
+            sums, target = sums + 256, target + 2 * target_stride
+        for _ in range(steps - pairs):
+            multiply(x, stride, panel, both)
+            ask_for(asked, lines)
+            x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
+
+    @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
         x, stride, target, target_stride, weight, bias = a[5], a[6] * 2, a[7], a[8] * 2, a[9], a[10]
-        rows, depth, columns, configs = a[11], a[12], a[13], a[14]
+        rows, all_steps, units, configs = a[11], a[12] // BLOCK, a[13] // (parts * BLOCK), a[14]
         rows_at_once, units_at_once = a[16], a[17]
-        steps, units = depth // BLOCK, columns // (parts * BLOCK)
-        panel_bytes = steps * _STEP_BYTES
-        groups = (units + units_at_once - 1) // units_at_once
-        first_row, first_unit = item // groups * rows_at_once, item % groups * units_at_once
+        panel_bytes = all_steps * _STEP_BYTES
+        items = (units + units_at_once - 1) // units_at_once  # of the same rows
+        first_row, first_unit = item // items * rows_at_once, item % items * units_at_once
         end_row, end_unit = min(first_row + rows_at_once, rows), min(first_unit + units_at_once, units)
         blocks = (end_row - first_row + BLOCK - 1) // BLOCK
         lines = (_STEP_BYTES // _LINE + blocks - 1) // blocks
+        chunks = (all_steps + _MOST_STEPS - 1) // _MOST_STEPS
+        chunk_steps = (all_steps + chunks - 1) // chunks
         scratch = a[15] + thread * SCRATCH_BYTES
         sums, done_sums = scratch + _SUMS_AT, scratch + _SUMS_AT + parts * _SUMS_BYTES
         amx.save_config(scratch)
         amx.load_config(configs)
         is_full = True
         done, done_at, done_target, done_bias, done_up_bias = 0, 0, 0, 0, 0  # rows of the block before
-        for unit in range(first_unit, end_unit):
-            following = unit + 1 if unit + 1 < end_unit else unit + 1 + units_at_once  # between: the other thread's
-            ahead = weight + following * panel_bytes
-            unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
-            up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0
-            for row in range(first_row, end_row, BLOCK):
-                count = min(BLOCK, end_row - row)
-                if count < BLOCK or not is_full:
-                    amx.load_config(configs + count % BLOCK * 64)
-                    is_full = count == BLOCK
-                both = count > _HALF
-                for part in range(parts):
-                    panel, asked = weight + (unit + part * units) * panel_bytes, ahead + part * units * panel_bytes
-                    at = x + row * stride
-                    zero_0()
-                    zero_1()
-                    if both:
-                        zero_2()
-                        zero_3()
-                    pairs = min(min(share, done - done_at) // 2, steps)
-                    sums_at, target_at = done_sums + done_at * 128, done_target + done_at * target_stride
-                    for _ in range(pairs):
-                        multiply(at, stride, panel, both)
-                        ask_for(asked, lines)
-                        finish(sums_at, target_at, done_bias, done_up_bias)
-                        finish(sums_at + 128, target_at + target_stride, done_bias, done_up_bias)
-                        at, panel, asked = at + 64, panel + _STEP_BYTES, asked + lines * _LINE
-                        sums_at, target_at = sums_at + 256, target_at + 2 * target_stride
-                    for _ in range(steps - pairs):
-                        multiply(at, stride, panel, both)
-                        ask_for(asked, lines)
-                        at, panel, asked = at + 64, panel + _STEP_BYTES, asked + lines * _LINE
-                    done_at += 2 * pairs
-                    to = sums + part * _SUMS_BYTES
-                    store_0(to, 128)
-                    store_1(to + 64, 128)
-                    if both:
-                        store_2(to + 2048, 128)
-                        store_3(to + 2112, 128)
-                ahead += steps * lines * _LINE
-                for i in range(done_at, done):
-                    finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
-                sums, done_sums = done_sums, sums
-                done, done_at, done_target = count, 0, target + row * target_stride + unit * _LINE
-                done_bias, done_up_bias = unit_bias, up_bias
-        for i in range(done):
+        for group in range(first_unit, end_unit, _UNITS_TOGETHER):
+            end_group = min(group + _UNITS_TOGETHER, end_unit)
+            for step in range(0, all_steps, chunk_steps):
+                steps, is_last = min(chunk_steps, all_steps - step), step + chunk_steps >= all_steps
+                for unit in range(group, end_group):
+                    if unit + 1 < end_group:
+                        ahead = weight + (unit + 1) * panel_bytes + step * _STEP_BYTES
+                    elif not is_last:
+                        ahead = weight + group * panel_bytes + (step + steps) * _STEP_BYTES
+                    else:  # what lies between two items of a thread is another one's
+                        ahead = weight + (unit + 1 + (units_at_once if unit + 1 == end_unit else 0)) * panel_bytes
+                    unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
+                    up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0
+                    partial = scratch + _PARTIAL_AT + (unit - group) * parts * blocks * _SUMS_BYTES
+                    for row in range(first_row, end_row, BLOCK):
+                        count = min(BLOCK, end_row - row)
+                        if count < BLOCK or not is_full:
+                            amx.load_config(configs + count % BLOCK * 64)
+                            is_full = count == BLOCK
+                        both = count > _HALF
+                        for part in range(parts):
+                            pairs = min(min(share, done - done_at) // 2, steps)
+                            begin(partial, step == 0, both)
+                            multiply_and_finish(
+                                x + row * stride + step * 64,
+                                stride,
+                                weight + (unit + part * units) * panel_bytes + step * _STEP_BYTES,
+                                both,
+                                steps,
+                                ahead + part * units * panel_bytes,
+                                lines,
+                                pairs,
+                                done_sums + done_at * 128,
+                                done_target + done_at * target_stride,
+                                target_stride,
+                                done_bias,
+                                done_up_bias,
+                            )
+                            end(sums + part * _SUMS_BYTES if is_last else partial, both)
+                            done_at += 2 * pairs
+                            partial += _SUMS_BYTES
+                        ahead += steps * lines * _LINE
+                        if is_last:
+                            for i in range(done_at, done):
+                                finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
+                            sums, done_sums = done_sums, sums
+                            done, done_at, done_target = count, 0, target + row * target_stride + unit * _LINE
+                            done_bias, done_up_bias = unit_bias, up_bias
+        for i in range(done_at, done):
             finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
         amx.load_config(scratch)
 

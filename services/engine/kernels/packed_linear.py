@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.amx import has_amx
-from services.engine.kernels.matmul import BLOCK, SCRATCH_BYTES, block_configs, make_matmul, pack
+from services.engine.kernels.matmul import BLOCK, MOST_ROWS, SCRATCH_BYTES, block_configs, make_matmul, pack
 from services.engine.kernels.team import the_team
 
-# Of an item: rows of x that leave room in the second cache, and units that take some 0.2 ms; fewer where threads would
-# have too few items to share evenly.
-_ROWS_BYTES, _MOST_UNITS, _LEAST_ITEMS = 640 << 10, 12, 16
-_LEAST_BLOCKS = 2  # of rows: fewer, and the weight's way from memory would take longer than the products
+# Of an item: units that take some 0.2 ms, but fewer where threads would have too few items to share evenly.
+_MOST_UNITS, _LEAST_ITEMS = 12, 16
 
 
 class PackedLinear:
     """x W^T + b, bfloat16."""
 
-    __slots__ = ("_bias", "_columns", "_depth", "_most_rows", "_shared", "_weight")
+    __slots__ = ("_bias", "_columns", "_depth", "_shared", "_weight")
 
     def __init__(self, weight: Tensor, packed: Tensor, bias: Tensor | None) -> None:
         """weight: [columns, depth], for its shape. packed: what oneDNN made of it, which has to stay."""
@@ -29,7 +27,6 @@ class PackedLinear:
         self._weight = torch.ops.mkldnn.data_ptr(packed)
         self._bias = None if bias is None else bias.to(torch.float32)
         self._shared = _shared()
-        self._most_rows = max(_LEAST_BLOCKS, _ROWS_BYTES // (2 * self._depth * BLOCK)) * BLOCK
 
     def __call__(self, x: Tensor, *, gated: bool = False) -> Tensor:
         """[rows, depth] -> [rows, columns], or with `gated` [rows, columns / 2]: SiLU(first half) * second half."""
@@ -38,7 +35,7 @@ class PackedLinear:
         out = shared.team.empty(rows, width, x.dtype)
         units, rows_at_once = width // BLOCK, shared.team.rows_at_once
         if rows_at_once is None:
-            rows_at_once = self._most_rows
+            rows_at_once = MOST_ROWS
             units_at_once = max(1, min(_MOST_UNITS, units * -(-rows // rows_at_once) // _LEAST_ITEMS))
         else:
             units_at_once = units

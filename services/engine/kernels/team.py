@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from services.engine.kernels.matmul import MOST_ROWS
 from services.engine.kernels.per_item import NUM_HEADER
 from services.engine.kernels.recording import Recording, RowBlocks, empty_rows, make_program, make_row_program
 from services.engine.openmp import OpenMP, loaded_openmp
@@ -22,7 +23,7 @@ _MOST_AT_A_TIME, _TAKES = 16, 16
 _MAX_RECORDINGS = 128
 # Blocks of rows: what kernels read and write of one, beside weights, is to fit into the second cache. Of a small block
 # the weights' way from memory would take longer than the products. 128 to 480 rows were within 3 %.
-_BLOCK_BYTES, _MOST_ROWS, _LEAST_ROWS, _ROWS_STEP = 3 << 19, 256, 96, 16
+_BLOCK_BYTES, _LEAST_ROWS, _ROWS_STEP = 3 << 19, 96, 16
 Kernel = Any  # see per_item
 T = TypeVar("T")
 Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
@@ -104,7 +105,7 @@ class Team:
 
     def _rows_at_once(self, rows: int, row_bytes: int) -> int | None:
         """None: better not."""
-        most = min(_MOST_ROWS, _BLOCK_BYTES // row_bytes)
+        most = min(MOST_ROWS, _BLOCK_BYTES // row_bytes)
         if most < _LEAST_ROWS:
             return None
         blocks = -(-rows // (most * self.max_threads)) * self.max_threads  # so that each thread has as many

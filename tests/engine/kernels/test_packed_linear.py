@@ -26,7 +26,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("columns", "depth"), [(128, 32), (192, 96), (1280, 768)])
+@pytest.mark.parametrize(("columns", "depth"), [(128, 32), (192, 96), (1280, 768), (640, 4864)])
 def test_every_number_of_rows(columns: int, depth: int, with_bias: bool) -> None:
     weight, bias = random(columns, depth), random(columns) if with_bias else None
     fused, plain = Linear(weight, bias, fused=True), Linear(weight, bias)
