@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 _PIECE, _MANY = 256, 1280
 
 
-def in_pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """[T, width] in pieces of so many rows as oneDNN is fastest with, one after the other."""
-    return (x,) if len(x) >= _MANY else x.split(_PIECE)
-
-
 class Linear:
     """A linear layer for inference. The caller gives up `weight` [out, in] and `bias` [out]."""
 
@@ -46,7 +41,7 @@ class Linear:
             return self._kernel(x)
         if not self._packed:
             return functional.linear(x, self._weight, self._bias)
-        pieces = in_pieces(x)
+        pieces = _in_pieces(x)
         return self._multiply(x) if len(pieces) == 1 else torch.cat([self._multiply(piece) for piece in pieces])
 
     def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
@@ -56,6 +51,11 @@ class Linear:
     def _multiply(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return y
+
+
+def _in_pieces(x: Tensor) -> tuple[Tensor, ...]:
+    """[T, width] in pieces of so many rows as oneDNN is fastest with, one after the other."""
+    return (x,) if len(x) >= _MANY else x.split(_PIECE)
 
 
 def _pack(weight: Tensor) -> Tensor:

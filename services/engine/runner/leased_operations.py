@@ -15,8 +15,9 @@ Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 class LeasedOperations:
     """`Operations` between which the number of threads follows what other workers do, while prompts are computed.
 
-    Some matrix products lie between any two of them, and a layer of 2,048 tokens takes as long as another worker's
-    whole decode step. To look before each layer only left that step without a core of its own, and then one idle.
+    Where rows are computed in blocks there is one look before all of them, some 10 ms of work for 2,048 tokens: threads
+    that are too many then share the cores for so long, and take items as they get to run. Elsewhere, some matrix
+    products lie between any two operations.
     """
 
     def __init__(self, operations: Operations, cores: CoreLease) -> None:
