@@ -110,7 +110,6 @@ class _Step:
         )
         self._ids = torch.randint(config.vocab_size, (batch,))
         self._positions = torch.full((batch,), context, dtype=torch.int32)
-        self._rows = torch.arange(batch)
         assert config.rope is not None
         self._turn = rotation(inverse_frequencies(config.rope, config.head_dim), self._positions, weights.dtype)
         self._x, self._fed = self._random(config.hidden_size), self._random(config.intermediate_size)
@@ -152,8 +151,7 @@ class _Step:
         self._model.logits(self._x)
 
     def whole(self) -> None:
-        hidden = self._model.forward(self._ids, self._positions, self.prepare(), self._rows)
-        self._model.logits(hidden)
+        self._model.all_logits(self._ids, self._positions, self.prepare())
 
     def _split(self) -> list[Tensor]:
         config = self._config

@@ -59,6 +59,9 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, vocab] of the successors."""
 
+    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """[T, vocab] of the successors of all tokens, at once where that is faster. They hold until the next call."""
+
 
 def read_dtype(raw: Settings) -> str | None:
     """The checkpoint's dtype by config.json, under either name. Raises ModelError."""

@@ -38,21 +38,32 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
         """See `Model.forward`."""
-        weights = self._weights
-        turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
-        x = weights.embedding[token_ids]
-        inputs = self._attention.kernel_inputs(plan)
-        if inputs is None or not self._is_kernels or len(x) > _MAX_RECORDED_TOKENS:
-            out = self._run_layers(x, turn, plan)
-        else:
-            numbers, tensors = inputs
-            key = (self._own, len(x), *numbers)
-            out = self._operations.replay(key, (x, *turn, *tensors), lambda: self._run_layers(x, turn, plan))
-        return out[queries]
+        return self._run(token_ids, positions, plan, with_logits=False)[queries]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
         return self._weights.lm_head(hidden)
+
+    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """See `Model.all_logits`."""
+        return self._run(token_ids, positions, plan, with_logits=True)
+
+    def _run(self, token_ids: Tensor, positions: Tensor, plan: Any, *, with_logits: bool) -> Tensor:
+        """For all tokens, what the last norm makes of them, or the logits."""
+        weights = self._weights
+        turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
+        x = weights.embedding[token_ids]
+
+        def body() -> Tensor:
+            hidden = self._run_layers(x, turn, plan)
+            return self.logits(hidden) if with_logits else hidden
+
+        inputs = self._attention.kernel_inputs(plan)
+        if inputs is None or not self._is_kernels or len(x) > _MAX_RECORDED_TOKENS:
+            return body()
+        numbers, tensors = inputs
+        key = (self._own, with_logits, len(x), *numbers)
+        return self._operations.replay(key, (x, *turn, *tensors), body)
 
     def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
         """[T, hidden], which is overwritten, to what the last norm makes of it."""

@@ -173,6 +173,10 @@ class Opt:
         """See `Model.logits`."""
         return self._weights.lm_head(hidden)
 
+    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """See `Model.all_logits`."""
+        return self.logits(self.forward(token_ids, positions, plan, torch.arange(len(token_ids))))
+
     def _attend(self, index: int, layer: LayerWeights, x: Tensor, plan: Any) -> Tensor:
         q, k, v = layer.qkv(x).view(len(x), 3, self._config.num_heads, self._config.head_dim).unbind(1)
         self._attention.write(plan, index, k, v)

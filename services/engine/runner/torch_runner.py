@@ -104,14 +104,12 @@ class TorchRunner:
 
     def _run(self, step: StepInput) -> StepOutput:
         plan = self._attention.prepare(PagedQueries(step.query_starts, step.seq_lens, step.block_tables), self.window)
+        token_ids, positions = torch.from_numpy(step.token_ids).to(torch.int64), torch.from_numpy(step.positions)
         sampled = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
+        if step.scored is None and np.array_equal(sampled, np.arange(len(token_ids))):
+            return sample(self._model.all_logits(token_ids, positions, plan), step.sampling)
         queries = sampled if step.scored is None else np.concatenate([sampled, step.scored.queries])
-        hidden = self._model.forward(
-            torch.from_numpy(step.token_ids).to(torch.int64),
-            torch.from_numpy(step.positions),
-            plan,
-            torch.from_numpy(queries),
-        )
+        hidden = self._model.forward(token_ids, positions, plan, torch.from_numpy(queries))
         if len(sampled):
             output = sample(self._model.logits(hidden[: len(sampled)]), step.sampling)
         else:
