@@ -48,7 +48,8 @@ from services.engine.kernels.vectors import (
     where_above,
 )
 
-load_0, load_1, load_2, load_3, load_4, load_5, load_6, load_7 = amx.load
+load_0, load_1, load_2, load_3, _, _, load_6, load_7 = amx.load
+stream_4, stream_5 = amx.stream[4:6]  # keys and values: scores and sums stay in the first cache
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
@@ -151,8 +152,8 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
             zero_2()
             zero_3()
             for step in range(num_steps):
-                load_4(keys + k * row_bytes + step * _LINE, row_bytes)
-                load_5(keys + (k + 16) * row_bytes + step * _LINE, row_bytes)
+                stream_4(keys + k * row_bytes + step * _LINE, row_bytes)
+                stream_5(keys + (k + 16) * row_bytes + step * _LINE, row_bytes)
                 load_6(q + step * _TILE_BYTES, _LINE)
                 load_7(q + (num_steps + step) * _TILE_BYTES, _LINE)
                 add_4_6_to_0()
@@ -175,8 +176,8 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
             load_3(at + 33 * _LINE, 2 * _LINE)
             for k in range(0, count, 32):
                 tile = values + (k // 32 * num_columns + column) * _TILE_BYTES
-                load_4(tile, _LINE)
-                load_5(tile + _TILE_BYTES, _LINE)
+                stream_4(tile, _LINE)
+                stream_5(tile + _TILE_BYTES, _LINE)
                 load_6(weights + k * 2 * _LINE, 4 * _LINE)
                 load_7(weights + k * 2 * _LINE + _LINE, 4 * _LINE)
                 add_4_6_to_0()

@@ -75,11 +75,13 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
         return pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * 2
 
     @njit
-    def multiply_keys(pool: int, block_stride: int, table: Any, first: int, count: int, q: int, scores: int) -> None:
+    def multiply_keys(
+        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, q: int, scores: int
+    ) -> None:
         """Asks for their values meanwhile, and for keys further on."""
         for k in range(0, count, 16):
             keys = key_at(pool, block_stride, table, first + k)
-            later = key_at(pool, block_stride, table, first + min(k + _AHEAD, count - 1) // 16 * 16)
+            later = key_at(pool, block_stride, table, min(first + k + _AHEAD, length - 1) // 16 * 16)
             for line in range(0, 16 * row_bytes, _LINE):
                 prefetch(later + line)
                 prefetch(keys + plane_bytes + line)
@@ -196,7 +198,7 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
         for first in range(first_key // 16 * 16, length, _CHUNK):
             count = min(_CHUNK, length - first)
             rounded = (count + 31) // 32 * 32
-            multiply_keys(pool, a[12], table, first, count, q, raw)
+            multiply_keys(pool, a[12], table, first, count, length, q, raw)
             for quad in range(0, group, 4):
                 for k in range(0, count, LANES):
                     transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * _CHUNK + k) * 4, _CHUNK * 4)
