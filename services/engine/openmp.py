@@ -20,6 +20,7 @@ class OpenMP:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._set_num_threads = library.omp_set_num_threads
+        self._get_max_threads = library.omp_get_max_threads
         self._set_blocktime = getattr(library, "kmp_set_blocktime", None)
         self._parallel = library.GOMP_parallel
         self._parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -29,6 +30,11 @@ class OpenMP:
     def set_num_threads(self, count: int) -> None:
         """Of the parallel regions that the calling thread starts from now on."""
         self._set_num_threads(count)
+
+    @property
+    def num_threads(self) -> int:
+        """Of the calling thread's next parallel region."""
+        return int(self._get_max_threads())
 
     def run(self, function: int, argument: object) -> None:
         """Calls the C function at this address once on each thread; returns when all have.

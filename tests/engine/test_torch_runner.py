@@ -1,5 +1,6 @@
 """The model on real (tiny, random) weights: what TorchRunner computes is what `transformers` computes."""
 
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from transformers import AutoModelForCausalLM
 from services.config import EngineConfig
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
+from services.engine.kernels import team
+from services.engine.kernels.amx import has_amx
+from services.engine.kernels.team import rows_of_a_block
+from services.engine.models import decoder
 from services.engine.runner import torch_runner
 from services.engine.runner.torch_runner import TorchRunner, load_runner
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
@@ -164,6 +169,54 @@ def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, tmp_path: Path) 
     rows = run_greedy(poisoned, prompts, 20, chunk=11, num_logprobs=0)
     assert [row.generated for row in rows] == [row.generated for row in expected]
     assert np.isfinite([found[0] for row in rows for found in row.logprobs]).all()
+
+
+@pytest.fixture(params=[1024, 1000])
+def kernels(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A checkpoint whose layers are all kernels', where there is AMX; the output layer of the second is not."""
+    if not has_amx():
+        pytest.skip("needs AMX")
+    shape: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "num_key_value_heads": 2, "intermediate_size": 192}
+    return write_checkpoint(
+        tmp_path / "model", dtype=torch.bfloat16, vocab_size=request.param, max_position_embeddings=2048, **shape
+    )
+
+
+def test_rows_in_blocks_are_computed_as_all_at_once(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts, to the bit: the KV of all layers, and what is sampled."""
+    sizes: list[int | None] = []
+
+    def block(rows: int, row_bytes: int, num_threads: int) -> int | None:
+        sizes.append(rows_of_a_block(rows, row_bytes, num_threads))
+        return sizes[-1]
+
+    found = []
+    for chosen in (block, lambda *_: None):
+        monkeypatch.setattr(team, "rows_of_a_block", chosen)
+        runner = load(kernels)
+        rows = run_greedy(runner, prompts_of([193, 462, 700]), 3, chunk=460, num_logprobs=2)
+        found.append(([row.tokens for row in rows], [row.logprobs for row in rows], runner.kv_bytes().copy()))
+    assert any(sizes)
+    assert found[0][:2] == found[1][:2]
+    assert np.array_equal(found[0][2], found[1][2])
+
+
+def test_recorded_steps_compute_what_others_do(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding, to the bit."""
+    replayed = []
+    replay = team.Team.replay
+
+    def spied(self: team.Team, key: Hashable, inputs: Sequence[torch.Tensor], body: Callable[[], Any]) -> Any:
+        replayed.append(key)
+        return replay(self, key, inputs, body)
+
+    monkeypatch.setattr(team.Team, "replay", spied)
+    recorded = run_greedy(load(kernels), prompts_of([5, 40, 77]), 20, chunk=64, num_logprobs=2)
+    assert len(replayed) >= 15
+    monkeypatch.setattr(decoder, "_MAX_RECORDED_TOKENS", 0)
+    plain = run_greedy(load(kernels), prompts_of([5, 40, 77]), 20, chunk=64, num_logprobs=2)
+    assert [row.tokens for row in recorded] == [row.tokens for row in plain]
+    assert [row.logprobs for row in recorded] == [row.logprobs for row in plain]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ class Attention(Protocol[PlanT]):
     about to be written, so a sequence's block never holds what another one left there.
     """
 
+    @property
+    def writes_by_kernel(self) -> bool:
+        """Whether `write` only runs kernels: see `Operations.by_rows`."""
+
     def prepare(self, queries: PagedQueries, window: int | None = None) -> PlanT:
         """The step's index work, for all layers.
 

@@ -84,6 +84,11 @@ class CpuAttention:
         if tiles is not None:
             self._several = TileAttention(tiles, layout.block_size)
 
+    @property
+    def writes_by_kernel(self) -> bool:
+        """See `Attention.writes_by_kernel`."""
+        return self._kernels is not None
+
     def prepare(self, queries: PagedQueries, window: int | None = None) -> CpuPlan:
         """See `Attention.prepare`."""
         is_single = np.diff(queries.query_starts) == 1

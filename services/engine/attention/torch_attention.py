@@ -81,6 +81,11 @@ class TorchAttention:
             return StepPlan(slots, parts, None)
         return StepPlan(slots, parts, _order([tiles[chosen] for chosen in buckets], int(queries.query_starts[-1])))
 
+    @property
+    def writes_by_kernel(self) -> bool:
+        """See `Attention.writes_by_kernel`."""
+        return False
+
     def kernel_inputs(self, plan: StepPlan) -> None:
         """See `Attention.kernel_inputs`."""
 

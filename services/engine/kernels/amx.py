@@ -20,11 +20,13 @@ _ADDRESS = ir.PointerType(_BYTE)
 
 
 def has_amx() -> bool:
-    """True when this process may use AMX from now on: the processor has it, and AVX-512, and the kernel lets it."""
+    """True when this process may use AMX from now on: the processor has it, and AVX-512 with bfloat16, and the kernel
+    lets it.
+    """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return False
     features = binding.get_host_cpu_features()
-    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512dq")):
+    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512dq", "avx512bf16")):
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
 

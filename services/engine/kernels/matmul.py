@@ -48,7 +48,6 @@ _UNITS_TOGETHER, _MOST_STEPS = 8, 64
 SCRATCH_BYTES = _PARTIAL_AT + _UNITS_TOGETHER * 2 * MOST_ROWS // BLOCK * _SUMS_BYTES  # that a thread needs
 _HALF = BLOCK // 2
 _STEP_BYTES, _LINE = 2048, 64  # of a panel
-_AHEAD = 2  # panels
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -69,7 +68,7 @@ def block_configs() -> np.ndarray:
 def make_matmul(*, gated: bool) -> Any:
     """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows,
     depth, columns of the weight; `block_configs`; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most
-    MOST_ROWS) and units of an item.
+    MOST_ROWS) and units of an item; units from the end of one to where the thread will go on.
 
     A unit is 32 columns of the target. The units of some rows are items next to each other.
 
@@ -201,8 +200,9 @@ def make_matmul(*, gated: bool) -> Any:
                         ahead = weight + (unit + 1) * panel_bytes + step * _STEP_BYTES
                     elif not is_last:
                         ahead = weight + group * panel_bytes + (step + steps) * _STEP_BYTES
-                    else:  # what lies between two items of a thread is another one's
-                        ahead = weight + (unit + 1 + (units_at_once if unit + 1 == end_unit else 0)) * panel_bytes
+                    else:
+                        following = unit + 1 if unit + 1 < end_unit else min(end_unit + a[18], units - 1)
+                        ahead = weight + following * panel_bytes
                     unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
                     up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0
                     partial = scratch + _PARTIAL_AT + (unit - group) * parts * blocks * _SUMS_BYTES

@@ -13,7 +13,7 @@ from services.engine.kernels.matmul import BLOCK, MOST_ROWS, SCRATCH_BYTES, bloc
 from services.engine.kernels.team import the_team
 
 # Of an item: units that take some 0.2 ms, but fewer where threads would have too few items to share evenly.
-_MOST_UNITS, _LEAST_ITEMS = 12, 16
+_MOST_UNITS, _LEAST_ITEMS = 12, 8
 
 
 class PackedLinear:
@@ -36,9 +36,11 @@ class PackedLinear:
         units, rows_at_once = width // BLOCK, shared.team.rows_at_once
         if rows_at_once is None:
             rows_at_once = MOST_ROWS
-            units_at_once = max(1, min(_MOST_UNITS, units * -(-rows // rows_at_once) // _LEAST_ITEMS))
+            threads = shared.team.num_threads
+            units_at_once = max(1, min(_MOST_UNITS, units * -(-rows // rows_at_once) // (_LEAST_ITEMS * threads)))
+            skipped = (threads - 1) * units_at_once
         else:
-            units_at_once = units
+            units_at_once, skipped = units, -units
         shared.team.run(
             shared.kernels[gated],
             -(-rows // rows_at_once) * -(-units // units_at_once),
@@ -55,6 +57,8 @@ class PackedLinear:
             shared.scratch,
             rows_at_once,
             units_at_once,
+            skipped,
+            at_a_time=1,
         )
         return out
 

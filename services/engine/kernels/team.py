@@ -22,11 +22,24 @@ from services.engine.openmp import OpenMP, loaded_openmp
 _MOST_AT_A_TIME, _TAKES = 16, 16
 _MAX_RECORDINGS = 128
 # Blocks of rows: what kernels read and write of one, beside weights, is to fit into the second cache. Of a small block
-# the weights' way from memory would take longer than the products. 128 to 480 rows were within 3 %.
+# the weights' way from memory would take longer than the products. Of 1,848 rows, blocks of 128 to 256 were within 3 %.
 _BLOCK_BYTES, _LEAST_ROWS, _ROWS_STEP = 3 << 19, 96, 16
 Kernel = Any  # see per_item
 T = TypeVar("T")
 Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
+
+
+def rows_of_a_block(rows: int, row_bytes: int, num_threads: int) -> int | None:
+    """So many that each thread has as many blocks, two where that is not too few rows; None: no blocks."""
+    most = min(MOST_ROWS, _BLOCK_BYTES // row_bytes)
+    if most < _LEAST_ROWS:
+        return None
+    needed = -(-rows // (most * num_threads))  # blocks of each thread
+    for blocks in (max(needed, 2), needed):
+        rows_at_once = -(-rows // (blocks * num_threads * _ROWS_STEP)) * _ROWS_STEP
+        if rows_at_once >= _LEAST_ROWS:
+            return rows_at_once
+    return None
 
 
 def float_argument(value: float) -> int:
@@ -52,14 +65,20 @@ class Team:
         """In `by_rows`: how many rows are a block."""
         return self._recording.rows_at_once if isinstance(self._recording, RowBlocks) else None
 
-    def run(self, kernel: Kernel, num_items: int, *arguments: int) -> None:
+    @property
+    def num_threads(self) -> int:
+        """That run the next kernel."""
+        return min(self.max_threads, self._openmp.num_threads)
+
+    def run(self, kernel: Kernel, num_items: int, *arguments: int, at_a_time: int | None = None) -> None:
         """Calls the kernel once on each thread, and returns when all have. Other Python threads run meanwhile.
 
-        In `by_rows`, there are as many items as rows, or as blocks of rows.
+        at_a_time: items that a thread takes; None: some, as many small ones would. In `by_rows`, there are as many
+        items as rows, or as blocks of rows, and it is those of a block.
         """
         if isinstance(self._recording, RowBlocks):
             at_a_time = self._recording.at_a_time(num_items)
-        else:
+        elif at_a_time is None:
             at_a_time = max(1, min(_MOST_AT_A_TIME, num_items // _TAKES))
         header = (0, num_items, at_a_time, 0, self.max_threads)
         if self._recording is not None:
@@ -91,7 +110,7 @@ class Team:
 
         row_bytes: that the one with the widest rows reads and writes of each.
         """
-        rows_at_once = self._rows_at_once(rows, row_bytes)
+        rows_at_once = rows_of_a_block(rows, row_bytes, self.num_threads)
         if self._recording is not None or rows_at_once is None:
             return body()
         recording = self._recording = RowBlocks(rows, rows_at_once, self.max_threads)
@@ -103,17 +122,8 @@ class Team:
         self._openmp.run(self._row_program.address, recording.argument(results))
         return result
 
-    def _rows_at_once(self, rows: int, row_bytes: int) -> int | None:
-        """None: better not."""
-        most = min(MOST_ROWS, _BLOCK_BYTES // row_bytes)
-        if most < _LEAST_ROWS:
-            return None
-        blocks = -(-rows // (most * self.max_threads)) * self.max_threads  # so that each thread has as many
-        rows_at_once = -(-rows // (blocks * _ROWS_STEP)) * _ROWS_STEP
-        return rows_at_once if rows_at_once >= _LEAST_ROWS else None
-
     def empty(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """As `empty_rows`. While recording, its memory is another one's too, of those that are made a little later."""
+        """As `empty_rows`. In `replay`, its memory is another one's too, of those that are made a little later."""
         if self._recording is not None:
             return self._recording.empty(rows, width, dtype)
         return empty_rows(rows, width, dtype)

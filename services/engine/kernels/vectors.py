@@ -1,4 +1,5 @@
-"""Vectors of 16 float32 as values in kernels, for what LLVM does not find in loops by itself. They need AVX-512.
+"""Vectors of 16 float32 as values in kernels, for what LLVM does not find in loops by itself. They need AVX-512,
+with bfloat16 where that is what they make.
 
 Addresses are int64. What is loaded and stored need not lie on a border.
 """
@@ -117,20 +118,14 @@ def store_floats(builder: Any, address: Any, value: Any) -> None:
 
 @_builtin(floats, floats)
 def round_bfloat16s(builder: Any, value: Any) -> Any:
-    """Rounded to what bfloat16 can hold, ties to even."""
+    """Rounded to what bfloat16 can hold, ties to even. What is smaller than a normal float32 becomes 0."""
     bits = builder.zext(_rounded(builder, value), _WORDS)
     return builder.bitcast(builder.shl(bits, _words(16)), _FLOATS)
 
 
-@_builtin(types.void, int64, floats)
-def store_bfloat16s(builder: Any, address: Any, value: Any) -> None:
-    """16 bfloat16, rounded, ties to even."""
-    _store(builder, address, _rounded(builder, value))
-
-
 @_builtin(types.void, int64, floats, floats)
 def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -> None:
-    """32 bfloat16, rounded, ties to even."""
+    """32 bfloat16, rounded as by `round_bfloat16s`."""
     rounded = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _BFloat16s(2 * LANES), second, first)
     _store(builder, address, builder.bitcast(rounded, ir.VectorType(_HALF, 2 * LANES)))
 
@@ -304,7 +299,7 @@ def _function(builder: Any, name: str, *arguments: Any) -> Any:
 
 
 def _rounded(builder: Any, value: Any) -> Any:
-    """16 bfloat16, ties to even. What is smaller than a normal float32 becomes 0."""
+    """16 bfloat16."""
     rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _BFloat16s(LANES), value)
     return builder.bitcast(rounded, _HALVES)
 

@@ -60,7 +60,7 @@ class Model(Protocol):
         """[N, vocab] of the successors."""
 
     def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """[T, vocab] of the successors of all tokens, at once where that is faster. They hold until the next call."""
+        """[T, vocab] of the successors of all tokens, at once where that is faster. They hold until the next step."""
 
 
 def read_dtype(raw: Settings) -> str | None:

@@ -32,8 +32,14 @@ class Decoder:
         self._operations = operations
         self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim)
         self._magnitude = magnitude(config.rope)
-        self._is_kernels = weights.is_kernels
+        self._is_kernels = weights.is_kernels and attention.writes_by_kernel
         self._own = object()  # whose layers are recorded
+        widest = max(
+            (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
+            config.num_heads * config.head_dim,
+            config.intermediate_size,
+        )
+        self._row_bytes = (config.hidden_size + widest) * weights.dtype.itemsize
         self._norms_after = (*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm)
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
@@ -46,7 +52,9 @@ class Decoder:
 
     def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
         """See `Model.all_logits`."""
-        return self._run(token_ids, positions, plan, with_logits=True)
+        if self._weights.lm_head.is_kernel:
+            return self._run(token_ids, positions, plan, with_logits=True)
+        return self.logits(self._run(token_ids, positions, plan, with_logits=False))
 
     def _run(self, token_ids: Tensor, positions: Tensor, plan: Any, *, with_logits: bool) -> Tensor:
         """For all tokens, what the last norm makes of them, or the logits."""
@@ -67,18 +75,11 @@ class Decoder:
 
     def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
         """[T, hidden], which is overwritten, to what the last norm makes of it."""
-        first, last = self._weights.layers[0], len(self._weights.layers) - 1
-
-        def start() -> tuple[Tensor, Tensor, Tensor]:
-            return self._begin(0, self._operations.norm(x, first.input_norm, self._config.rms_norm_eps), turn, plan)
-
-        def go_on(index: int, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return self._begin(index + 1, self._end(index, x, attended), turn, plan)
-
-        qkv = self._by_rows(x, start)
+        last = len(self._weights.layers) - 1
+        qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last):
             attended, _ = self._attention.attend(plan, index, *qkv)
-            qkv = self._by_rows(x, partial(go_on, index, attended))
+            qkv = self._by_rows(x, partial(self._between, index, x, attended, turn, plan))
         attended, _ = self._attention.attend(plan, last, *qkv)
         return self._by_rows(x, partial(self._end, last, x, attended))
 
@@ -86,8 +87,18 @@ class Decoder:
         """What lies between two layers' attentions, where it is all kernels'."""
         if not self._is_kernels:
             return body()
-        row_bytes = (self._config.hidden_size + self._config.intermediate_size) * x.itemsize
-        return self._operations.by_rows(len(x), row_bytes, body)
+        return self._operations.by_rows(len(x), self._row_bytes, body)
+
+    def _first(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Up to the first attention."""
+        normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
+        return self._begin(0, normed, turn, plan)
+
+    def _between(
+        self, index: int, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plan: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """From a layer's attention to that of the next."""
+        return self._begin(index + 1, self._end(index, x, attended), turn, plan)
 
     def _begin(
         self, index: int, normed: Tensor, turn: tuple[Tensor, Tensor], plan: Any

@@ -38,8 +38,8 @@ class DecoderWeights:
 
     @property
     def is_kernels(self) -> bool:
-        """True where all products are kernels'."""
-        return self.lm_head.is_kernel and all(
+        """True where all layers' products are kernels'."""
+        return all(
             linear.is_kernel for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )
 

@@ -15,9 +15,9 @@ Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 class LeasedOperations:
     """`Operations` between which the number of threads follows what other workers do, while prompts are computed.
 
-    Where rows are computed in blocks there is one look before all of them, some 10 ms of work for 2,048 tokens: threads
-    that are too many then share the cores for so long, and take items as they get to run. Elsewhere, some matrix
-    products lie between any two operations.
+    Where rows are computed in blocks, all looks come before that, some 10 ms of work for 2,048 tokens: threads that are
+    too many then share the cores for so long, and take blocks as they get to run. Elsewhere, some matrix products lie
+    between any two operations.
     """
 
     def __init__(self, operations: Operations, cores: CoreLease) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from services.engine.kernels.amx import has_amx
+from services.engine.kernels.team import the_team
 from services.engine.models.linear import Linear
 
 pytestmark = pytest.mark.skipif(not has_amx(), reason="needs AMX")
@@ -36,6 +37,18 @@ def test_every_number_of_rows(columns: int, depth: int, with_bias: bool) -> None
         x = random(rows, depth)
         assert_close(fused(x), plain(x))
         assert_close(fused.gated(x, silu_mul), plain.gated(x, silu_mul))
+
+
+@pytest.mark.parametrize("rows_of_each", [100, 240, 256])
+def test_many_units_of_long_rows(rows_of_each: int) -> None:
+    """Groups of units along parts of the depth, by one thread: as in blocks of rows."""
+    weight, bias = random(1152, 4160), random(1152)
+    fused, plain = Linear(weight, bias, fused=True), Linear(weight, bias)
+    rows = 2 * rows_of_each * the_team().num_threads
+    x = random(rows, 4160)
+    found = the_team().by_rows(rows, 4160 * 2, lambda: (fused(x), fused.gated(x, silu_mul)))
+    assert_close(found[0], plain(x))
+    assert_close(found[1], plain.gated(x, silu_mul))
 
 
 def test_rows_that_lie_apart() -> None:

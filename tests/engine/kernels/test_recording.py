@@ -7,6 +7,7 @@ import torch
 
 from services.engine.kernels.fused import FusedOperations
 from services.engine.kernels.recording import RowBlocks
+from services.engine.kernels.team import rows_of_a_block, the_team
 
 EPS = 1e-5
 
@@ -81,9 +82,10 @@ def test_results_of_many_widths_and_rows_do_not_meet(operations: FusedOperations
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [50, 96, 193, 400, 1000])
-def test_rows_after_the_others_are_what_all_at_once_are(operations: FusedOperations, rows: int) -> None:
-    """Few rows are computed at once still. Of the results between, no more than the threads need exist."""
+@pytest.mark.parametrize("rows_of_each", [50, 97, 193, 400, 1000])
+def test_rows_after_the_others_are_what_all_at_once_are(operations: FusedOperations, rows_of_each: int) -> None:
+    rows = rows_of_each * the_team().num_threads - 1
+    assert (rows_of_a_block(rows, 64 * 4, the_team().num_threads) is None) == (rows_of_each == 50)
     weight, x, y = random(64), random(rows, 64), random(rows, 64, seed=1)
     copy = x.clone()
     expected = layers(operations, copy, y, weight)
@@ -94,7 +96,8 @@ def test_rows_after_the_others_are_what_all_at_once_are(operations: FusedOperati
 
 def test_all_results_are_whole(operations: FusedOperations) -> None:
     """Also those that later ones are made from, and views of them."""
-    weight, x, y = random(64), random(600, 64), random(600, 64, seed=1)
+    rows = 300 * the_team().num_threads
+    weight, x, y = random(64), random(rows, 64), random(rows, 64, seed=1)
     copy = x.clone()
     first = operations.add_norm(copy, y, weight, EPS)
     second = operations.add_norm(copy, first, weight, EPS)
@@ -103,7 +106,7 @@ def test_all_results_are_whole(operations: FusedOperations) -> None:
         between = operations.add_norm(x, y, weight, EPS)
         return between[:, 32:], operations.add_norm(x, between, weight, EPS)
 
-    found = operations.by_rows(600, 64 * 4, body)
+    found = operations.by_rows(rows, 64 * 4, body)
     assert torch.equal(found[0], first[:, 32:])
     assert torch.equal(found[1], second)
 
@@ -128,3 +131,21 @@ def test_each_thread_has_memory_for_a_block() -> None:
     made = RowBlocks(rows=193, rows_at_once=112, max_threads=2).empty(193, 64, torch.float32)
     assert len(made) == 193
     assert made.untyped_storage().nbytes() >= 2 * 112 * made.stride(0) * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "threads", "expected"),
+    [
+        (1848, 5632, 2, 240),  # eight blocks
+        (462, 5632, 2, 128),  # two for each thread, so that one that is held up can be helped
+        (300, 5632, 2, 160),  # one for each
+        (190, 5632, 2, 96),
+        (150, 5632, 2, None),  # a thread would have too few
+        (190, 5632, 1, 96),
+        (1848, 5632, 16, 128),
+        (1848, 11520, 2, 144),
+        (1848, 20000, 2, None),  # of what fits into a cache there would be too few
+    ],
+)
+def test_blocks_are_as_many_for_each_thread(rows: int, row_bytes: int, threads: int, expected: int | None) -> None:
+    assert rows_of_a_block(rows, row_bytes, threads) == expected
