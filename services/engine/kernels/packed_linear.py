@@ -12,7 +12,8 @@ from services.engine.kernels.amx import has_amx
 from services.engine.kernels.matmul import BLOCK, MOST_ROWS, SCRATCH_BYTES, block_configs, make_matmul, pack
 from services.engine.kernels.team import the_team
 
-# Of an item: units that take some 0.2 ms, but fewer where threads would have too few items to share evenly.
+# Of an item: units, but fewer where threads would have too few items to share evenly. With 4 to 16 units, a product of
+# 1,848 rows took the same to 5 %.
 _MOST_UNITS, _LEAST_ITEMS = 12, 8
 
 
