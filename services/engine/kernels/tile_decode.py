@@ -20,7 +20,7 @@ from services.engine.kernels.intrinsics import (
     half_pointer,
     int_pointer,
     load_bfloat16,
-    prefetch,
+    prefetch_far,
     word_pointer,
 )
 from services.engine.kernels.per_item import per_item
@@ -51,8 +51,10 @@ _zero_0 = amx.zero[0]
 _add_4_6_to_0, _add_4_5_to_0, _add_4_6_to_1 = (amx.add_product(*tiles) for tiles in ((0, 4, 6), (0, 4, 5), (1, 4, 6)))
 
 _CHUNK = 128  # keys at a time
-_AHEAD = 32  # keys, of what is asked for in advance
-_LINE, _TILE_BYTES = 64, 1024
+# Keys and values are read in the order in which they lie, which the processor's own prefetcher follows within a page.
+# Of keys this far ahead the beginning is asked for, so that it has begun there; asking for all was slower.
+_AHEAD, _BEGINNING = 32, 512  # keys, bytes
+_LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
 _LOWEST = float32(-1e30)
 _LN_2 = math.log(2)
 
@@ -75,38 +77,50 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
         return pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * 2
 
     @njit
-    def multiply_keys(
-        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, q: int, scores: int
+    def tile_at(values: int, k: int) -> int:
+        return values + k // 32 * num_columns * _TILE_BYTES + k % 32 * (_LINE // 2)
+
+    @njit
+    def pair_values(first: int, count: int, nothing: int, values: int) -> None:
+        """Of 16 keys, those from `count` on as zeros: a row of them is at `nothing`."""
+        for k in range(0, 16, 2):
+            even = first + k * row_bytes if k < count else nothing
+            odd = first + (k + 1) * row_bytes if k + 1 < count else nothing
+            for step in range(num_steps):
+                at = values + k * (_LINE // 2) + step * 2 * _TILE_BYTES
+                interleave(even + step * _LINE, odd + step * _LINE, at, at + _TILE_BYTES)
+
+    @njit
+    def read(
+        pool: int,
+        block_stride: int,
+        table: Any,
+        first: int,
+        count: int,
+        length: int,
+        q: int,
+        nothing: int,
+        scores: int,
+        values: int,
     ) -> None:
-        """Asks for their values meanwhile, and for keys further on."""
+        """Of some keys, the products with q, and the values as tiles of [16 pairs of keys, 16 columns]."""
         for k in range(0, count, 16):
             keys = key_at(pool, block_stride, table, first + k)
             later = key_at(pool, block_stride, table, min(first + k + _AHEAD, length - 1) // 16 * 16)
-            for line in range(0, 16 * row_bytes, _LINE):
-                prefetch(later + line)
-                prefetch(keys + plane_bytes + line)
+            for line in range(0, _BEGINNING, _LINE):
+                prefetch_far(later + line)
+                if plane_bytes >= _PAGE_BYTES:
+                    prefetch_far(keys + plane_bytes + line)
             _zero_0()
             for step in range(num_steps):
                 _load_4(keys + step * _LINE, row_bytes)
                 _load_6(q + step * _TILE_BYTES, _LINE)
                 _add_4_6_to_0()
             _store_0(scores + k * _LINE, _LINE)
-
-    @njit
-    def pair_values(
-        pool: int, block_stride: int, table: Any, first: int, count: int, nothing: int, values: int
-    ) -> None:
-        """As tiles of [16 pairs of keys, 16 columns]. nothing: a row of zeros."""
-        for k in range(0, (count + 31) // 32 * 32, 2):
-            even = odd = nothing
-            if k < count:
-                even = key_at(pool, block_stride, table, first + k) + plane_bytes
-            if k + 1 < count:
-                odd = even + row_bytes
-            target = values + k // 32 * num_columns * _TILE_BYTES + k % 32 * (_LINE // 2)
-            for step in range(num_steps):
-                at = target + step * 2 * _TILE_BYTES
-                interleave(even + step * _LINE, odd + step * _LINE, at, at + _TILE_BYTES)
+            pair_values(keys + plane_bytes, count - k, nothing, tile_at(values, k))
+        end = (count + 15) // 16 * 16
+        if end % 32 != 0:
+            pair_values(nothing, 0, nothing, tile_at(values, end))
 
     @njit
     def multiply_values(weights: int, values: int, sums: int, count: int) -> None:
@@ -198,11 +212,10 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
         for first in range(first_key // 16 * 16, length, _CHUNK):
             count = min(_CHUNK, length - first)
             rounded = (count + 31) // 32 * 32
-            multiply_keys(pool, a[12], table, first, count, length, q, raw)
+            read(pool, a[12], table, first, count, length, q, nothing, raw, values)
             for quad in range(0, group, 4):
                 for k in range(0, count, LANES):
                     transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * _CHUNK + k) * 4, _CHUNK * 4)
-            pair_values(pool, a[12], table, first, count, nothing, values)
             for g in range(group):
                 own = scores + g * _CHUNK * 4
                 hide(own, rounded, first_key - first, count)
