@@ -97,6 +97,7 @@ class _Step:
         width = context // _BLOCK_SIZE + 1
         num_blocks = batch * width + 1
         pool = torch.from_numpy(allocate(num_blocks * layout.block_bytes)).view(weights.dtype)
+        pool.fill_(0.5)  # memory that was never written is one page of zeros, which is always in a cache
         fused = why_not_fused(layout.dtype) is None
         self._attention = CpuAttention(
             pool.view(layout.shape(num_blocks)), layout, config.num_heads, config.scale, fused=fused
@@ -106,7 +107,7 @@ class _Step:
         self._queries = PagedQueries(
             np.arange(batch + 1, dtype=np.int32),
             np.full(batch, context + 1, dtype=np.int32),
-            np.arange(1, num_blocks, dtype=np.int32).reshape(batch, width),
+            np.random.default_rng(0).permutation(np.arange(1, num_blocks, dtype=np.int32)).reshape(batch, width),
         )
         self._ids = torch.randint(config.vocab_size, (batch,))
         self._positions = torch.full((batch,), context, dtype=torch.int32)
