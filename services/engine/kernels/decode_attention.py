@@ -18,8 +18,12 @@ from services.engine.kernels.intrinsics import (
     prefetch,
     stack,
 )
-from services.engine.kernels.per_item import per_item
+from services.engine.kernels.per_item import per_item, places
 
+PLACES = places(
+    "kv_heads q q_stride out lse tokens pool block_stride head_stride tables table_width first_keys seq_lens begun"
+    " scale config scratch"
+)
 _LOWEST = float32(-1e30)
 _LN_2 = math.log(2)
 _LINE = 64  # bytes of a cache line
@@ -36,6 +40,7 @@ def make_decode_attention(element: Element, head_dim: int, group: int, block_siz
     scale.
     """
     load, store, pointer, size = element.load, element.store, element.pointer, element.size
+    arg = PLACES
     num_outputs, num_scores, plane = group * head_dim, group * block_size, block_size * head_dim
 
     @njit(fastmath=True, error_model="numpy")
@@ -101,22 +106,22 @@ def make_decode_attention(element: Element, head_dim: int, group: int, block_siz
 
     @njit
     def work(a: Any, item: int, _thread: int) -> None:
-        kv_heads = a[5]
-        scale = float32(float64_of(a[19]))
+        kv_heads = a[arg.kv_heads]
         row, head = item // kv_heads, item % kv_heads
-        token = int64(int_pointer(a[10])[row])
+        token = int64(int_pointer(a[arg.tokens])[row])
+        first_key, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
         first_head = token * kv_heads * group + head * group
         attend(
-            pointer(a[6] + (token * a[7] + head * num_outputs) * size),
-            pointer(a[8] + first_head * head_dim * size),
-            float_pointer(a[9] + first_head * 4),
-            a[18] != 0 and int_pointer(a[16])[row] > 0,
-            a[11] + head * a[13] * size,
-            a[12],
-            int_pointer(a[14] + row * a[15] * 4),
-            int64(int_pointer(a[16])[row]),
-            int64(int_pointer(a[17])[row]),
-            scale,
+            pointer(a[arg.q] + (token * a[arg.q_stride] + head * num_outputs) * size),
+            pointer(a[arg.out] + first_head * head_dim * size),
+            float_pointer(a[arg.lse] + first_head * 4),
+            a[arg.begun] != 0 and first_key > 0,
+            a[arg.pool] + head * a[arg.head_stride] * size,
+            a[arg.block_stride],
+            int_pointer(a[arg.tables] + row * a[arg.table_width] * 4),
+            first_key,
+            length,
+            float32(float64_of(a[arg.scale])),
         )
 
     return per_item(work)

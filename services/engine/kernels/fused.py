@@ -13,7 +13,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.kernels import small, tile_decode
 from services.engine.kernels.amx import has_amx, tile_config
-from services.engine.kernels.base import Singles, Tiles
+from services.engine.kernels.base import Rows, Singles, Tiles
 from services.engine.kernels.decode_attention import make_decode_attention
 from services.engine.kernels.elements import ELEMENTS
 from services.engine.kernels.intrinsics import LOG2_E
@@ -21,7 +21,6 @@ from services.engine.kernels.team import Kernel, float_argument, the_team
 from services.engine.kernels.tile_attention import make_tile_attention, max_rows, scratch_bytes
 
 T = TypeVar("T")
-Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class FusedOperations:

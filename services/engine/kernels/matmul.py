@@ -20,7 +20,7 @@ from torch import Tensor
 
 from services.engine.kernels import amx
 from services.engine.kernels.intrinsics import EXP2, LOG2_E, prefetch_far
-from services.engine.kernels.per_item import per_item
+from services.engine.kernels.per_item import per_item, places
 from services.engine.kernels.vectors import (
     above_whole,
     divide,
@@ -74,6 +74,10 @@ def make_matmul(*, gated: bool) -> Any:
 
     gated: the weight's columns are as many gates and, after them, what they gate: SiLU(first half) * second half.
     """
+    arg = places(
+        "x stride target target_stride weight bias rows depth columns configs scratch rows_at_once units_at_once"
+        " skipped"
+    )
     parts = 2 if gated else 1
     share = BLOCK // parts
 
@@ -174,9 +178,10 @@ def make_matmul(*, gated: bool) -> Any:
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
-        x, stride, target, target_stride, weight, bias = a[5], a[6] * 2, a[7], a[8] * 2, a[9], a[10]
-        rows, all_steps, units, configs = a[11], a[12] // BLOCK, a[13] // (parts * BLOCK), a[14]
-        rows_at_once, units_at_once = a[16], a[17]
+        x, stride, target, target_stride = a[arg.x], a[arg.stride] * 2, a[arg.target], a[arg.target_stride] * 2
+        weight, bias, rows, configs = a[arg.weight], a[arg.bias], a[arg.rows], a[arg.configs]
+        all_steps, units = a[arg.depth] // BLOCK, a[arg.columns] // (parts * BLOCK)
+        rows_at_once, units_at_once = a[arg.rows_at_once], a[arg.units_at_once]
         panel_bytes = all_steps * _STEP_BYTES
         items = (units + units_at_once - 1) // units_at_once  # of the same rows
         first_row, first_unit = item // items * rows_at_once, item % items * units_at_once
@@ -185,7 +190,7 @@ def make_matmul(*, gated: bool) -> Any:
         lines = (_STEP_BYTES // _LINE + blocks - 1) // blocks
         chunks = (all_steps + _MOST_STEPS - 1) // _MOST_STEPS
         chunk_steps = (all_steps + chunks - 1) // chunks
-        scratch = a[15] + thread * SCRATCH_BYTES
+        scratch = a[arg.scratch] + thread * SCRATCH_BYTES
         sums, done_sums = scratch + _SUMS_AT, scratch + _SUMS_AT + parts * _SUMS_BYTES
         amx.save_config(scratch)
         amx.load_config(configs)
@@ -201,7 +206,7 @@ def make_matmul(*, gated: bool) -> Any:
                     elif not is_last:
                         ahead = weight + group * panel_bytes + (step + steps) * _STEP_BYTES
                     else:
-                        following = unit + 1 if unit + 1 < end_unit else min(end_unit + a[18], units - 1)
+                        following = unit + 1 if unit + 1 < end_unit else min(end_unit + a[arg.skipped], units - 1)
                         ahead = weight + following * panel_bytes
                     unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
                     up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0

@@ -1,5 +1,6 @@
 """What every kernel is: a function called by each thread of a team, which takes items until there are none."""
 
+from collections import namedtuple
 from typing import Any
 
 from numba import cfunc, int64, types
@@ -8,6 +9,12 @@ from services.engine.kernels.intrinsics import address_of, fetch_add, long_point
 
 ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, THREAD_COUNTER, MAX_THREADS = range(5)  # of a kernel's int64 arguments
 NUM_HEADER = 5  # its own follow
+
+
+def places(names: str) -> Any:
+    """Where in a kernel's arguments its own lie: a tuple with these names, in the order in which they are passed."""
+    fields = names.split()
+    return namedtuple("Places", fields)(*range(NUM_HEADER, NUM_HEADER + len(fields)))  # type: ignore[misc]  # not known
 
 
 def per_item(work: Any) -> Any:

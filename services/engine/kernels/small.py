@@ -10,7 +10,7 @@ from numba import float32, njit
 
 from services.engine.kernels.elements import Element
 from services.engine.kernels.intrinsics import LOG2_E, exp2, float64_of, long_pointer
-from services.engine.kernels.per_item import per_item
+from services.engine.kernels.per_item import per_item, places
 
 
 def make_add_norm(element: Element) -> Any:
@@ -20,6 +20,7 @@ def make_add_norm(element: Element) -> Any:
     [rows, width], and the same; width; eps.
     """
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    arg = places("x y y_stride weight out out_stride width eps")
 
     @njit(fastmath=True, error_model="numpy")
     def add(x: Any, y: Any, width: int) -> float:
@@ -46,10 +47,13 @@ def make_add_norm(element: Element) -> Any:
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
-        width, eps = a[11], float32(float64_of(a[12]))
-        x, y, out = pointer(a[5] + row * width * size), pointer(a[6] + row * a[7] * size), a[9] + row * a[10] * size
-        squares = add(x, y, width) if a[6] != 0 else square(x, width)
-        norm(x, squares, pointer(a[8]), pointer(out), width, eps)
+        width, eps = a[arg.width], float32(float64_of(a[arg.eps]))
+        x, out = pointer(a[arg.x] + row * width * size), pointer(a[arg.out] + row * a[arg.out_stride] * size)
+        if a[arg.y] != 0:
+            squares = add(x, pointer(a[arg.y] + row * a[arg.y_stride] * size), width)
+        else:
+            squares = square(x, width)
+        norm(x, squares, pointer(a[arg.weight]), out, width, eps)
 
     return per_item(work)
 
@@ -61,6 +65,7 @@ def make_rotate(element: Element) -> Any:
     signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
     """
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    arg = places("heads stride num_heads head_dim cos sin weight eps")
 
     @njit(fastmath=True, error_model="numpy")
     def norm(x: Any, weight: Any, width: int, eps: float) -> None:
@@ -81,13 +86,13 @@ def make_rotate(element: Element) -> Any:
 
     @njit
     def work(a: Any, token: int, _thread: int) -> None:
-        head_dim = a[8]
-        eps = float32(float64_of(a[12]))
-        cos, sin = pointer(a[9] + token * head_dim * size), pointer(a[10] + token * head_dim * size)
-        for head in range(a[7]):
-            x = pointer(a[5] + (token * a[6] + head * head_dim) * size)
-            if a[11] != 0:
-                norm(x, pointer(a[11] + head * head_dim * size), head_dim, eps)
+        head_dim = a[arg.head_dim]
+        eps = float32(float64_of(a[arg.eps]))
+        cos, sin = pointer(a[arg.cos] + token * head_dim * size), pointer(a[arg.sin] + token * head_dim * size)
+        for head in range(a[arg.num_heads]):
+            x = pointer(a[arg.heads] + (token * a[arg.stride] + head * head_dim) * size)
+            if a[arg.weight] != 0:
+                norm(x, pointer(a[arg.weight] + head * head_dim * size), head_dim, eps)
             rotate(x, cos, sin, head_dim // 2)
 
     return per_item(work)
@@ -99,6 +104,7 @@ def make_silu_mul(element: Element) -> Any:
     Arguments: gate and up [rows, 2 * width], out [rows, width], each with the elements from row to row, width.
     """
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    arg = places("gate_up stride out out_stride width")
 
     @njit(fastmath=True, error_model="numpy")
     def silu_mul(gate: Any, up: Any, out: Any, width: int) -> None:
@@ -109,8 +115,9 @@ def make_silu_mul(element: Element) -> Any:
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
-        width, at = a[9], a[5] + row * a[6] * size
-        silu_mul(pointer(at), pointer(at + width * size), pointer(a[7] + row * a[8] * size), width)
+        width, gate = a[arg.width], a[arg.gate_up] + row * a[arg.stride] * size
+        out = a[arg.out] + row * a[arg.out_stride] * size
+        silu_mul(pointer(gate), pointer(gate + width * size), pointer(out), width)
 
     return per_item(work)
 
@@ -122,6 +129,7 @@ def make_store_kv(element: Element) -> Any:
     token's K in head 0, elements from head to head there, from K to V.
     """
     pointer, size = element.pointer, element.size
+    arg = places("k v stride kv_heads head_dim pool offsets head_stride plane")
 
     @njit
     def copy(source: Any, target: Any, count: int) -> None:
@@ -130,11 +138,11 @@ def make_store_kv(element: Element) -> Any:
 
     @njit
     def work(a: Any, token: int, _thread: int) -> None:
-        head_dim = a[9]
-        for head in range(a[8]):
-            source = (token * a[7] + head * head_dim) * size
-            target = a[10] + (long_pointer(a[11])[token] + head * a[12]) * size
-            copy(pointer(a[5] + source), pointer(target), head_dim)
-            copy(pointer(a[6] + source), pointer(target + a[13] * size), head_dim)
+        head_dim = a[arg.head_dim]
+        for head in range(a[arg.kv_heads]):
+            source = (token * a[arg.stride] + head * head_dim) * size
+            target = a[arg.pool] + (long_pointer(a[arg.offsets])[token] + head * a[arg.head_stride]) * size
+            copy(pointer(a[arg.k] + source), pointer(target), head_dim)
+            copy(pointer(a[arg.v] + source), pointer(target + a[arg.plane] * size), head_dim)
 
     return per_item(work)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from services.engine.kernels.base import Rows
 from services.engine.kernels.matmul import MOST_ROWS
 from services.engine.kernels.per_item import NUM_HEADER
 from services.engine.kernels.recording import Recording, RowBlocks, empty_rows, make_program, make_row_program
@@ -26,7 +27,6 @@ _MAX_RECORDINGS = 128
 _BLOCK_BYTES, _LEAST_ROWS, _ROWS_STEP = 3 << 19, 96, 16
 Kernel = Any  # see per_item
 T = TypeVar("T")
-Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 def rows_of_a_block(rows: int, row_bytes: int, num_threads: int) -> int | None:

@@ -26,7 +26,7 @@ from services.engine.kernels.intrinsics import (
     half_pointer,
     int_pointer,
 )
-from services.engine.kernels.per_item import per_item
+from services.engine.kernels.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.vectors import (
     LANES,
     above_whole,
@@ -100,6 +100,10 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
     1 when out and lse already hold the attention over the keys before the first, else 0; scale; a tile configuration;
     scratch_bytes for each thread, on a 64-byte border.
     """
+    arg = places(
+        "kv_heads q q_stride out lse tokens limits starts rows first_keys tables table_width pool block_stride"
+        " head_stride begun scale config scratch"
+    )
     depth = _padded(head_dim)
     num_steps, num_columns = depth // 32, depth // 16
     row_bytes = depth * 2  # of a key, value or query
@@ -237,7 +241,7 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
     def gather(a: Any, first_row: int, last_row: int, head: int, base: int, token_stride: int, staged: int) -> None:
         """16 rows of q or out, padded with zeros."""
         clear(staged, 16 * row_bytes)
-        tokens = int_pointer(a[10])
+        tokens = int_pointer(a[arg.tokens])
         for row in range(first_row, min(first_row + LANES, last_row)):
             source = int64(tokens[row // group]) * token_stride + (head * group + row % group) * head_dim
             copy(base + source * 2, staged + (row - first_row) * row_bytes)
@@ -260,20 +264,20 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
-        kv_heads, begun, scale = a[5], a[20] != 0, spread(float32(float64_of(a[21])))
-        num_tiles = a[1] // kv_heads
+        kv_heads, begun, scale = a[arg.kv_heads], a[arg.begun] != 0, spread(float32(float64_of(a[arg.scale])))
+        num_tiles = a[NUM_ITEMS] // kv_heads
         tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens see most: these first
-        starts = int_pointer(a[12])
+        starts = int_pointer(a[arg.starts])
         first_row, last_row = int64(starts[tile]) * group, int64(starts[tile + 1]) * group
         num_pairs = (last_row - first_row + _PAIR - 1) // _PAIR
-        tokens, limits = int_pointer(a[10]), int_pointer(a[11])
-        table = int_pointer(a[15] + int64(int_pointer(a[13])[tile]) * a[16] * 4)
-        begin, end = int64(int_pointer(a[14])[tile]), int64(0)
-        keys_at = a[17] + head * a[19] * 2
+        tokens, limits = int_pointer(a[arg.tokens]), int_pointer(a[arg.limits])
+        table = int_pointer(a[arg.tables] + int64(int_pointer(a[arg.rows])[tile]) * a[arg.table_width] * 4)
+        begin, end = int64(int_pointer(a[arg.first_keys])[tile]), int64(0)
+        keys_at = a[arg.pool] + head * a[arg.head_stride] * 2
         values_at = keys_at + plane * 2
         begun = begun and begin > 0
 
-        sums = a[23] + thread * thread_bytes
+        sums = a[arg.scratch] + thread * thread_bytes
         q = sums + segment * depth * 4
         keys = q + segment * row_bytes
         values = keys + segment * row_bytes
@@ -287,7 +291,7 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
             row = first_row + i * LANES
             top = tops + i * 3 * _LINE
             of_sums = sums + i // 2 * depth * 2 * _LINE + i % 2 * _LINE
-            gather(a, row, last_row, head, a[6], a[7], staged)
+            gather(a, row, last_row, head, a[arg.q], a[arg.q_stride], staged)
             for step in range(num_steps):
                 transpose(staged + step * _LINE, row_bytes, q + (i * num_steps + step) * _TILE_BYTES, _LINE)
             lowest, highest = int64(1 << 30), int64(0)
@@ -298,11 +302,11 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
                 float_pointer(top + 2 * _LINE)[lane] = float32(limit)
                 if begun:
                     query = int64(tokens[own // group]) * kv_heads * group + head * group + own % group
-                    float_pointer(top)[lane] = float_pointer(a[9])[query] * float32(LOG2_E)
+                    float_pointer(top)[lane] = float_pointer(a[arg.lse])[query] * float32(LOG2_E)
             spans[2 * i], spans[2 * i + 1] = lowest, highest if row < last_row else int64(0)
             end = max(end, highest)
             if begun:
-                gather(a, row, last_row, head, a[8], kv_heads * group * head_dim, staged)
+                gather(a, row, last_row, head, a[arg.out], kv_heads * group * head_dim, staged)
                 pairs = staged + 16 * row_bytes
                 for step in range(num_steps):
                     transpose(staged + step * _LINE, row_bytes, pairs + step * _TILE_BYTES, _LINE)
@@ -315,11 +319,11 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
                     store_floats(of_sums + d * 2 * _LINE, spread(float32(0)))
 
         amx.save_config(saved)
-        amx.load_config(a[22])
+        amx.load_config(a[arg.config])
         for first in range(begin, end, segment):
             count = min(segment, end - first)
-            copy_rows(keys_at, a[18], table, first, count, keys)
-            pack_values(values_at, a[18], table, first, count, staged, values)
+            copy_rows(keys_at, a[arg.block_stride], table, first, count, keys)
+            pack_values(values_at, a[arg.block_stride], table, first, count, staged, values)
             for pair in range(num_pairs):
                 most = min(count, int64(max(spans[4 * pair + 1], spans[4 * pair + 3])) - first)
                 of_sums = sums + pair * depth * 2 * _LINE
@@ -357,7 +361,7 @@ def make_tile_attention(head_dim: int, group: int, block_size: int) -> Any:
             for lane in range(min(LANES, last_row - row)):
                 own = row + lane
                 query = int64(tokens[own // group]) * kv_heads * group + head * group + own % group
-                copy(rows + lane * row_bytes, a[8] + query * head_dim * 2)
-                float_pointer(a[9])[query] = (float_pointer(top)[lane] + math.log2(total[lane])) * float32(_LN_2)
+                copy(rows + lane * row_bytes, a[arg.out] + query * head_dim * 2)
+                float_pointer(a[arg.lse])[query] = (float_pointer(top)[lane] + math.log2(total[lane])) * float32(_LN_2)
 
     return per_item(work)

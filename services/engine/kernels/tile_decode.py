@@ -13,6 +13,7 @@ from typing import Any
 from numba import float32, int64, njit
 
 from services.engine.kernels import amx
+from services.engine.kernels.decode_attention import PLACES
 from services.engine.kernels.intrinsics import (
     LOG2_E,
     float64_of,
@@ -68,6 +69,7 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
     """Arguments: those of `make_decode_attention`; a tile configuration; scratch_bytes for each thread, on a 64-byte
     border. head_dim: a multiple of 32; block_size: of 16; group: up to MAX_GROUP.
     """
+    arg = PLACES
     num_steps, num_columns = head_dim // 32, head_dim // 16
     row_bytes, plane_bytes = head_dim * 2, block_size * head_dim * 2
     thread_bytes = scratch_bytes(head_dim)
@@ -171,13 +173,15 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
-        kv_heads, scale = a[5], float32(float64_of(a[19]))
+        kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
         row, head = item // kv_heads, item % kv_heads
-        first_key, length = int64(int_pointer(a[16])[row]), int64(int_pointer(a[17])[row])
-        first_head = int64(int_pointer(a[10])[row]) * kv_heads * group + head * group
-        pool, table = a[11] + head * a[13] * 2, int_pointer(a[14] + row * a[15] * 4)
+        first_key, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
+        token = int64(int_pointer(a[arg.tokens])[row])
+        first_head = token * kv_heads * group + head * group
+        pool = a[arg.pool] + head * a[arg.head_stride] * 2
+        table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
 
-        values = a[21] + thread * thread_bytes
+        values = a[arg.scratch] + thread * thread_bytes
         q = values + _CHUNK * row_bytes
         raw = q + num_steps * _TILE_BYTES
         scores = raw + _CHUNK * _LINE
@@ -188,11 +192,11 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
         nothing = tops + _LINE
         saved = nothing + row_bytes
 
-        begun = a[18] != 0 and first_key > 0
+        begun = a[arg.begun] != 0 and first_key > 0
         for step in range(num_steps):
             store_floats(nothing + step * _LINE, spread(float32(0)))
         for g in range(group):
-            words = word_pointer(a[6] + (int64(int_pointer(a[10])[row]) * a[7] + (head * group + g) * head_dim) * 2)
+            words = word_pointer(a[arg.q] + (token * a[arg.q_stride] + (head * group + g) * head_dim) * 2)
             for w in range(head_dim // 2):
                 word_pointer(q)[w * LANES + g] = words[w]
             store_floats(totals + g * _LINE, spread(float32(0)))
@@ -201,18 +205,18 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
                 store_floats(sums + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
             if begun:
                 float_pointer(totals + g * _LINE)[0] = float32(1)
-                float_pointer(tops)[g] = float_pointer(a[9])[first_head + g] * float32(LOG2_E)
-                before = half_pointer(a[8] + (first_head + g) * row_bytes)
+                float_pointer(tops)[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
+                before = half_pointer(a[arg.out] + (first_head + g) * row_bytes)
                 for d in range(head_dim):
                     tile = sums + (d // 32 * 2 + d % 8 // 4) * _TILE_BYTES + g * _LINE
                     float_pointer(tile)[d % 32 // 8 * 4 + d % 4] = load_bfloat16(before, d)
 
         amx.save_config(saved)
-        amx.load_config(a[20])
+        amx.load_config(a[arg.config])
         for first in range(first_key // 16 * 16, length, _CHUNK):
             count = min(_CHUNK, length - first)
             rounded = (count + 31) // 32 * 32
-            read(pool, a[12], table, first, count, length, q, nothing, raw, values)
+            read(pool, a[arg.block_stride], table, first, count, length, q, nothing, raw, values)
             for quad in range(0, group, 4):
                 for k in range(0, count, LANES):
                     transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * _CHUNK + k) * 4, _CHUNK * 4)
@@ -237,8 +241,8 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
             for step in range(num_steps):
                 at = sums + 2 * step * _TILE_BYTES + g * _LINE
                 low, high = load_floats(at) * factor, load_floats(at + _TILE_BYTES) * factor
-                target = a[8] + (first_head + g) * row_bytes + step * _LINE
+                target = a[arg.out] + (first_head + g) * row_bytes + step * _LINE
                 store_in_order(target, round_half_even(low), round_half_even(high))
-            float_pointer(a[9])[first_head + g] = (float_pointer(tops)[g] + math.log2(total)) * float32(_LN_2)
+            float_pointer(a[arg.lse])[first_head + g] = (float_pointer(tops)[g] + math.log2(total)) * float32(_LN_2)
 
     return per_item(work)

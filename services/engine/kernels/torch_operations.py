@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from services.engine.kernels.base import Rows
+
 T = TypeVar("T")
-Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class TorchOperations:

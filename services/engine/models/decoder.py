@@ -5,17 +5,16 @@ What a family has or lacks is in its weights and its `DecoderConfig`.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from services.engine.attention.base import Attention
-from services.engine.kernels.base import Operations
+from services.engine.kernels.base import Operations, Rows
 from services.engine.models.config import DecoderConfig
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
-Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 _MAX_RECORDED_TOKENS = 96  # of a step: with more, the way from Python into each kernel is a small part of it
 
 

@@ -5,11 +5,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from services.engine.kernels.base import Operations
+from services.engine.kernels.base import Operations, Rows
 from services.engine.runner.cores import CoreLease
 
 T = TypeVar("T")
-Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class LeasedOperations:
