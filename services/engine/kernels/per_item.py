@@ -14,7 +14,7 @@ NUM_HEADER = 5  # its own follow
 def places(names: str) -> Any:
     """Where in a kernel's arguments its own lie: a tuple with these names, in the order in which they are passed."""
     fields = names.split()
-    return namedtuple("Places", fields)(*range(NUM_HEADER, NUM_HEADER + len(fields)))  # type: ignore[misc]  # not known
+    return namedtuple("Places", fields)(*range(NUM_HEADER, NUM_HEADER + len(fields)))
 
 
 def per_item(work: Any) -> Any:
