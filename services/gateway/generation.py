@@ -71,6 +71,14 @@ class Delta:
     prompt_logprobs: list[TokenLogprobs] | None = None  # from the prompt's second token on; in the first delta
 
 
+TakeToken = Callable[[int, int], bool]  # of a choice, by number, the next token; False: it was not taken
+
+
+def never(_choice: int, _token: int) -> bool:
+    """A TakeToken."""
+    return False
+
+
 class Generation(Protocol):
     """A running request."""
 
@@ -81,11 +89,12 @@ class Generation(Protocol):
         none for that choice.
         """
 
-    async def relay(self, take: Callable[[Delta], bool]) -> None:
+    async def relay(self, take: Callable[[Delta], bool], take_token: TakeToken = never) -> None:
         """Hands every delta to `take` as soon as its tokens are there, until that returns False. Raises as `next` does.
 
-        `take` must not wait. It is mostly called outside this task, which costs far less than waking it; what it
-        raises is raised here.
+        What is a token and nothing else goes to `take_token`, which costs less, and to `take` where that refuses it.
+        Neither must wait. They are mostly called outside this task, which costs far less than waking it; what they
+        raise is raised here.
         """
 
     def end(self, choice: int) -> None:

@@ -47,15 +47,18 @@ class StreamWriter:
         self._pending = pending
         self._unwritten = b""
 
-    def write(self, body: bytes) -> bool:
+    def ready(self) -> bool:
         """False: the client has not read enough of what came before, or the answer is none of that kind."""
         cycle = self._cycle()
-        if cycle is None or cycle.flow.write_paused or not cycle.chunked_encoding or cycle.response_complete:
+        if cycle is None or cycle.flow.write_paused:
             return False
+        return bool(cycle.chunked_encoding) and not cycle.response_complete
+
+    def write(self, body: bytes) -> None:
+        """Where it is ready."""
         if not self._unwritten:
             self._pending.add(self)
         self._unwritten += body
-        return True
 
     def flush(self) -> None:
         """Before anything else is written to this answer."""

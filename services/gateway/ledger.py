@@ -15,7 +15,16 @@ import numpy as np
 
 from services.gateway.attempt import Attempt, Group, Phase
 from services.gateway.costs import CostModel
-from services.gateway.generation import Delta, Expired, Failed, GenerationError, GenerationRequest, Unavailable
+from services.gateway.generation import (
+    Delta,
+    Expired,
+    Failed,
+    GenerationError,
+    GenerationRequest,
+    TakeToken,
+    Unavailable,
+    never,
+)
 from services.gateway.router import Plan, WorkerId, uncached_tokens
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Row, TokenLogprobs
@@ -51,6 +60,7 @@ class LedgerRow:
     choice: int
     deadline: float  # on the ledger's clock
     on_news: Callable[["LedgerRow"], None]  # there is something for the reader
+    take_token: TakeToken = never  # the reader's: a token that needs not wait for it
     start: int = field(init=False)  # length of its capsule
     num_prompt: int = field(init=False)
     max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
@@ -109,9 +119,14 @@ class LedgerRow:
     def goes_on(self, said: Row) -> bool:
         """Takes the usual row: the next tokens, which end nothing. False: it is another one, and nothing was taken."""
         usual = said.position == self.length < self.max_len - len(said.tokens) and said.cached < 0 and self.only_tokens
-        if not usual or said.finish or not said.tokens:
+        tokens = said.tokens
+        if not usual or said.finish or not tokens:
             return False
-        self.deliver(said.tokens)
+        if len(tokens) == 1 and not self.untaken and self.take_token(self.choice, tokens[0]):
+            self.generated.append(tokens[0])
+            self.length += 1
+            return True
+        self.deliver(tokens)
         self.on_news(self)
         return True
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 
-from services.gateway.generation import Delta
+from services.gateway.generation import Delta, TakeToken, never
 from services.gateway.ledger import LedgerRow
 from services.gateway.router import NoPlan
 
@@ -83,18 +83,39 @@ class Reader:
                 return delta
             await self._go_on()
 
-    async def relay(self, take: _Take) -> None:
+    async def relay(self, take: _Take, take_token: TakeToken = never) -> None:
         """See Generation."""
         self._take, self._relay_over = take, False
         try:
             self._hand_on(take)
+            self._let_take(self._guarded(take_token))
             while self._relay_over is False:
                 await self._go_on()
                 self._hand_on(take)
         finally:
             self._take = None
+            self._let_take(never)
         if isinstance(self._relay_over, Exception):
             raise self._relay_over
+
+    def _let_take(self, take_token: TakeToken) -> None:
+        for row in self._rows:
+            row.take_token = take_token
+
+    def _guarded(self, take_token: TakeToken) -> TakeToken:
+        """Takes as long as `take` would, and raises nothing."""
+
+        def take(choice: int, token: int) -> bool:
+            if self._relay_over is not False:
+                return False
+            try:
+                return take_token(choice, token)
+            except Exception as error:  # the task's to raise, as in `_hand_on`
+                self._relay_over = error
+                self._news.set()
+                return True
+
+        return take
 
     def end(self, choice: int) -> None:
         """See Generation."""

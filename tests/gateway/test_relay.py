@@ -75,6 +75,94 @@ async def test_a_relay_goes_on_after_a_worker_was_lost():
     assert taken == TOKENS
 
 
+class Taken:
+    """What a relay brought, by the way that it came. `willing`: tokens are taken as such."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.deltas: list[Delta] = []
+        self.all: list[int] = []
+        self.willing = True
+
+    def take_token(self, choice: int, token: int) -> bool:
+        assert choice == 0
+        if self.willing:
+            self.tokens.append(token)
+            self.all.append(token)
+        return self.willing
+
+    def take(self, delta: Delta) -> bool:
+        self.deltas.append(delta)
+        self.all += delta.tokens
+        return delta.finish is FinishReason.NONE
+
+    async def came(self, count: int) -> None:
+        await eventually(lambda: len(self.all) == count)
+
+
+async def test_single_tokens_are_taken_as_such_unless_that_is_refused():
+    decode, taken = decode_peer(), Taken()
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(taken.take, taken.take_token))
+        submit = await decode.submit()
+        for at in range(6):
+            taken.willing = at not in (2, 3)
+            decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
+            await taken.came(at + 1)
+        decode.say_tokens(submit, TOKENS[6:], after=6, finish=LENGTH)
+        await relaying
+    assert taken.all == TOKENS
+    assert taken.tokens == [*TOKENS[1:2], *TOKENS[4:6]]  # the first one says what was cached
+    assert [delta.tokens for delta in taken.deltas] == [TOKENS[:1], TOKENS[2:3], TOKENS[3:4], TOKENS[6:]]
+
+
+async def test_tokens_taken_as_such_are_not_asked_for_again_after_a_worker_was_lost():
+    decode, taken = decode_peer(), Taken()
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(taken.take, taken.take_token))
+        submit = await decode.submit(1)
+        for at in range(3):
+            decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
+        await taken.came(3)
+        assert taken.tokens == TOKENS[1:3]
+        decode.break_stream()
+        again = await decode.submit(2)
+        assert again.capsule.token_ids.tolist() == [*PROMPT, *TOKENS[:3]]
+        decode.say_tokens(again, TOKENS[3:], finish=LENGTH)
+        await relaying
+    assert taken.all == TOKENS
+
+
+async def test_no_token_is_taken_after_a_delta_was_the_last_one():
+    decode, taken = decode_peer(), Taken()
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(lambda delta: taken.take(delta) and False, taken.take_token))
+        submit = await decode.submit()
+        for at in range(7):
+            decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
+        await relaying
+        decode.say_tokens(submit, TOKENS[7:], after=7, finish=LENGTH)
+        assert taken.all + (await read_all(generation))[0] == TOKENS
+    assert len(taken.deltas) == 1
+    assert not taken.tokens
+
+
+async def test_what_take_token_raises_is_its_callers_and_nobody_elses():
+    decode = decode_peer()
+
+    def take_token(choice: int, token: int) -> bool:
+        raise Failed("by the test")
+
+    async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
+        relaying = asyncio.create_task(generation.relay(lambda delta: True, take_token))
+        submit = await decode.submit()
+        for at in range(2):
+            decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
+        with pytest.raises(Failed, match="by the test"):
+            await relaying
+        assert len(decode.hellos) == 1
+
+
 async def test_what_ends_the_request_is_raised():
     decode = decode_peer()
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:

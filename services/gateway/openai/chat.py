@@ -81,6 +81,10 @@ class ChatAnswer:
             return self._chunks.plain(update.choice, update.text)
         return self._chunks.full(update, self._logprobs(update))
 
+    def text_chunk(self, choice: int, text: str) -> bytes:
+        """See Answer."""
+        return self._chunks.plain(choice, text)
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""
         return self._chunks.usage(usage)

@@ -1,5 +1,6 @@
 """A choice: one sequence as its client sees it, in text and finish reasons instead of tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,6 +72,11 @@ class Choice:
         self._extend = text.extend
         self._prompt = prompt
         self.num_generated = 0
+
+    @property
+    def extend(self) -> Callable[[list[int]], str] | None:
+        """Turns tokens with nothing beside them into text, without an update; None: `take` has to."""
+        return self._extend if self._prompt is None else None
 
     def take(self, delta: Delta) -> Update:
         """The token that ended the sequence counts and has logprobs, but is not text."""

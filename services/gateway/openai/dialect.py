@@ -28,6 +28,9 @@ class Answer(Protocol):
     def chunk(self, update: Update) -> bytes:
         """One event."""
 
+    def text_chunk(self, choice: int, text: str) -> bytes:
+        """An event with nothing but text."""
+
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that reports the usage and no choice."""
 

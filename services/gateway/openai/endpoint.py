@@ -46,6 +46,18 @@ class GenerationEndpoint(Generic[Request]):
                 await _collect(exchange, updates, answer)
 
 
+class _Events:
+    """Writes text as events: see TextSink."""
+
+    def __init__(self, exchange: Exchange, answer: Answer) -> None:
+        self.ready = exchange.can_write_now
+        self._write = exchange.write_now
+        self._event = answer.text_chunk
+
+    def send(self, choice: int, text: str) -> None:
+        self._write(self._event(choice, text))
+
+
 async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_usage: bool) -> None:
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
@@ -60,7 +72,7 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
 
     while not updates.done:
         await exchange.write(events)
-        await updates.relay(send_on)
+        await updates.relay(send_on, _Events(exchange, answer))
     if with_usage:
         events += answer.usage_chunk(updates.usage())
     await exchange.end_events(events + DONE)

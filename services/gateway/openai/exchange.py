@@ -137,9 +137,16 @@ class Exchange:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         await self._start(200, {**headers, "x-accel-buffering": "no"})
 
+    def can_write_now(self) -> bool:
+        """True when `write_now` would write."""
+        return self._stream is not None and self._stream.ready()
+
     def write_now(self, events: bytes) -> bool:
         """More events, in one write, if that can be without waiting; False: nothing was written, use `write`."""
-        return self._stream is not None and self._stream.write(events)
+        if self._stream is None or not self._stream.ready():
+            return False
+        self._stream.write(events)
+        return True
 
     async def write(self, events: bytes) -> None:
         """More events, in one write. Waits while the client does not read."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Generic
+from typing import Generic, Protocol
 
 import numpy as np
 
@@ -168,6 +168,16 @@ def make_runners(
     )
 
 
+class TextSink(Protocol):
+    """Where text goes that comes with nothing else."""
+
+    def ready(self) -> bool:
+        """True when more can be sent now."""
+
+    def send(self, choice: int, text: str) -> None:
+        """More text of a choice."""
+
+
 class Updates:
     """The updates of a request's choices, counted and timed."""
 
@@ -201,17 +211,31 @@ class Updates:
         """Waits for the next one, of any choice that goes on. Raises GenerationError."""
         return self._update(await self._generation.next())
 
-    async def relay(self, take: Callable[[Update], bool]) -> None:
+    async def relay(self, take: Callable[[Update], bool], sink: TextSink) -> None:
         """Hands on every update as it comes, until the last one or until `take` returns False. Raises GenerationError.
 
-        `take` must not wait.
+        One that is text and nothing else may go to the sink instead. Neither must wait.
         """
 
         def take_delta(delta: Delta) -> bool:
             return take(self._update(delta)) and self._num_open > 0
 
+        def take_token(index: int, token: int) -> bool:
+            choice, last = self._choices[index], self._last[index]
+            extend = choice.extend
+            if extend is None or last is None or not sink.ready():
+                return False
+            text = extend([token])
+            self._last[index] = now = monotonic()
+            self._metrics.tokens.note_gap(now - last)
+            self._metrics.tokens.generated += 1
+            choice.num_generated += 1
+            if text:
+                sink.send(index, text)
+            return True
+
         if not self.done:
-            await self._generation.relay(take_delta)
+            await self._generation.relay(take_delta, take_token)
 
     @property
     def num_generated(self) -> int:
