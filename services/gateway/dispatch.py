@@ -132,6 +132,7 @@ class Dispatcher:
             timer.cancel()
             for row in rows:
                 self._ledger.close(row)
+            reader.stop()
 
     def _expire(self, rows: Sequence[LedgerRow]) -> None:
         for row in rows:

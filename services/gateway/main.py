@@ -33,6 +33,9 @@ from services.protocol.model_dir import ModelError, model_digest, read_model_inf
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+# A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
+# default, took 3 to 6 % of the gateway's time.
+_OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 log = structlog.get_logger()
 
@@ -72,6 +75,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
         await grpc_server.start(config.host, config.grpc_port)
         gc.collect()
         gc.freeze()  # what is there now stays; no collection needs to look at it again
+        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
         log.info("gateway listening", host=host, port=port, workers=list(config.workers) or "as the registry says")
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]

@@ -67,6 +67,12 @@ class Reader:
             if row.attempt is None:
                 self.wake(row)
 
+    def stop(self) -> None:
+        """Lets go of the choices, which hold on to it: what a request leaves is not the garbage collector's to find."""
+        self._rows = ()
+        for rows in (self._woken, self._lost, self._refused):
+            rows.clear()
+
     def wake(self, row: LedgerRow) -> None:
         """There is news of this choice."""
         self._woken[row] = None

@@ -1,6 +1,8 @@
 """Deltas that are handed on as they come: the same ones that a reader would be given who asks for each."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -161,6 +163,26 @@ async def test_what_take_token_raises_is_its_callers_and_nobody_elses():
         with pytest.raises(Failed, match="by the test"):
             await relaying
         assert len(decode.hellos) == 1
+
+
+@pytest.mark.parametrize("relayed", [True, False])
+async def test_a_request_leaves_nothing_for_the_garbage_collector(relayed: bool):
+    decode, taken = decode_peer(), Taken()
+    gc.disable()
+    try:
+        async with running(decode) as stack:
+            async with stack.dispatcher.generate(request()) as generation:
+                watched = weakref.ref(generation)
+                submit = await decode.submit()
+                decode.say_tokens(submit, TOKENS, finish=LENGTH)
+                if relayed:
+                    await generation.relay(taken.take, taken.take_token)
+                else:
+                    await read_all(generation)
+            del generation
+            assert watched() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_ends_the_request_is_raised():
