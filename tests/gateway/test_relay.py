@@ -8,10 +8,19 @@ import pytest
 
 from services.config import HandoffMode
 from services.gateway.generation import Delta, Failed, TooLarge
-from services.gateway.router import Why
+from services.gateway.router import Why, WorkerId
 from services.protocol.outcomes import FailureCode, FinishReason
-from tests.gateway.dispatch_stack import PROMPT, decode_peer, eventually, prefill_peer, read_all, request, running
-from tests.gateway.peer import continuation
+from tests.gateway.dispatch_stack import (
+    DECODE,
+    PROMPT,
+    decode_peer,
+    eventually,
+    prefill_peer,
+    read_all,
+    request,
+    running,
+)
+from tests.gateway.peer import continuation, row_frame
 
 LENGTH = FinishReason.LENGTH
 TOKENS = continuation(PROMPT, 8)
@@ -136,16 +145,23 @@ async def test_tokens_taken_as_such_are_not_asked_for_again_after_a_worker_was_l
 
 
 async def test_no_token_is_taken_after_a_delta_was_the_last_one():
+    """Not even one that comes before the task has woken up."""
     decode, taken = decode_peer(), Taken()
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
-        relaying = asyncio.create_task(generation.relay(lambda delta: taken.take(delta) and False, taken.take_token))
         submit = await decode.submit()
-        for at in range(7):
-            decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
+        second = row_frame(submit.handle, len(PROMPT) + 1, TOKENS[1:2])
+
+        def take_one(delta: Delta) -> bool:
+            taken.take(delta)
+            asyncio.get_running_loop().call_soon(stack.dispatcher.worker_said, WorkerId(DECODE), second)
+            return False
+
+        relaying = asyncio.create_task(generation.relay(take_one, taken.take_token))
+        await asyncio.sleep(0.01)
+        decode.say_tokens(submit, TOKENS[:1])
         await relaying
-        decode.say_tokens(submit, TOKENS[7:], after=7, finish=LENGTH)
+        decode.say_tokens(submit, TOKENS[2:], after=2, finish=LENGTH)
         assert taken.all + (await read_all(generation))[0] == TOKENS
-    assert len(taken.deltas) == 1
     assert not taken.tokens
 
 
