@@ -53,7 +53,8 @@ _add_4_6_to_0, _add_4_5_to_0, _add_4_6_to_1 = (amx.add_product(*tiles) for tiles
 
 _CHUNK = 128  # keys at a time
 # Keys and values are read in the order in which they lie, which the processor's own prefetcher follows within a page.
-# Of keys this far ahead the beginning is asked for, so that it has begun there; asking for all was slower.
+# Of keys this far ahead the beginning is asked for, so that it has begun there; asking for all was slower. Values that
+# are on pages of their own are asked for with their keys.
 _AHEAD, _BEGINNING = 32, 512  # keys, bytes
 _LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
 _LOWEST = float32(-1e30)
