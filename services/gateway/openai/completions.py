@@ -66,7 +66,7 @@ class CompletionAnswer:
     def chunk(self, update: Update) -> bytes:
         """See Answer."""
         if update.logprobs is None and update.finish_reason is None:
-            return self._chunks.plain(update.choice, update.text)
+            return self.text_chunk(update.choice, update.text)
         return self._chunks.full(update, self._logprobs(update))
 
     def text_chunk(self, choice: int, text: str) -> bytes:

@@ -46,18 +46,6 @@ class GenerationEndpoint(Generic[Request]):
                 await _collect(exchange, updates, answer)
 
 
-class _Events:
-    """Writes text as events: see TextSink."""
-
-    def __init__(self, exchange: Exchange, answer: Answer) -> None:
-        self.ready = exchange.can_write_now
-        self._write = exchange.write_now
-        self._event = answer.text_chunk
-
-    def send(self, choice: int, text: str) -> None:
-        self._write(self._event(choice, text))
-
-
 async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_usage: bool) -> None:
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
@@ -70,9 +58,12 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
         events = answer.chunk(update) if update.worth_a_chunk else b""
         return not events or updates.done or exchange.write_now(events)
 
+    def send_text(choice: int, text: str) -> None:
+        exchange.write_now(answer.text_chunk(choice, text))
+
     while not updates.done:
         await exchange.write(events)
-        await updates.relay(send_on, _Events(exchange, answer))
+        await updates.relay(send_on, exchange.can_write_now, send_text)
     if with_usage:
         events += answer.usage_chunk(updates.usage())
     await exchange.end_events(events + DONE)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Generic, Protocol
+from typing import Generic
 
 import numpy as np
 
@@ -168,16 +168,6 @@ def make_runners(
     )
 
 
-class TextSink(Protocol):
-    """Where text goes that comes with nothing else."""
-
-    def ready(self) -> bool:
-        """True when more can be sent now."""
-
-    def send(self, choice: int, text: str) -> None:
-        """More text of a choice."""
-
-
 class Updates:
     """The updates of a request's choices, counted and timed."""
 
@@ -211,27 +201,28 @@ class Updates:
         """Waits for the next one, of any choice that goes on. Raises GenerationError."""
         return self._update(await self._generation.next())
 
-    async def relay(self, take: Callable[[Update], bool], sink: TextSink) -> None:
+    async def relay(
+        self, take: Callable[[Update], bool], can_send: Callable[[], bool], send_text: Callable[[int, str], None]
+    ) -> None:
         """Hands on every update as it comes, until the last one or until `take` returns False. Raises GenerationError.
 
-        One that is text and nothing else may go to the sink instead. Neither must wait.
+        What is text of a choice and nothing else may go to `send_text` instead, when `can_send`. None must wait.
         """
 
         def take_delta(delta: Delta) -> bool:
             return take(self._update(delta)) and self._num_open > 0
 
         def take_token(index: int, token: int) -> bool:
-            choice, last = self._choices[index], self._last[index]
+            choice = self._choices[index]
             extend = choice.extend
-            if extend is None or last is None or not sink.ready():
+            if extend is None or self._last[index] is None or not can_send():
                 return False
+            self._note_gap(index)
             text = extend([token])
-            self._last[index] = now = monotonic()
-            self._metrics.tokens.note_gap(now - last)
-            self._metrics.tokens.generated += 1
             choice.num_generated += 1
+            self._metrics.tokens.generated += 1
             if text:
-                sink.send(index, text)
+                send_text(index, text)
             return True
 
         if not self.done:
@@ -256,17 +247,22 @@ class Updates:
         return update
 
     def _note_time(self, delta: Delta) -> None:
-        now, last = monotonic(), self._last[delta.choice]
-        self._last[delta.choice] = now
-        if last is not None:
-            self._metrics.tokens.note_gap(now - last)
+        if self._note_gap(delta.choice):
             return
         if delta.choice % self._choices_per_prompt == 0:
             self._record.cached_tokens = (self._record.cached_tokens or 0) + delta.cached_tokens
             self._metrics.prompt_cached.inc(delta.cached_tokens)
         if self._record.ttft_s is None:
-            self._record.ttft_s = now - self._record.arrived
+            self._record.ttft_s = monotonic() - self._record.arrived
             self._metrics.ttft.observe(self._record.ttft_s)
+
+    def _note_gap(self, choice: int) -> bool:
+        """False: there is none, it is the choice's first news."""
+        now, last = monotonic(), self._last[choice]
+        self._last[choice] = now
+        if last is not None:
+            self._metrics.tokens.note_gap(now - last)
+        return last is not None
 
     def usage(self) -> Usage:
         """So far. A prompt counts once, however many choices it has."""
