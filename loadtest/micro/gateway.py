@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import orjson
 
 from loadtest.micro import gateway_servers
@@ -26,6 +25,7 @@ from loadtest.micro.gateway_servers import MODEL_NAME, Server
 from loadtest.micro.rows import Row
 from services.config import HandoffMode
 from services.gateway.text.chat_template import load_chat_template
+from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
 from services.gateway.text.tokenizer import Tokenizer, load_tokenizer
 from services.launcher import demo_model
 from services.protocol.block_hash import block_hashes, root_hash
@@ -166,12 +166,15 @@ def _apart(model: Path, text: str) -> list[Row]:
         raise MeasurementFailed("the model has no chat template")
     messages = [{"role": "user", "content": text}]
     rendered = template.render(messages)
-    tokens = np.array(tokenizer.backend.encode(rendered).ids, np.int32)
+    encode_slowly = partial(encode_with, tokenizer.backend, rendered, add_special_tokens=False)
+    tokens = encode_slowly()
     parts: dict[str, Callable[[], object]] = {
         "templating alone": lambda: template.render(messages),
-        "tokenizing alone": lambda: tokenizer.backend.encode_batch_fast([rendered])[0].ids,
+        "tokenizing alone, by tokenizers": encode_slowly,
         "hashing alone": lambda: block_hashes(root_hash("micro"), tokens, _BLOCK_SIZE),
     }
+    if (fast := make_fast_encoder(tokenizer.backend)) is not None:
+        parts["tokenizing alone, by fastokens"] = partial(fast.encode, rendered, add_special_tokens=False)
     return [
         {"server": "-", "work": f"{name}, chat 1200", "at_once": 1, "cpu_us_per_request": _fastest_us(part)}
         for name, part in parts.items()

@@ -322,6 +322,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": [[1], []]}, "prompt", "empty_array"),
     ({"prompt": ["x", 5]}, "prompt", "invalid_type"),
     ({"prompt": [[1], [100_000]]}, "prompt", None),
+    ({"prompt": [-1], "echo": True}, "prompt", None),
+    ({"prompt": [2**40], "echo": True}, "prompt", None),
     ({"prompt": ["x", "word " * 100]}, "prompt", "context_length_exceeded"),
     ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
     ({"logprobs": -1}, "logprobs", "integer_below_min_value"),

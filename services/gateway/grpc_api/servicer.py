@@ -141,7 +141,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 async def _tokenize(runner: RequestRunner[Request], fields: dict[str, Any]) -> list[int]:
     (prompt,) = await runner.tokenize(_checked(runner, fields))
-    return prompt.token_ids
+    token_ids: list[int] = prompt.token_ids.tolist()
+    return token_ids
 
 
 def _checked(runner: RequestRunner[Request], fields: dict[str, Any]) -> Request:

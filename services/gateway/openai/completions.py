@@ -9,7 +9,7 @@ import orjson
 from services.gateway.openai.choice import PromptShown, Update, Usage
 from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
 from services.gateway.openai.neutral import COMPLETIONS_NEUTRAL
-from services.gateway.openai.prompts import Prompt, check_text_length, separate_prompts
+from services.gateway.openai.prompts import Prompt, as_token_ids, check_text_length, separate_prompts
 from services.gateway.openai.schema import CompletionRequest
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
@@ -32,7 +32,8 @@ class CompletionDialect:
 
     async def _prompt(self, prompt: str | list[int], request: CompletionRequest, max_tokens: int) -> Prompt:
         if isinstance(prompt, list):
-            return Prompt(prompt, self._tokenizer.backend.decode(prompt) if request.echo else "")
+            token_ids = as_token_ids(prompt, self.prompt_param)
+            return Prompt(token_ids, self._tokenizer.backend.decode(prompt) if request.echo else "")
         check_text_length(self._tokenizer, prompt, max_tokens, self.prompt_param)
         add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
         token_ids = await self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
@@ -43,7 +44,7 @@ class CompletionDialect:
         if not request.echo and request.prompt_logprobs is None:
             return None
         echo_logprobs = request.logprobs if request.echo else None
-        return PromptShown(prompt.token_ids, prompt.echo, echo_logprobs, request.prompt_logprobs)
+        return PromptShown(prompt.token_ids.tolist(), prompt.echo, echo_logprobs, request.prompt_logprobs)
 
     def answer(self, request: CompletionRequest, request_id: str, model: str, created: int) -> "CompletionAnswer":
         """See Dialect."""

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from services.gateway.openai.errors import invalid
+import numpy as np
+
+from services.gateway.openai.errors import ApiError, invalid
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
@@ -11,9 +13,9 @@ MAX_PROMPTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. echo: what its answers begin with."""
+    """One prompt. token_ids: int32[n]. echo: what its answers begin with."""
 
-    token_ids: list[int]
+    token_ids: np.ndarray
     echo: str = ""
 
 
@@ -45,7 +47,22 @@ def _check_prompt(prompt: str | list[Any]) -> None:
         raise invalid("Invalid type for 'prompt': expected strings or arrays of token ids.", "prompt", "invalid_type")
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int, param: str) -> None:
-    """Raises ApiError unless the model knows all of them."""
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        raise invalid(f"Invalid '{param}': token ids must be 0 to {vocab_size - 1}.", param, "invalid_value")
+def as_token_ids(numbers: list[int], param: str) -> np.ndarray:
+    """A client's own token ids, int32[n]. Raises ApiError for what no model knows."""
+    try:
+        token_ids = np.array(numbers, np.int32)
+    except OverflowError:
+        raise _unknown_token(2**31, param) from None
+    if token_ids.min() < 0:
+        raise _unknown_token(2**31, param)
+    return token_ids
+
+
+def check_token_ids(token_ids: np.ndarray, vocab_size: int, param: str) -> None:
+    """Raises ApiError for numbers beyond what the model knows."""
+    if token_ids.max() >= vocab_size:
+        raise _unknown_token(vocab_size, param)
+
+
+def _unknown_token(limit: int, param: str) -> ApiError:
+    return invalid(f"Invalid '{param}': token ids must be 0 to {limit - 1}.", param, "invalid_value")

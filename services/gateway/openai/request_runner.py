@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic
 
-import numpy as np
-
 from services.gateway.generation import Delta, Generation, GenerationError, GenerationRequest, Generator
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatDialect
@@ -105,7 +103,7 @@ class RequestRunner(Generic[Request]):
         param = self.dialect.prompt_param
         prompts = await self.dialect.prompts(request, self.max_model_len)
         for prompt in prompts:
-            if not prompt.token_ids:
+            if not len(prompt.token_ids):
                 raise ApiError(400, f"Invalid '{param}': it has no tokens.", param, "empty_string")
             check_token_ids(prompt.token_ids, self.model.vocab_size, param)
         return prompts
@@ -125,7 +123,7 @@ class RequestRunner(Generic[Request]):
         bad_words = bad_word_tokens(self._tokenizer, request.bad_words or ())
         capsules = []
         for prompt in prompts:
-            token_ids = np.array(prompt.token_ids, np.int32)
+            token_ids = prompt.token_ids
             sampling = resolve_sampling(
                 request, self.model.defaults, len(token_ids), self.max_model_len, self.model.vocab_size, bad_words
             )
@@ -136,7 +134,8 @@ class RequestRunner(Generic[Request]):
 
     def _choice(self, index: int, request: Request, prompt: Prompt, capsule: Capsule) -> Choice:
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
-        detokenizer = make_detokenizer(self._tokenizer, prompt.token_ids[-16:], skip_special_tokens=skip_special_tokens)
+        last = prompt.token_ids[-16:].tolist()
+        detokenizer = make_detokenizer(self._tokenizer, last, skip_special_tokens=skip_special_tokens)
         text = SequenceText(detokenizer, tuple(request.stop or ()), capsule.sampling.min_tokens)
         return Choice(index, text, self.dialect.shown(request, prompt))
 
