@@ -3,7 +3,7 @@
 The API side never sees a worker, an attempt or a handoff; the dispatch side never sees text.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,10 +71,10 @@ class Delta:
     prompt_logprobs: list[TokenLogprobs] | None = None  # from the prompt's second token on; in the first delta
 
 
-TakeToken = Callable[[int, int], bool]  # of a choice, by number, the next token; False: it was not taken
+TakeToken = Callable[[int], bool]  # the next token of a choice; False: it was not taken
 
 
-def never(_choice: int, _token: int) -> bool:
+def never(_token: int) -> bool:
     """A TakeToken."""
     return False
 
@@ -89,12 +89,12 @@ class Generation(Protocol):
         none for that choice.
         """
 
-    async def relay(self, take: Callable[[Delta], bool], take_token: TakeToken = never) -> None:
+    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] = ()) -> None:
         """Hands every delta to `take` as soon as its tokens are there, until that returns False. Raises as `next` does.
 
-        What is a token and nothing else goes to `take_token`, which costs less, and to `take` where that refuses it.
-        Neither must wait. They are mostly called outside this task, which costs far less than waking it; what they
-        raise is raised here.
+        What is a token and nothing else goes to its choice's one of `takers`, which costs less, and to `take` where
+        that refuses it. None of them must wait. They are mostly called outside this task, which costs far less than
+        waking it; what they raise is raised here.
         """
 
     def end(self, choice: int) -> None:

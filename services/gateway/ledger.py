@@ -61,6 +61,7 @@ class LedgerRow:
     deadline: float  # on the ledger's clock
     on_news: Callable[["LedgerRow"], None]  # there is something for the reader
     take_token: TakeToken = never  # the reader's: a token that needs not wait for it
+    broken: Exception | None = None  # what that raised, for the reader to raise
     start: int = field(init=False)  # length of its capsule
     num_prompt: int = field(init=False)
     max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
@@ -118,14 +119,18 @@ class LedgerRow:
 
     def goes_on(self, said: Row) -> bool:
         """Takes the usual row: the next tokens, which end nothing. False: it is another one, and nothing was taken."""
-        usual = said.position == self.length < self.max_len - len(said.tokens) and said.cached < 0 and self.only_tokens
-        tokens = said.tokens
-        if not usual or said.finish or not tokens:
+        _, position, tokens, finish, cached, _ = said
+        usual = position == self.length < self.max_len - len(tokens) and cached < 0 and self.only_tokens
+        if not usual or finish or not tokens:
             return False
-        if len(tokens) == 1 and not self.untaken and self.take_token(self.choice, tokens[0]):
-            self.generated.append(tokens[0])
-            self.length += 1
-            return True
+        if len(tokens) == 1 and not self.untaken:
+            try:
+                if self.take_token(tokens[0]):
+                    self.generated.append(tokens[0])
+                    self.length += 1
+                    return True
+            except Exception as error:  # here it would hit whoever brought the token
+                self.broken = error
         self.deliver(tokens)
         self.on_news(self)
         return True

@@ -111,6 +111,11 @@ class TokenMetrics(Collector):
         self._gaps = [0] * (len(_ITL_BUCKETS) + 1)
         self._gaps_s = 0.0
 
+    def note_token(self, gap_s: float) -> None:
+        """One more, and how long its choice had none."""
+        self.generated += 1
+        self.note_gap(gap_s)
+
     def note_gap(self, seconds: float) -> None:
         """Between two deltas of one choice."""
         self._gaps[bisect_left(_ITL_BUCKETS, seconds)] += 1

@@ -89,39 +89,25 @@ class Reader:
                 return delta
             await self._go_on()
 
-    async def relay(self, take: _Take, take_token: TakeToken = never) -> None:
+    async def relay(self, take: _Take, takers: Sequence[TakeToken] = ()) -> None:
         """See Generation."""
         self._take, self._relay_over = take, False
         try:
             self._hand_on(take)
-            self._let_take(self._guarded(take_token))
+            for row, take_token in zip(self._rows, takers, strict=False):
+                row.take_token = take_token
             while self._relay_over is False:
                 await self._go_on()
                 self._hand_on(take)
         finally:
             self._take = None
-            self._let_take(never)
+            self._take_no_tokens()
         if isinstance(self._relay_over, Exception):
             raise self._relay_over
 
-    def _let_take(self, take_token: TakeToken) -> None:
+    def _take_no_tokens(self) -> None:
         for row in self._rows:
-            row.take_token = take_token
-
-    def _guarded(self, take_token: TakeToken) -> TakeToken:
-        """Takes as long as `take` would, and raises nothing."""
-
-        def take(choice: int, token: int) -> bool:
-            if self._relay_over is not False:
-                return False
-            try:
-                return take_token(choice, token)
-            except Exception as error:  # the task's to raise, as in `_hand_on`
-                self._relay_over = error
-                self._news.set()
-                return True
-
-        return take
+            row.take_token = never
 
     def end(self, choice: int) -> None:
         """See Generation."""
@@ -144,12 +130,16 @@ class Reader:
                 self._relay_over = not take(delta)
         except Exception as error:  # the task's to raise: here it would hit whoever brought the news
             self._relay_over = error
+        if self._relay_over is not False:
+            self._take_no_tokens()  # not before the task has seen to what was the last
 
     def _poll(self) -> Delta | None:
         """What is there; None: nothing that takes no waiting."""
         while self._woken:
             row = next(iter(self._woken))
             del self._woken[row]
+            if row.broken is not None:
+                raise row.broken
             delta = row.take()
             if row.error is not None or (row.attempt is None and not row.closed):
                 self._lost[row] = None

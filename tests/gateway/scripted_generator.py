@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from services.gateway.generation import Delta, GenerationError, GenerationRequest, TakeToken, never
+from services.gateway.generation import Delta, GenerationError, GenerationRequest, TakeToken
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 
@@ -66,12 +66,12 @@ class ScriptedGeneration:
         self._ended.append(choice)
         self._over.add(choice)
 
-    async def relay(self, take: Callable[[Delta], bool], take_token: TakeToken = never) -> None:
+    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] = ()) -> None:
         goes_on = True
         while goes_on:
             delta = await self.next()
             plain = delta == Delta(delta.tokens, None, FinishReason.NONE, delta.cached_tokens, delta.choice)
-            if not (plain and len(delta.tokens) == 1 and take_token(delta.choice, delta.tokens[0])):
+            if not (plain and len(delta.tokens) == 1 and takers and takers[delta.choice](delta.tokens[0])):
                 goes_on = take(delta)
 
     async def next(self) -> Delta:

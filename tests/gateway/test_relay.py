@@ -95,8 +95,7 @@ class Taken:
         self.all: list[int] = []
         self.willing = True
 
-    def take_token(self, choice: int, token: int) -> bool:
-        assert choice == 0
+    def take_token(self, token: int) -> bool:
         if self.willing:
             self.tokens.append(token)
             self.all.append(token)
@@ -114,7 +113,7 @@ class Taken:
 async def test_single_tokens_are_taken_as_such_unless_that_is_refused():
     decode, taken = decode_peer(), Taken()
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
-        relaying = asyncio.create_task(generation.relay(taken.take, taken.take_token))
+        relaying = asyncio.create_task(generation.relay(taken.take, [taken.take_token]))
         submit = await decode.submit()
         for at in range(6):
             taken.willing = at not in (2, 3)
@@ -130,7 +129,7 @@ async def test_single_tokens_are_taken_as_such_unless_that_is_refused():
 async def test_tokens_taken_as_such_are_not_asked_for_again_after_a_worker_was_lost():
     decode, taken = decode_peer(), Taken()
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
-        relaying = asyncio.create_task(generation.relay(taken.take, taken.take_token))
+        relaying = asyncio.create_task(generation.relay(taken.take, [taken.take_token]))
         submit = await decode.submit(1)
         for at in range(3):
             decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
@@ -156,7 +155,7 @@ async def test_no_token_is_taken_after_a_delta_was_the_last_one():
             asyncio.get_running_loop().call_soon(stack.dispatcher.worker_said, WorkerId(DECODE), second)
             return False
 
-        relaying = asyncio.create_task(generation.relay(take_one, taken.take_token))
+        relaying = asyncio.create_task(generation.relay(take_one, [taken.take_token]))
         await asyncio.sleep(0.01)
         decode.say_tokens(submit, TOKENS[:1])
         await relaying
@@ -168,11 +167,11 @@ async def test_no_token_is_taken_after_a_delta_was_the_last_one():
 async def test_what_take_token_raises_is_its_callers_and_nobody_elses():
     decode = decode_peer()
 
-    def take_token(choice: int, token: int) -> bool:
+    def take_token(token: int) -> bool:
         raise Failed("by the test")
 
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
-        relaying = asyncio.create_task(generation.relay(lambda delta: True, take_token))
+        relaying = asyncio.create_task(generation.relay(lambda delta: True, [take_token]))
         submit = await decode.submit()
         for at in range(2):
             decode.say_tokens(submit, TOKENS[at : at + 1], after=at)
@@ -192,7 +191,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(relayed: bool)
                 submit = await decode.submit()
                 decode.say_tokens(submit, TOKENS, finish=LENGTH)
                 if relayed:
-                    await generation.relay(taken.take, taken.take_token)
+                    await generation.relay(taken.take, [taken.take_token])
                 else:
                     await read_all(generation)
             del generation

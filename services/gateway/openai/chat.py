@@ -69,6 +69,7 @@ class ChatAnswer:
         self._about = {"id": answer_id, "created": created, "model": model}
         head = {**self._about, "object": "chat.completion.chunk"}
         self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
+        self.text_chunk = self._chunks.plain
         self._opening = ChunkTemplate(head, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
 
     def opening(self, num_choices: int) -> bytes:
@@ -80,10 +81,6 @@ class ChatAnswer:
         if update.logprobs is None and update.finish_reason is None:
             return self.text_chunk(update.choice, update.text)
         return self._chunks.full(update, self._logprobs(update))
-
-    def text_chunk(self, choice: int, text: str) -> bytes:
-        """See Answer."""
-        return self._chunks.plain(choice, text)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""

@@ -69,22 +69,17 @@ class Choice:
         """prompt: what is shown of it in the first update; None: nothing."""
         self._index = index
         self._text = text
-        self._extend = text.extend
         self._prompt = prompt
         self.num_generated = 0
 
     @property
-    def extend(self) -> Callable[[list[int]], str] | None:
-        """Turns tokens with nothing beside them into text, without an update; None: `take` has to."""
-        return self._extend if self._prompt is None else None
+    def extend(self) -> Callable[[int], str] | None:
+        """After the first update: turns a token with nothing beside it into text. None: `take` has to."""
+        return self._text.extend
 
     def take(self, delta: Delta) -> Update:
         """The token that ended the sequence counts and has logprobs, but is not text."""
         tokens = delta.tokens
-        plain = delta.finish is FinishReason.NONE and delta.logprobs is None and self._prompt is None
-        if plain and self._extend is not None:
-            self.num_generated += len(tokens)
-            return Update(self._index, self._extend(tokens), tokens, None, None)
         piece = self._text.feed(tokens[:-1] if delta.finish is FinishReason.STOP else tokens)
         text, finish_reason = piece.text, _FINISH_REASONS.get(delta.finish)
         if piece.stopped:

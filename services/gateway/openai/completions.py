@@ -58,6 +58,7 @@ class CompletionAnswer:
         self._tokenizer = tokenizer
         self._head = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
         self._chunks = ChunkTemplate(self._head, b'"text":', b"", with_usage=with_usage)
+        self.text_chunk = self._chunks.plain
         self._offsets: dict[int, int] = {}  # by choice: in characters, of its next token
 
     def opening(self, num_choices: int) -> bytes:
@@ -69,10 +70,6 @@ class CompletionAnswer:
         if update.logprobs is None and update.finish_reason is None:
             return self.text_chunk(update.choice, update.text)
         return self._chunks.full(update, self._logprobs(update))
-
-    def text_chunk(self, choice: int, text: str) -> bytes:
-        """See Answer."""
-        return self._chunks.plain(choice, text)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""

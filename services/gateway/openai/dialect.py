@@ -1,6 +1,6 @@
 """What differs between the endpoints that generate: how a prompt is written, and how text is wrapped in JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -22,14 +22,15 @@ LOWEST_LOGPROB = -9999.0
 class Answer(Protocol):
     """Writes the answer to one request: either chunks, or one body."""
 
+    @property
+    def text_chunk(self) -> Callable[[int, str], bytes]:
+        """Makes an event with nothing but text, of a choice."""
+
     def opening(self, num_choices: int) -> bytes:
         """Events before the first chunk."""
 
     def chunk(self, update: Update) -> bytes:
         """One event."""
-
-    def text_chunk(self, choice: int, text: str) -> bytes:
-        """An event with nothing but text."""
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that reports the usage and no choice."""

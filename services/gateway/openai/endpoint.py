@@ -48,7 +48,7 @@ class GenerationEndpoint(Generic[Request]):
 
 async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_usage: bool) -> None:
     # The status waits for the first token: until then, an error can still be one.
-    update = await updates.next()
+    update, stream = await updates.next(), exchange.stream
     await exchange.start_events()
     events = answer.opening(updates.num_choices) + answer.chunk(update)
 
@@ -56,14 +56,18 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
         """False: the client does not read fast enough, so what comes next has to wait; or there was the last update."""
         nonlocal events
         events = answer.chunk(update) if update.worth_a_chunk else b""
-        return not events or updates.done or exchange.write_now(events)
+        if events and not updates.done:
+            if not stream.ready():
+                return False
+            stream.write(events)
+        return True
 
     def send_text(choice: int, text: str) -> None:
-        exchange.write_now(answer.text_chunk(choice, text))
+        stream.write(answer.text_chunk(choice, text))
 
     while not updates.done:
         await exchange.write(events)
-        await updates.relay(send_on, exchange.can_write_now, send_text)
+        await updates.relay(send_on, stream.ready, send_text)
     if with_usage:
         events += answer.usage_chunk(updates.usage())
     await exchange.end_events(events + DONE)

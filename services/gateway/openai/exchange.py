@@ -34,13 +34,14 @@ class Exchange:
     """Reads one request, answers it once.
 
     request_id: the client's X-Request-Id where it is a sane one, else a new one; sent back with every answer.
+    stream: writes further events without waiting.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.record = RequestRecord()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
-        self._stream: StreamWriter | None = scope.get("extensions", {}).get(STREAM_WRITER)
+        self.stream: StreamWriter = scope["extensions"][STREAM_WRITER]
         self._receive = receive
         self._send = send
         self._started = False
@@ -137,30 +138,15 @@ class Exchange:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         await self._start(200, {**headers, "x-accel-buffering": "no"})
 
-    def can_write_now(self) -> bool:
-        """True when `write_now` would write."""
-        return self._stream is not None and self._stream.ready()
-
-    def write_now(self, events: bytes) -> bool:
-        """More events, in one write, if that can be without waiting; False: nothing was written, use `write`."""
-        if self._stream is None or not self._stream.ready():
-            return False
-        self._stream.write(events)
-        return True
-
     async def write(self, events: bytes) -> None:
         """More events, in one write. Waits while the client does not read."""
-        self._flush()
+        self.stream.flush()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_events(self, events: bytes) -> None:
         """The last events."""
-        self._flush()
+        self.stream.flush()
         await self._send({"type": "http.response.body", "body": events})
-
-    def _flush(self) -> None:
-        if self._stream is not None:
-            self._stream.flush()
 
     async def fail(self, error: ApiError) -> None:
         """Answers with an error: as one, or, when a stream has begun, as its last event."""

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic
 
-from services.gateway.generation import Delta, Generation, GenerationError, GenerationRequest, Generator
+from services.gateway.generation import (
+    Delta,
+    Generation,
+    GenerationError,
+    GenerationRequest,
+    Generator,
+    TakeToken,
+    never,
+)
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatDialect
 from services.gateway.openai.choice import Choice, Update, Usage
@@ -211,21 +219,29 @@ class Updates:
         def take_delta(delta: Delta) -> bool:
             return take(self._update(delta)) and self._num_open > 0
 
-        def take_token(index: int, token: int) -> bool:
-            choice = self._choices[index]
-            extend = choice.extend
-            if extend is None or self._last[index] is None or not can_send():
+        if not self.done:
+            takers = [self._taker(index, can_send, send_text) for index in range(len(self._choices))]
+            await self._generation.relay(take_delta, takers)
+
+    def _taker(self, index: int, can_send: Callable[[], bool], send_text: Callable[[int, str], None]) -> TakeToken:
+        """What every streamed token goes through: as little as possible."""
+        choice, metrics, last = self._choices[index], self._metrics.tokens, self._last
+        extend = choice.extend
+        if extend is None:
+            return never
+
+        def take_token(token: int) -> bool:
+            since = last[index]
+            if since is None or not can_send():
                 return False
-            self._note_gap(index)
-            text = extend([token])
+            last[index] = now = monotonic()
+            metrics.note_token(now - since)
             choice.num_generated += 1
-            self._metrics.tokens.generated += 1
-            if text:
+            if text := extend(token):
                 send_text(index, text)
             return True
 
-        if not self.done:
-            await self._generation.relay(take_delta, take_token)
+        return take_token
 
     @property
     def num_generated(self) -> int:

@@ -26,6 +26,9 @@ class Detokenizer(Protocol):
     def feed(self, tokens: list[int]) -> str:
         """The text that these tokens complete."""
 
+    def feed_one(self, token: int) -> str:
+        """The same, of one token, as streams bring them."""
+
 
 def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
     """The simplest one that is right for this tokenizer."""
@@ -47,14 +50,15 @@ class ByteDetokenizer:
 
     def feed(self, tokens: list[int]) -> str:
         """See Detokenizer. Bytes that cannot be UTF-8 become U+FFFD."""
-        if len(tokens) == 1 and not self._inside:  # as streams bring them
-            text = self._whole_texts[tokens[0]]
-            if text is not None:
-                return text
         skipped = self._skipped
         text = self._decoder.decode(b"".join([self._token_bytes(token) for token in tokens if token not in skipped]))
         self._inside = bool(self._decoder.getstate()[0])
         return text
+
+    def feed_one(self, token: int) -> str:
+        """See Detokenizer."""
+        text = None if self._inside else self._whole_texts[token]
+        return self.feed([token]) if text is None else text
 
 
 class StreamDetokenizer:
@@ -73,6 +77,10 @@ class StreamDetokenizer:
         """See Detokenizer. Bytes that do not become a character are dropped."""
         # One by one: DecodeStream holds back all of a piece whose last token is incomplete.
         return "".join([self._step(token) for token in tokens if token not in self._skipped])
+
+    def feed_one(self, token: int) -> str:
+        """See Detokenizer."""
+        return self.feed([token])
 
     def _step(self, token: int) -> str:
         text = self._stream.step(self._backend, token)

@@ -22,14 +22,14 @@ class Piece(NamedTuple):
 class SequenceText:
     """Detokenizes one sequence and scans it for stop strings, which end it only after `min_tokens` tokens.
 
-    extend: turns the next tokens into text, where there are no stop strings to look for; None: `feed` has to.
+    extend: turns the next token into text, where there are no stop strings to look for; None: `feed` has to.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
         self._unscanned = min_tokens
-        self.extend = None if stops else detokenizer.feed
+        self.extend = None if stops else detokenizer.feed_one
 
     def feed(self, tokens: list[int]) -> Piece:
         """Takes the next tokens. Not to be called again after a piece that stopped."""
@@ -40,7 +40,7 @@ class SequenceText:
     def _scan(self, tokens: list[int], stops: StopStrings) -> Piece:
         shown = []
         for index, token in enumerate(tokens):
-            text = self._detokenizer.feed([token])
+            text = self._detokenizer.feed_one(token)
             if self._unscanned > 0:
                 self._unscanned -= 1
                 shown.append(text)
