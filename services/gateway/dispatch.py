@@ -18,13 +18,13 @@ from services.config import WorkerRole
 from services.gateway.costs import CostModel
 from services.gateway.fleet import Fleet, LiveWorker
 from services.gateway.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
-from services.gateway.ledger import Command, Ledger, LedgerObserver, LedgerRow, handles_needed
+from services.gateway.ledger import Ledger, LedgerObserver, LedgerRow, handles_needed
 from services.gateway.links import LinkRefused, WorkerLink
 from services.gateway.reader import Reader, Relays
 from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
 from services.prefix_index.base import PrefixIndex
 from services.protocol.frames import Failure, Frame, Load
-from services.protocol.messages import MAX_HANDLE, BlockEvents, GatewayHello, WorkerHello
+from services.protocol.messages import MAX_HANDLE, BlockEvents, Command, GatewayHello, WorkerHello
 
 # When a machine stalls, all streams break at once. Requests that wait give the second of a pair the time to follow the
 # first, or all of them would be served without a handoff.

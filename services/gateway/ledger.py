@@ -28,15 +28,13 @@ from services.gateway.generation import (
 from services.gateway.router import Plan, WorkerId, uncached_tokens
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Row, TokenLogprobs
-from services.protocol.messages import MAX_HANDLE, Abort, HandTo, Submit, TakeFrom
+from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 
 MAX_ATTEMPTS = 4
 
 # After a worker's "not now", how long before it is asked again: doubled with each refusal in a row.
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 1.0
-
-Command = Submit | Abort
 
 
 class LedgerObserver(Protocol):

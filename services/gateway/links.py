@@ -15,7 +15,16 @@ import structlog
 from services.gateway.router import WorkerId
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
-from services.protocol.messages import PROTOCOL_MAJOR, Abort, BlockEvents, GatewayHello, Submit, WorkerHello
+from services.protocol.messages import (
+    COMMANDS_MINOR,
+    PROTOCOL_MAJOR,
+    BlockEvents,
+    Command,
+    Commands,
+    GatewayHello,
+    Submit,
+    WorkerHello,
+)
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
 
 CONNECT = "/baton.v1.Worker/Connect"
@@ -26,6 +35,7 @@ HELLO_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 120.0
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
 MAX_QUEUED_COMMANDS = 16_384
+_MOST_TOKENS_TOGETHER = 65_536  # of prompts in one message; a longer one has its own
 
 log = structlog.get_logger()
 
@@ -72,7 +82,7 @@ class WorkerLink:
         """True while a session is there."""
         return self._session is not None
 
-    def send(self, command: Submit | Abort) -> None:
+    def send(self, command: Command) -> None:
         """Queues a command; dropped when no session is there, or when it ends first."""
         if self._session is not None:
             self._session.queue(command)
@@ -121,11 +131,12 @@ class _Session:
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", listener: LinkListener) -> None:
         self._call = call
         self._listener = listener
-        self._commands: asyncio.Queue[Submit | Abort] = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        self._commands: asyncio.Queue[Command] = asyncio.Queue(MAX_QUEUED_COMMANDS)
         self._failed = asyncio.Event()
         self._failure = ""
         self._heard_at = 0.0
         self._sequence: int | None = None  # of the last block events
+        self._together = False  # the worker takes several commands in one message
         self.worker = WorkerId(0)
 
     async def greet(self) -> WorkerHello:
@@ -142,6 +153,7 @@ class _Session:
             theirs = f"{hello.protocol_major}.{hello.protocol_minor}"
             raise LinkRefused(f"it speaks protocol {theirs}, this gateway {PROTOCOL_MAJOR}")
         self.worker = WorkerId(hello.incarnation)
+        self._together = hello.protocol_minor >= COMMANDS_MINOR
         return hello
 
     async def run(self) -> None:
@@ -157,7 +169,7 @@ class _Session:
         for task in done:
             task.result()
 
-    def queue(self, command: Submit | Abort) -> None:
+    def queue(self, command: Command) -> None:
         """Puts a command behind the others; a worker that does not read them loses its stream."""
         try:
             self._commands.put_nowait(command)
@@ -171,7 +183,14 @@ class _Session:
 
     async def _send_commands(self) -> None:
         while True:
-            await self._write(serialize_gateway_message(await self._commands.get()))
+            waiting = [await self._commands.get()]
+            if self._together:
+                room = _MOST_TOKENS_TOGETHER - _num_tokens(waiting[0])
+                while room > 0 and not self._commands.empty():
+                    waiting.append(self._commands.get_nowait())
+                    room -= _num_tokens(waiting[-1])
+            message = waiting[0] if len(waiting) == 1 else Commands(tuple(waiting))
+            await self._write(serialize_gateway_message(message))
 
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -223,6 +242,10 @@ class _Session:
 
     async def _how_it_ended(self) -> str:
         return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
+
+
+def _num_tokens(command: Command) -> int:
+    return len(command.capsule.token_ids) if isinstance(command, Submit) else 1
 
 
 def _translated(error: grpc.aio.AioRpcError) -> LinkLost:

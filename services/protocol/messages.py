@@ -3,7 +3,7 @@
     gateway                            worker
     GatewayHello          ──▶
                           ◀──          WorkerHello
-    Submit, Abort ...     ──▶                              in the order of their handles
+    Submit, Abort ...     ──▶                              in the order of their handles, also several at once
                           ◀──          Frame, BlockEvents ...   no events for a gateway that reads the index in Redis
 
 Neighbours whose major versions differ refuse each other in words; minor versions may differ.
@@ -17,7 +17,8 @@ from services.protocol.capsule import Capsule
 from services.protocol.frames import Frame
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
+COMMANDS_MINOR = 1  # workers since then understand Commands
 
 MAX_HANDLE = 2**32 - 1
 
@@ -98,6 +99,16 @@ class Abort:
     handle: int
 
 
+Command = Submit | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Several in one message, in order."""
+
+    commands: tuple[Command, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockEvents:
     """Changes of a worker's prefix cache.
@@ -111,5 +122,5 @@ class BlockEvents:
     evicted: list[BlockHash]
 
 
-GatewayMessage = GatewayHello | Submit | Abort
+GatewayMessage = GatewayHello | Command | Commands
 WorkerMessage = WorkerHello | Frame | BlockEvents

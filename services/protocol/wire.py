@@ -17,6 +17,8 @@ from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
 from services.protocol.messages import (
     Abort,
     BlockEvents,
+    Command,
+    Commands,
     GatewayHello,
     GatewayMessage,
     HandTo,
@@ -41,12 +43,15 @@ class WireError(ValueError):
 
 
 def pack_gateway_message(message: GatewayMessage) -> worker_pb2.GatewayMessage:
-    """The protobuf form of a hello, a submit or an abort."""
+    """The protobuf form of a hello or of commands."""
     match message:
-        case Abort(handle):
-            return worker_pb2.GatewayMessage(abort=worker_pb2.Abort(handle=handle))
+        case Abort():
+            return worker_pb2.GatewayMessage(abort=_pack_abort(message))
         case Submit():
             return worker_pb2.GatewayMessage(submit=_pack_submit(message))
+        case Commands(commands):
+            packed = worker_pb2.Commands(commands=map(_pack_command, commands))
+            return worker_pb2.GatewayMessage(commands=packed)
         case GatewayHello():
             hello = worker_pb2.GatewayHello(
                 protocol_major=message.protocol_major,
@@ -61,10 +66,10 @@ def pack_gateway_message(message: GatewayMessage) -> worker_pb2.GatewayMessage:
 def parse_gateway_message(message: worker_pb2.GatewayMessage) -> GatewayMessage:
     """What a gateway says. Raises WireError."""
     match message.WhichOneof("message"):
-        case "abort":
-            return Abort(message.abort.handle)
-        case "submit":
-            return _parse_submit(message.submit)
+        case "abort" | "submit":
+            return _parse_command(message)
+        case "commands":
+            return Commands(tuple(map(_parse_command, message.commands.commands)))
         case "hello":
             hello = message.hello
             return GatewayHello(
@@ -76,6 +81,24 @@ def parse_gateway_message(message: worker_pb2.GatewayMessage) -> GatewayMessage:
             )
         case _:
             raise WireError("a gateway message without content")
+
+
+def _pack_command(command: Command) -> worker_pb2.Command:
+    if isinstance(command, Abort):
+        return worker_pb2.Command(abort=_pack_abort(command))
+    return worker_pb2.Command(submit=_pack_submit(command))
+
+
+def _parse_command(packed: worker_pb2.Command | worker_pb2.GatewayMessage) -> Command:
+    if packed.HasField("abort"):
+        return Abort(packed.abort.handle)
+    if packed.HasField("submit"):
+        return _parse_submit(packed.submit)
+    raise WireError("a command without content")
+
+
+def _pack_abort(abort: Abort) -> worker_pb2.Abort:
+    return worker_pb2.Abort(handle=abort.handle)
 
 
 def _pack_submit(submit: Submit) -> worker_pb2.Submit:

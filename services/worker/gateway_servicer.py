@@ -23,6 +23,8 @@ from services.protocol.messages import (
     PROTOCOL_MAJOR,
     Abort,
     BlockEvents,
+    Command,
+    Commands,
     GatewayHello,
     HandTo,
     Submit,
@@ -135,21 +137,29 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             async for message in messages:
                 if self._sessions.get(session.gateway) is not session:
                     return
-                self._command(session, message)
+                self._message(session, message)
         except WireError as error:
             _log.warning("a gateway sent what no gateway sends", gateway=f"{session.gateway:016x}", error=str(error))
         finally:
             session.outbox.close()  # ends the stream
 
-    def _command(self, session: _Session, message: worker_pb2.GatewayMessage) -> None:
+    def _message(self, session: _Session, message: worker_pb2.GatewayMessage) -> None:
         match parse_gateway_message(message):
+            case Commands(commands):
+                for command in commands:
+                    self._command(session, command)
+            case GatewayHello():
+                raise WireError("a second hello on one stream")
+            case command:
+                self._command(session, command)
+
+    def _command(self, session: _Session, command: Command) -> None:
+        match command:
             case Abort(handle):
                 id = HandoffId(session.gateway, handle)
                 self._engine.call(lambda core, now: core.abort(id, now))
-            case Submit() as submit:
-                self._submit(session, submit)
-            case GatewayHello():
-                raise WireError("a second hello on one stream")
+            case Submit():
+                self._submit(session, command)
 
     def _submit(self, session: _Session, submit: Submit) -> None:
         if (wrong := self._what_is_wrong(submit)) is not None:

@@ -14,7 +14,16 @@ from services.config import WorkerRole
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
 from services.protocol.grpc_options import SERVER_OPTIONS
-from services.protocol.messages import Abort, BlockEvents, GatewayHello, Submit, WorkerHello, WorkerMessage
+from services.protocol.messages import (
+    Abort,
+    BlockEvents,
+    Command,
+    Commands,
+    GatewayHello,
+    Submit,
+    WorkerHello,
+    WorkerMessage,
+)
 from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.wire import pack_worker_message, parse_gateway_message
 
@@ -77,6 +86,7 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
     hellos: list[GatewayHello] = field(default_factory=list)
     submits: list[Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # commands in each message
     address: str = ""
     refuses: str = ""  # words with which it refuses every stream
     events_at_start: BlockEvents | None = None
@@ -106,11 +116,16 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
                         stream.put_nowait(self.hello)
                         if self.events_at_start is not None:
                             stream.put_nowait(self.events_at_start)
-                    case Submit():
-                        self.submits.append(message)
-                    case Abort(handle):
-                        self.aborts.append(handle)
+                    case Commands(commands):
+                        self._take(*commands)
+                    case _:
+                        self._take(message)
                 self._changed.notify_all()
+
+    def _take(self, *commands: Command) -> None:
+        self.sizes.append(len(commands))
+        self.submits += [command for command in commands if isinstance(command, Submit)]
+        self.aborts += [command.handle for command in commands if isinstance(command, Abort)]
 
     async def submit(self, number: int = 1) -> Submit:
         """The submit with this number, counted from 1, when it has come."""

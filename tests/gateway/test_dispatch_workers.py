@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import structlog
 
 from services.config import HandoffMode, WorkerRole
+from services.gateway import links
 from services.gateway.dispatch import Dispatcher
 from services.gateway.links import FIRST_BACKOFF_S
 from services.gateway.router import Policy
@@ -45,6 +48,23 @@ async def test_ready_when_a_decode_worker_is_there_and_every_address_was_tried()
         decode.refuses = "gone for good"
         decode.break_stream()
         await eventually(lambda: not stack.dispatcher.ready())
+
+
+@pytest.mark.parametrize(("protocol_minor", "sizes"), [(0, [1] * 6), (1, [3, 1, 2])])
+async def test_commands_that_wait_together_go_together_but_no_more_than_a_message_holds(
+    monkeypatch: pytest.MonkeyPatch, protocol_minor: int, sizes: list[int]
+):
+    """And one by one to a worker that knows no other way."""
+    monkeypatch.setattr(links, "_MOST_TOKENS_TOGETHER", 2 * len(PROMPT) + 1)
+    decode = decode_peer()
+    decode.hello = replace(decode.hello, protocol_minor=protocol_minor)
+    prompts = [PROMPT, PROMPT[1:], PROMPT[2:], [1] * 100, PROMPT[3:], PROMPT[4:]]
+    async with running(decode, handoff=HandoffMode.NEVER) as stack, AsyncExitStack() as generations:
+        asked = [stack.dispatcher.generate(request(prompt=prompt)) for prompt in prompts]
+        await asyncio.gather(*map(generations.enter_async_context, asked))
+        await decode.submit(len(prompts))
+        assert [submit.capsule.token_ids.tolist() for submit in decode.submits] == prompts
+        assert decode.sizes == sizes
 
 
 async def test_a_restarted_worker_is_a_new_one_and_its_old_cache_is_forgotten():

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.config import WorkerRole
 from services.gateway.costs import CostModel
 from services.gateway.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
-from services.gateway.ledger import MAX_ATTEMPTS, Command, Ledger, LedgerRow
+from services.gateway.ledger import MAX_ATTEMPTS, Ledger, LedgerRow
 from services.gateway.router import Candidate, Plan, WorkerId
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Load, Row, TokenLogprobs
-from services.protocol.messages import Abort, HandTo, Submit, TakeFrom
+from services.protocol.messages import Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.sampling import SamplingParams
 

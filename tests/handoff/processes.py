@@ -21,12 +21,12 @@ from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sequences import Sequences
 from services.gateway.costs import CostModel
 from services.gateway.generation import GenerationRequest
-from services.gateway.ledger import Command, Ledger, LedgerRow, handles_needed
+from services.gateway.ledger import Ledger, LedgerRow, handles_needed
 from services.gateway.router import Candidate, Plan, WorkerId
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
-from services.protocol.messages import Submit
+from services.protocol.messages import Command, Submit
 from services.protocol.outcomes import FinishReason
 from services.protocol.sampling import SamplingParams
 from services.worker.core import WorkerCore

@@ -17,6 +17,7 @@ from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Token
 from services.protocol.messages import (
     Abort,
     BlockEvents,
+    Commands,
     GatewayHello,
     GatewayMessage,
     HandTo,
@@ -136,6 +137,7 @@ def test_hellos_and_aborts_survive():
     for hello in (GatewayHello(TOP64, 77, True, 3, 9), GatewayHello(TOP64, 77, False, 3, 9)):
         assert through_gateway_wire(hello) == hello
     assert through_gateway_wire(Abort(5)) == Abort(5)
+    assert through_gateway_wire(Commands((Abort(5), Abort(2)))) == Commands((Abort(5), Abort(2)))
     assert through_worker_wire(HELLO) == HELLO
     assert through_worker_wire(replace(HELLO, role=WorkerRole.PREFILL)).role is WorkerRole.PREFILL
 
@@ -227,6 +229,14 @@ def test_arrays_that_do_not_fit_together_are_refused(spoiled: dict[str, Any]):
 def test_what_no_worker_sends_is_refused(raw: bytes):
     with pytest.raises(WireError):
         wire.deserialize_worker_message(raw)
+
+
+def test_a_command_without_content_is_refused_whatever_is_beside_it():
+    packed = wire.pack_gateway_message(Commands((Abort(5),)))
+    packed.commands.commands.add()
+    for message in (worker_pb2.GatewayMessage(), packed):
+        with pytest.raises(WireError):
+            wire.parse_gateway_message(message)
 
 
 def test_a_capsule_without_a_prompt_is_refused():

@@ -11,7 +11,7 @@ import numpy as np
 
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Frame, Load, Row
-from services.protocol.messages import Abort, BlockEvents, GatewayHello, HandTo, Submit, TakeFrom, WorkerHello
+from services.protocol.messages import BlockEvents, GatewayHello, GatewayMessage, HandTo, Submit, TakeFrom, WorkerHello
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
 
@@ -29,7 +29,7 @@ class Stream:
         self.load = Load()
         self._news = asyncio.Condition()
 
-    async def send(self, message: GatewayHello | Submit | Abort) -> None:
+    async def send(self, message: GatewayMessage) -> None:
         await self.call.write(serialize_gateway_message(message))
 
     async def read(self) -> None:

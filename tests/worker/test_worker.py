@@ -9,7 +9,7 @@ import pytest
 from services.config import WorkerRole
 from services.engine.runner.simulated import SimulatedRunner
 from services.protocol.block_hash import block_hashes, root_hash
-from services.protocol.messages import Abort, GatewayHello, HandTo, TakeFrom
+from services.protocol.messages import Abort, Commands, GatewayHello, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import reference
 from tests.worker.client import TestGateway
@@ -95,6 +95,18 @@ async def test_decode_serves_alone(pair: Pair):
     await pair.decode.send(pair.gateway.submit([1, 2, 3], 5))
     await pair.decode.until(lambda: pair.decode.ended(1))
     assert pair.decode.tokens(1) == reference([1, 2, 3], 5)
+    await pair.baseline()
+
+
+async def test_commands_in_one_message_are_taken_one_after_the_other(pair: Pair):
+    first, refused, aborted, last = (
+        pair.gateway.submit(prompt, length) for prompt, length in (([1], 5), ([5000], 5), ([2], LONG), ([3], 5))
+    )
+    await pair.decode.send(Commands((first, refused, aborted, Abort(aborted.handle), last)))
+    await pair.decode.until(lambda: pair.decode.ended(first.handle) and pair.decode.ended(last.handle))
+    for submit in (first, last):
+        assert pair.decode.tokens(submit.handle) == reference(submit.capsule.token_ids.tolist(), 5)
+    assert refused.handle in pair.decode.failures
     await pair.baseline()
 
 
