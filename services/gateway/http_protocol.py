@@ -18,34 +18,77 @@ STREAM_WRITER = "baton.stream_writer"  # in the scope's extensions: a StreamWrit
 
 
 class PendingWrites:
-    """Streams with something to write, until this turn of the loop is over.
+    """Connections with something to write, until this turn of the loop is over.
 
     A frame brings tokens for many streams. Written one after the other, between the work on each, every write would
     wake a client that had fallen asleep again: measured, that made a write cost twice as much.
     """
 
     def __init__(self) -> None:
-        self._streams: list[StreamWriter] = []
+        self._connections: list[GatheringTransport] = []
 
-    def add(self, stream: "StreamWriter") -> None:
+    def add(self, connection: "GatheringTransport") -> None:
         """Has its `flush` called soon."""
-        if not self._streams:
+        if not self._connections:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._streams.append(stream)
+        self._connections.append(connection)
 
     def _flush(self) -> None:
-        streams, self._streams = self._streams, []
-        for stream in streams:
-            stream.flush()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.flush()
+
+
+class GatheringTransport:
+    """An asyncio.Transport that sends what is written to it in one turn of the loop as one: a head and first events.
+
+    lost: the connection; nothing is written any more.
+    """
+
+    __slots__ = ("_pending", "_transport", "_unwritten", "lost")
+
+    def __init__(self, transport: asyncio.Transport, pending: PendingWrites) -> None:
+        self._transport = transport
+        self._pending = pending
+        self._unwritten = b""
+        self.lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """See asyncio.WriteTransport."""
+        if not self._unwritten:
+            self._pending.add(self)
+        self._unwritten += data
+
+    def write_chunk(self, body: bytes) -> None:
+        """The same, in HTTP's chunked encoding."""
+        if not self._unwritten:
+            self._pending.add(self)
+        self._unwritten += b"%x\r\n%b\r\n" % (len(body), body)
+
+    def flush(self) -> None:
+        """What was written goes out."""
+        data, self._unwritten = self._unwritten, b""
+        if data and not self.lost:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """See asyncio.BaseTransport."""
+        self.flush()
+        self._transport.close()
 
 
 class StreamWriter:
-    """Writes to one answer, chunked and begun. What ASGI's `send` does, without a coroutine for each piece."""
+    """Writes to one answer that has begun. What ASGI's `send` does, without a coroutine for each piece.
 
-    def __init__(self, cycle: RequestResponseCycle, pending: PendingWrites) -> None:
+    write: some of the body, where it is ready.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, connection: GatheringTransport) -> None:
         self._cycle = weakref.ref(cycle)  # whose scope holds this
-        self._pending = pending
-        self._unwritten = b""
+        self.write = connection.write_chunk
 
     def ready(self) -> bool:
         """False: the client has not read enough of what came before, or the answer is none of that kind."""
@@ -53,19 +96,6 @@ class StreamWriter:
         if cycle is None or cycle.flow.write_paused:
             return False
         return bool(cycle.chunked_encoding) and not cycle.response_complete
-
-    def write(self, body: bytes) -> None:
-        """Where it is ready."""
-        if not self._unwritten:
-            self._pending.add(self)
-        self._unwritten += body
-
-    def flush(self) -> None:
-        """Before anything else is written to this answer."""
-        body, self._unwritten = self._unwritten, b""
-        cycle = self._cycle()
-        if body and cycle is not None and not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -80,11 +110,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         """See asyncio.Protocol."""
-        super().connection_made(transport)
+        self._connection = GatheringTransport(transport, self._pending)
+        super().connection_made(self._connection)  # type: ignore[arg-type]  # as good as one
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
+        self._connection.lost = True
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -98,7 +130,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """A request's head is there."""
         self._stop_waiting()
         super().on_headers_complete()
-        self.scope["extensions"] = {STREAM_WRITER: StreamWriter(self.cycle, self._pending)}  # type: ignore[dict-item]  # our own
+        self.scope["extensions"] = {STREAM_WRITER: StreamWriter(self.cycle, self._connection)}  # type: ignore[dict-item]  # our own
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, and lets go of whoever sent it."""

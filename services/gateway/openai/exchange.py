@@ -140,12 +140,10 @@ class Exchange:
 
     async def write(self, events: bytes) -> None:
         """More events, in one write. Waits while the client does not read."""
-        self.stream.flush()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_events(self, events: bytes) -> None:
         """The last events."""
-        self.stream.flush()
         await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: ApiError) -> None:
