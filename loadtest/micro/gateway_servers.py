@@ -62,7 +62,7 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncItera
 
 @asynccontextmanager
 async def dynamo(venv: Path, model: Path) -> AsyncIterator[Server]:
-    """Dynamo's front end, routing by KV, and a mock pair.
+    """Dynamo's front end, routing by KV and tokenizing as fast as it can, and a mock pair.
 
     venv: where ai-dynamo and ai-dynamo-runtime 1.6.1 are installed.
     """
@@ -80,7 +80,7 @@ async def dynamo(venv: Path, model: Path) -> AsyncIterator[Server]:
     environment = _environment(said)
     with store, ExitStack() as children:
         front = ["dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
-        front += ["--router-mode", "kv", "--kv-cache-block-size", "16"]
+        front += ["--router-mode", "kv", "--kv-cache-block-size", "16", "--tokenizer", "fastokens"]
         pid = children.enter_context(_python(python, front, environment))
         for role in WorkerRole:
             worker = ["dynamo.mocker", "--model-path", str(model), "--model-name", MODEL_NAME, "--block-size", "16"]
