@@ -23,7 +23,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "▁"
 
-# Longer texts are tokenized in a thread, so that streams do not wait. About 10 ms of work.
+# Longer texts are tokenized in a thread, so that streams do not wait. Some 10 ms of work, 1 to 4 for `fastokens`.
 _LONG_TEXT_CHARS = 32_768
 
 
