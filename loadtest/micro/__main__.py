@@ -38,6 +38,10 @@ _PARTS = {
         "one handoff between two workers without a model, and the same read by NIXL alone",
         (("rounds", 12, "handoffs of each size"),),
     ),
+    "idle": _Part(
+        "the CPU of Baton's processes while nobody asks them for anything",
+        (("seconds", 20, "how long"), ("model", None, "the checkpoint, instead of the demo model")),
+    ),
     "index": _Part(
         "the prefix index in Redis: lookups, publishing, memory",
         (("blocks", 1_000_000, "(block, worker) pairs"),),

@@ -69,7 +69,7 @@ async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[
     model: a Hugging Face directory with a tokenizer and a chat template; None: the demo model.
     dynamo: a virtual environment where it is installed; None: it is left out.
     """
-    model = model or _demo_model()
+    model = model or demo_model.made()
     prompts = _Prompts(load_tokenizer(model))
     measured: dict[tuple[str, Work], list[Row]] = {}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
@@ -89,13 +89,6 @@ def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
         "baton, decode alone": partial(gateway_servers.baton, model, HandoffMode.NEVER, _STEP_MS),
     }
     return ours if venv is None else {**ours, "dynamo": partial(gateway_servers.dynamo, venv, model)}
-
-
-def _demo_model() -> Path:
-    directory = demo_model.directory()
-    if not demo_model.exists(directory):
-        demo_model.make(directory)
-    return directory
 
 
 class _Prompts:

@@ -89,7 +89,7 @@ class Generation(Protocol):
         none for that choice.
         """
 
-    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] = ()) -> None:
+    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] | None = None) -> None:
         """Hands every delta to `take` as soon as its tokens are there, until that returns False. Raises as `next` does.
 
         What is a token and nothing else goes to its choice's one of `takers`, which costs less, and to `take` where

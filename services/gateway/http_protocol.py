@@ -8,11 +8,14 @@ import asyncio
 import weakref
 from typing import Any
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.openai.errors import invalid
 
 HEAD_TIMEOUT_S = 20.0
+
+log = structlog.get_logger()
 
 STREAM_WRITER = "baton.stream_writer"  # in the scope's extensions: a StreamWriter
 
@@ -36,12 +39,16 @@ class PendingWrites:
     def _flush(self) -> None:
         connections, self._connections = self._connections, []
         for connection in connections:
-            connection.flush()
+            try:
+                connection.flush()
+            except Exception:  # must not keep the others from being written
+                log.exception("a connection could not be written to")
 
 
 class GatheringTransport:
-    """An asyncio.Transport that sends what is written to it in one turn of the loop as one: a head and first events.
+    """A transport that sends what is written to it in one turn of the loop as one: a head and first events.
 
+    What else a transport can do passes by what is still unwritten; uvicorn asks for nothing of the kind.
     lost: the connection; nothing is written any more.
     """
 
@@ -50,7 +57,7 @@ class GatheringTransport:
     def __init__(self, transport: asyncio.Transport, pending: PendingWrites) -> None:
         self._transport = transport
         self._pending = pending
-        self._unwritten = b""
+        self._unwritten: list[bytes] = []
         self.lost = False
 
     def __getattr__(self, name: str) -> Any:
@@ -60,19 +67,19 @@ class GatheringTransport:
         """See asyncio.WriteTransport."""
         if not self._unwritten:
             self._pending.add(self)
-        self._unwritten += data
+        self._unwritten.append(data)
 
     def write_chunk(self, body: bytes) -> None:
         """The same, in HTTP's chunked encoding."""
         if not self._unwritten:
             self._pending.add(self)
-        self._unwritten += b"%x\r\n%b\r\n" % (len(body), body)
+        self._unwritten.append(b"%x\r\n%b\r\n" % (len(body), body))
 
     def flush(self) -> None:
         """What was written goes out."""
-        data, self._unwritten = self._unwritten, b""
-        if data and not self.lost:
-            self._transport.write(data)
+        written, self._unwritten = self._unwritten, []
+        if written and not self.lost:
+            self._transport.write(b"".join(written))
 
     def close(self) -> None:
         """See asyncio.BaseTransport."""

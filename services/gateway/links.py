@@ -22,7 +22,6 @@ from services.protocol.messages import (
     Command,
     Commands,
     GatewayHello,
-    Submit,
     WorkerHello,
 )
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
@@ -35,7 +34,7 @@ HELLO_TIMEOUT_S = 5.0
 SILENCE_TIMEOUT_S = 120.0
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
 MAX_QUEUED_COMMANDS = 16_384
-_MOST_TOKENS_TOGETHER = 65_536  # of prompts in one message; a longer one has its own
+_ENOUGH_BYTES = 256 << 10  # of commands in one message; what comes after so many has to wait for the next
 
 log = structlog.get_logger()
 
@@ -183,14 +182,13 @@ class _Session:
 
     async def _send_commands(self) -> None:
         while True:
-            waiting = [await self._commands.get()]
-            if self._together:
-                room = _MOST_TOKENS_TOGETHER - _num_tokens(waiting[0])
-                while room > 0 and not self._commands.empty():
-                    waiting.append(self._commands.get_nowait())
-                    room -= _num_tokens(waiting[-1])
-            message = waiting[0] if len(waiting) == 1 else Commands(tuple(waiting))
-            await self._write(serialize_gateway_message(message))
+            message = self._packed(await self._commands.get())
+            while self._together and len(message) < _ENOUGH_BYTES and not self._commands.empty():
+                message += self._packed(self._commands.get_nowait())
+            await self._write(message)
+
+    def _packed(self, command: Command) -> bytes:
+        return serialize_gateway_message(Commands((command,)) if self._together else command)
 
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -242,10 +240,6 @@ class _Session:
 
     async def _how_it_ended(self) -> str:
         return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
-
-
-def _num_tokens(command: Command) -> int:
-    return len(command.capsule.token_ids) if isinstance(command, Submit) else 1
 
 
 def _translated(error: grpc.aio.AioRpcError) -> LinkLost:

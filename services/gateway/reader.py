@@ -89,12 +89,12 @@ class Reader:
                 return delta
             await self._go_on()
 
-    async def relay(self, take: _Take, takers: Sequence[TakeToken] = ()) -> None:
+    async def relay(self, take: _Take, takers: Sequence[TakeToken] | None = None) -> None:
         """See Generation."""
         self._take, self._relay_over = take, False
         try:
             self._hand_on(take)
-            for row, take_token in zip(self._rows, takers, strict=False):
+            for row, take_token in zip(self._rows, takers or [never] * len(self._rows), strict=True):
                 row.take_token = take_token
             while self._relay_over is False:
                 await self._go_on()
@@ -102,8 +102,12 @@ class Reader:
         finally:
             self._take = None
             self._take_no_tokens()
-        if isinstance(self._relay_over, Exception):
-            raise self._relay_over
+        if isinstance(error := self._relay_over, Exception):
+            self._relay_over = True
+            try:
+                raise error
+            finally:
+                del error  # which holds this frame
 
     def _take_no_tokens(self) -> None:
         for row in self._rows:
@@ -139,7 +143,11 @@ class Reader:
             row = next(iter(self._woken))
             del self._woken[row]
             if row.broken is not None:
-                raise row.broken
+                broken, row.broken = row.broken, None
+                try:
+                    raise broken
+                finally:
+                    del broken  # which holds this frame
             delta = row.take()
             if row.error is not None or (row.attempt is None and not row.closed):
                 self._lost[row] = None

@@ -44,6 +44,14 @@ def exists(target: Path) -> bool:
     return (target / "config.json").is_file()
 
 
+def made() -> Path:
+    """Where it is kept; it is there."""
+    target = directory()
+    if not exists(target):
+        make(target)
+    return target
+
+
 def make(target: Path) -> None:
     """Writes it, all or nothing: another process sees the whole directory or none."""
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ Command = Submit | Abort
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Several in one message, in order."""
+    """Several in one message, in order. The bytes of two such messages, put together, are one of all their commands."""
 
     commands: tuple[Command, ...]
 

@@ -66,7 +66,7 @@ class ScriptedGeneration:
         self._ended.append(choice)
         self._over.add(choice)
 
-    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] = ()) -> None:
+    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] | None = None) -> None:
         goes_on = True
         while goes_on:
             delta = await self.next()

@@ -50,15 +50,15 @@ async def test_ready_when_a_decode_worker_is_there_and_every_address_was_tried()
         await eventually(lambda: not stack.dispatcher.ready())
 
 
-@pytest.mark.parametrize(("protocol_minor", "sizes"), [(0, [1] * 6), (1, [3, 1, 2])])
-async def test_commands_that_wait_together_go_together_but_no_more_than_a_message_holds(
+@pytest.mark.parametrize(("protocol_minor", "sizes"), [(0, [1] * 6), (1, [4, 2])])
+async def test_commands_that_wait_together_go_together_until_that_is_much(
     monkeypatch: pytest.MonkeyPatch, protocol_minor: int, sizes: list[int]
 ):
     """And one by one to a worker that knows no other way."""
-    monkeypatch.setattr(links, "_MOST_TOKENS_TOGETHER", 2 * len(PROMPT) + 1)
+    monkeypatch.setattr(links, "_ENOUGH_BYTES", 1000)
     decode = decode_peer()
     decode.hello = replace(decode.hello, protocol_minor=protocol_minor)
-    prompts = [PROMPT, PROMPT[1:], PROMPT[2:], [1] * 100, PROMPT[3:], PROMPT[4:]]
+    prompts = [PROMPT, PROMPT[1:], PROMPT[2:], [1] * 250, PROMPT[3:], PROMPT[4:]]
     async with running(decode, handoff=HandoffMode.NEVER) as stack, AsyncExitStack() as generations:
         asked = [stack.dispatcher.generate(request(prompt=prompt)) for prompt in prompts]
         await asyncio.gather(*map(generations.enter_async_context, asked))

@@ -1,13 +1,14 @@
 """Deltas that are handed on as they come: the same ones that a reader would be given who asks for each."""
 
 import asyncio
+import contextlib
 import gc
 import weakref
 
 import pytest
 
 from services.config import HandoffMode
-from services.gateway.generation import Delta, Failed, TooLarge
+from services.gateway.generation import Delta, Failed, TooLarge, never
 from services.gateway.router import Why, WorkerId
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.gateway.dispatch_stack import (
@@ -180,20 +181,34 @@ async def test_what_take_token_raises_is_its_callers_and_nobody_elses():
         assert len(decode.hellos) == 1
 
 
-@pytest.mark.parametrize("relayed", [True, False])
-async def test_a_request_leaves_nothing_for_the_garbage_collector(relayed: bool):
+@pytest.mark.parametrize("how", ["read", "relayed", "take raises", "take_token raises"])
+async def test_a_request_leaves_nothing_for_the_garbage_collector(how: str):
     decode, taken = decode_peer(), Taken()
+
+    def broken(_: object) -> bool:
+        raise Failed("by the test")
+
     gc.disable()
     try:
         async with running(decode) as stack:
             async with stack.dispatcher.generate(request()) as generation:
                 watched = weakref.ref(generation)
                 submit = await decode.submit()
-                decode.say_tokens(submit, TOKENS, finish=LENGTH)
-                if relayed:
-                    await generation.relay(taken.take, [taken.take_token])
-                else:
-                    await read_all(generation)
+                decode.say_tokens(submit, TOKENS[:1])
+                await generation.next()
+                decode.say_tokens(submit, TOKENS[1:2], after=1)
+                decode.say_tokens(submit, TOKENS[2:], after=2, finish=LENGTH)
+                match how:
+                    case "read":
+                        await read_all(generation)
+                    case "relayed":
+                        await generation.relay(taken.take, [taken.take_token])
+                        assert taken.all == TOKENS[1:]
+                    case _:
+                        take, take_token = (broken, never) if how == "take raises" else (taken.take, broken)
+                        with contextlib.suppress(Failed):
+                            await generation.relay(take, [take_token])
+                            raise AssertionError
             del generation
             assert watched() is None
     finally:

@@ -142,6 +142,16 @@ def test_hellos_and_aborts_survive():
     assert through_worker_wire(replace(HELLO, role=WorkerRole.PREFILL)).role is WorkerRole.PREFILL
 
 
+def test_messages_of_commands_put_together_are_one():
+    capsule = Capsule(np.array([1, 2], np.int32), 2, SAMPLING)
+    commands = (Submit(1, capsule, 1.5, "one"), Abort(1), Submit(2, capsule, 2.5, "two", HandTo(TOP64)))
+    raw = b"".join(wire.serialize_gateway_message(Commands((command,))) for command in commands)
+    parsed = wire.parse_gateway_message(worker_pb2.GatewayMessage.FromString(raw))
+    assert isinstance(parsed, Commands)
+    for one, other in zip(parsed.commands, commands, strict=True):
+        assert_same(one, other)
+
+
 def test_block_events_survive():
     events = BlockEvents(2**40, True, [BlockHash(bytes(range(16))), BlockHash(b"x" * 16)], [BlockHash(b"y" * 16)])
     assert through_worker_wire(events) == events

@@ -53,7 +53,7 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_
     events = answer.opening(updates.num_choices) + answer.chunk(update)
 
     def send_on(update: Update) -> bool:
-        """False: the client does not read fast enough, so what comes next has to wait; or there was the last update."""
+        """False: the client does not read fast enough, so what comes next has to wait."""
         nonlocal events
         events = answer.chunk(update) if update.worth_a_chunk else b""
         if events and not updates.done:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.openai.errors import ApiError, invalid
+from services.gateway.openai.errors import invalid
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
@@ -52,17 +52,13 @@ def as_token_ids(numbers: list[int], param: str) -> np.ndarray:
     try:
         token_ids = np.array(numbers, np.int32)
     except OverflowError:
-        raise _unknown_token(2**31, param) from None
-    if token_ids.min() < 0:
-        raise _unknown_token(2**31, param)
+        token_ids = None
+    if token_ids is None or token_ids.min() < 0:
+        raise invalid(f"Invalid '{param}': it has numbers that are no token ids.", param, "invalid_value")
     return token_ids
 
 
 def check_token_ids(token_ids: np.ndarray, vocab_size: int, param: str) -> None:
     """Raises ApiError for numbers beyond what the model knows."""
     if token_ids.max() >= vocab_size:
-        raise _unknown_token(vocab_size, param)
-
-
-def _unknown_token(limit: int, param: str) -> ApiError:
-    return invalid(f"Invalid '{param}': token ids must be 0 to {limit - 1}.", param, "invalid_value")
+        raise invalid(f"Invalid '{param}': token ids must be 0 to {vocab_size - 1}.", param, "invalid_value")

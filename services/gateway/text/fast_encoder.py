@@ -37,8 +37,7 @@ class FastEncoder:
         """Token ids, int32[n], read-only. Lets other threads run."""
         if not any(char in text for char in _SEEN_TO_DIFFER):
             try:
-                ids, _ = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)
-                return np.frombuffer(ids, np.dtype("<i4"))
+                return self._encode_fast(text, add_special_tokens)
             except ValueError as error:  # a pattern that takes too long on this text
                 log.info("text left to the slower tokenizer", reason=str(error), chars=len(text))
         return encode_with(self._reference, text, add_special_tokens=add_special_tokens)
@@ -47,12 +46,16 @@ class FastEncoder:
         """Whether both give the same ids, of a text with much that is unusual and with all added tokens."""
         added = [token.content for token in self._reference.get_added_tokens_decoder().values()]
         text = _PROBE + "".join(f"{token} a{token}\n" for token in added) + _PROBE
-        encode = self._fast.encode
         return all(
-            encode(text, add_special_tokens=special).ids
-            == encode_with(self._reference, text, add_special_tokens=special).tolist()
+            np.array_equal(
+                self._encode_fast(text, special), encode_with(self._reference, text, add_special_tokens=special)
+            )
             for special in (False, True)
         )
+
+    def _encode_fast(self, text: str, add_special_tokens: bool) -> np.ndarray:
+        ids, _ = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)
+        return np.frombuffer(ids, np.dtype("<i4"))
 
 
 def encode_with(reference: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> np.ndarray:
