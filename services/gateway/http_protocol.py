@@ -77,9 +77,10 @@ class GatheringTransport:
 
     def flush(self) -> None:
         """What was written goes out."""
-        written, self._unwritten = self._unwritten, []
-        if written and not self.lost:
-            self._transport.write(b"".join(written))
+        data = b"".join(self._unwritten)
+        self._unwritten.clear()
+        if data and not self.lost:
+            self._transport.write(data)
 
     def close(self) -> None:
         """See asyncio.BaseTransport."""
