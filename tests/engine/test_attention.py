@@ -142,6 +142,13 @@ def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
     check(Case([50, 20, 90], [1, 20, 33], head_dim=head_dim, dtype=dtype))
 
 
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_single_tokens_over_several_chunks_of_keys(head_dim: int, window: int | None) -> None:
+    lengths = [1, 31, 32, 33, 64, 129, 400]
+    check(Case(lengths, [1] * len(lengths), head_dim=head_dim, dtype=torch.bfloat16), window)
+
+
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(1, 1), (4, 4), (4, 1), (8, 2), (10, 2)])
 def test_groups_of_queries(num_heads: int, num_kv_heads: int) -> None:
     check(Case([50, 20, 90], [1, 20, 33], num_heads=num_heads, num_kv_heads=num_kv_heads))
