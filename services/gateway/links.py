@@ -182,10 +182,10 @@ class _Session:
 
     async def _send_commands(self) -> None:
         while True:
-            message = self._packed(await self._commands.get())
+            message = bytearray(self._packed(await self._commands.get()))
             while self._together and len(message) < _ENOUGH_BYTES and not self._commands.empty():
                 message += self._packed(self._commands.get_nowait())
-            await self._write(message)
+            await self._write(bytes(message))
 
     def _packed(self, command: Command) -> bytes:
         return serialize_gateway_message(Commands((command,)) if self._together else command)
