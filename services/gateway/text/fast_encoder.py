@@ -1,6 +1,6 @@
 """Text to token ids by `fastokens`, where it gives the ids that `tokenizers` gives.
 
-It knows BPE with the pre-tokenizers of most models and remembers words, so it takes a tenth to a hundredth of the time.
+It knows BPE with the pre-tokenizers of most models and remembers words, so it takes half to a hundredth of the time.
 What is made of the same file by other people is not the same by itself, hence three precautions: a text with everything
 that tokenizers trip over is compared at the start, texts with characters that were seen to differ are left to
 `tokenizers`, and so is a text that `fastokens` gives up on.
