@@ -1,0 +1,1 @@
+"""Each kernel against a reference in higher precision, over random shapes."""
