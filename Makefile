@@ -21,7 +21,7 @@ up: $(VENV)/.run-installed
 	@exec $(BIN)/baton up $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check

@@ -10,9 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 SLOWEST_LAST = ("helm", "launcher", "e2e")  # folders, in the order in which they run after all others
+TOGETHER = {  # how node ids begin: tests of one value run in one test process, so that what takes long starts once
+    "tests/e2e/": "workers",
+    "tests/helm/test_processes.py": "workers",
+    "tests/gpu/test_compiles.py": "compiler",
+}
 OUT_OF_TIME = "not started: out of time"
 
 
@@ -44,6 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SLOWEST_LAST.index(folder) + 1 if folder in SLOWEST_LAST else 0
 
     items.sort(key=rank)
+
+
+class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Deals single tests out to test processes; those that belong TOGETHER to the same one.
+
+    By their names: groups as pytest-xdist 3.8 has them, by a marker, are not seen with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TogetherScheduling:
+    return TogetherScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

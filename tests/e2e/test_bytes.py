@@ -10,8 +10,6 @@ from tests.e2e.stack import Stack, running_stack, wait_until
 from tests.e2e.test_faults import NUM_TOKENS, Streaming
 from tests.e2e.test_pair import check_parity
 
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
-
 
 @pytest.fixture(scope="module")
 def bytes_stack(llama: Path) -> Iterator[Stack]:

@@ -12,8 +12,6 @@ from tests.e2e.conftest import clear_prompt, generate
 from tests.e2e.stack import Stack, running_stack, wait_until
 from tests.e2e.test_pair import GREEDY, text_of
 
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
-
 NUM_TOKENS = 150
 
 

@@ -17,8 +17,6 @@ from tokenizers import Tokenizer
 from tests.e2e.conftest import clear_prompt, generate, prompt_of, write_model
 from tests.e2e.stack import Gateway, Stack, running_stack, wait_until
 
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
-
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 

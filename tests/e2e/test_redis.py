@@ -3,15 +3,12 @@
 from pathlib import Path
 
 import grpc
-import pytest
 
 from protos import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import clear_prompt, generate
 from tests.e2e.stack import Gateway, running_stack, wait_until
 from tests.e2e.test_pair import GREEDY, text_of, until_handed_off
 from tests.redis_server import running_redis
-
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
 
 NUM_TOKENS = 12
 

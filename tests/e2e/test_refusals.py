@@ -1,5 +1,6 @@
 """What cannot be served is refused in one line, before any port opens."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -11,8 +12,6 @@ import pytest
 
 from tests.checkpoints import edit_json
 from tests.e2e.stack import free_ports
-
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
 
 
 def unknown_architecture(model: Path) -> str:
@@ -41,3 +40,14 @@ def test_a_checkpoint_that_cannot_be_served_is_one_line_and_no_port(
     assert culprit in line
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("options", [["--device", "cuda"], ["--quantization", "fp8"]], ids=" ".join)
+def test_what_needs_a_gpu_is_one_line_without_one(options: list[str], llama: Path):
+    command = [sys.executable, "-m", "services.cli", "prefill", "--model", str(llama), *options]
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("baton prefill: ")
+    assert line.endswith("torch sees no CUDA GPU here")

@@ -14,8 +14,6 @@ from tests.e2e.conftest import oracle, prompt_of
 from tests.e2e.stack import Stack
 from tests.e2e.test_pair import GREEDY, num_handed_off, text_of, until_handed_off
 
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process, so that each stack is started once
-
 WARM: dict[str, Any] = {"model": "tiny", "temperature": 0.9, "top_p": 0.9, "max_tokens": 20}
 
 
