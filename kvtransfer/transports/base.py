@@ -9,6 +9,8 @@ from typing import NewType, Protocol
 
 import numpy as np
 
+from kvtransfer.block_memory import BlockMemory
+
 Incarnation = NewType("Incarnation", int)  # random 64-bit id of one life of a worker process
 
 
@@ -47,8 +49,8 @@ class ReadEnd:
 class Memory:
     """What a transport may touch: the pool, and the generation word of each block."""
 
-    blocks: np.ndarray  # uint8[num_blocks, block_bytes]
-    generations: np.ndarray  # uint64[num_blocks]
+    blocks: BlockMemory
+    generations: np.ndarray  # uint64[num_blocks], in host memory wherever the pool is
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,24 +101,23 @@ class BlockSource:
     """A worker's memory, for those who hold its descriptor. Reads only, so any thread may use it."""
 
     def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
-        assert memory.blocks.flags.c_contiguous
         self.incarnation = incarnation
         self.memory = memory
         self._key = secrets.token_bytes(_KEY_BYTES)
 
     def descriptor(self) -> bytes:
         """Names this memory, and holds its key."""
-        num_blocks, block_bytes = self.memory.blocks.shape
-        return _Descriptor(self.incarnation, num_blocks, block_bytes, self._key).pack()
+        blocks = self.memory.blocks
+        return _Descriptor(self.incarnation, blocks.num_blocks, blocks.block_bytes, self._key).pack()
 
     def open(self, request: ByteRequest) -> "Reading":
         """Begins to answer. Raises ReadRefused."""
         if not compare_digest(request.key, self._key):
             raise ReadRefused("another worker's key")
-        blocks = request.blocks
-        if not 0 < blocks.size == request.generations.size <= len(self.memory.blocks):
+        blocks, num_blocks = request.blocks, self.memory.blocks.num_blocks
+        if not 0 < blocks.size == request.generations.size <= num_blocks:
             raise ReadRefused(f"{blocks.size} blocks and {request.generations.size} generations")
-        if int(blocks.max()) >= len(self.memory.blocks):
+        if int(blocks.max()) >= num_blocks:
             raise ReadRefused("blocks outside the pool")
         return Reading(self.memory, request)
 
@@ -133,13 +132,13 @@ class Reading:
 
     def pieces(self) -> Iterator[bytes]:
         """The blocks' bytes, in order; stops before a block that is not what was asked for."""
-        pool, block_bytes = _flat(self._memory), self._memory.blocks.shape[1]
+        pool, block_bytes = self._memory.blocks, self._memory.blocks.block_bytes
         num_bytes = self._blocks.size * block_bytes
         for start in range(0, num_bytes, PIECE_BYTES):
             end = min(start + PIECE_BYTES, num_bytes)
             if not self._holds(start // block_bytes, -(-end // block_bytes)):
                 return
-            yield b"".join(pool[part] for part, _ in _parts(self._blocks, block_bytes, start, end))
+            yield pool.read(self._blocks, start, end)
 
     def words(self) -> np.ndarray:
         """uint64[n], after the last piece: as asked, but another number where the block's word is another one.
@@ -162,7 +161,7 @@ class Landing:
     def __init__(self, read: BlockRead, memory: Memory, ended: "deque[ReadEnd]") -> None:
         self.read = read
         self._memory = memory
-        self._num_bytes = read.destination.size * memory.blocks.shape[1]
+        self._num_bytes = read.destination.size * memory.blocks.block_bytes
         self._arrived = 0
         self._ended = ended
         self._over = False
@@ -178,12 +177,8 @@ class Landing:
         with self._lock:
             if self._over or self._arrived + len(data) > self._num_bytes:
                 return False
-            pool, block_bytes = _flat(self._memory), self._memory.blocks.shape[1]
-            end = self._arrived + len(data)
-            source = memoryview(data)
-            for there, here in _parts(self.read.destination, block_bytes, self._arrived, end):
-                pool[there] = source[here]
-            self._arrived = end
+            self._memory.blocks.write(self.read.destination, self._arrived, data)
+            self._arrived += len(data)
             return True
 
     def end(self, generations: np.ndarray | None) -> None:
@@ -234,7 +229,7 @@ class ByteStreamTransport:
         """Notes where a peer is; connects with the first read. Raises TransportError."""
         if peer in self._peers:
             return
-        remote, block_bytes = _Descriptor.unpack(descriptor), self._source.memory.blocks.shape[1]
+        remote, block_bytes = _Descriptor.unpack(descriptor), self._source.memory.blocks.block_bytes
         if remote.incarnation != peer:
             raise TransportError(f"the descriptor is of {remote.incarnation:016x}, not of {peer:016x}")
         if remote.block_bytes != block_bytes:
@@ -254,7 +249,7 @@ class ByteStreamTransport:
     def post(self, read: BlockRead) -> None:
         """Asks for the blocks."""
         peer = self._peers.get(read.peer)
-        if peer is None or not read.fits(peer.num_blocks, len(self._source.memory.blocks)):
+        if peer is None or not read.fits(peer.num_blocks, self._source.memory.blocks.num_blocks):
             self._ended.append(ReadEnd(read.read_id, None))
             return
         landing = self._open[read.read_id] = Landing(read, self._source.memory, self._ended)
@@ -279,19 +274,3 @@ class ByteStreamTransport:
             raise TransportError(f"{len(self._open)} reads are open")
         while self._peers:
             self._peers.popitem()[1].channel.close()
-
-
-def _flat(memory: Memory) -> memoryview:
-    """The pool as one run of bytes: the same memory."""
-    return memory.blocks.reshape(-1).data
-
-
-def _parts(blocks: np.ndarray, block_bytes: int, start: int, end: int) -> Iterator[tuple[slice, slice]]:
-    """Where bytes `start` to `end` of a read lie: in the pool, and among these bytes. One pair for each block."""
-    at = start
-    while at < end:
-        index, inside = divmod(at, block_bytes)
-        num_bytes = min(block_bytes - inside, end - at)
-        in_pool = int(blocks[index]) * block_bytes + inside
-        yield slice(in_pool, in_pool + num_bytes), slice(at - start, at - start + num_bytes)
-        at += num_bytes

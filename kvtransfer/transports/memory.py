@@ -139,7 +139,7 @@ class MemoryTransport:
 
     def descriptor(self) -> bytes:
         """Names this transport on its fabric."""
-        return _DESCRIPTOR.pack(_MAGIC, self.incarnation, *self.memory.blocks.shape)
+        return _DESCRIPTOR.pack(_MAGIC, self.incarnation, self.memory.blocks.num_blocks, self.memory.blocks.block_bytes)
 
     def reach(self, descriptor: bytes) -> Reach:
         """The fabric moves everything."""
@@ -153,8 +153,8 @@ class MemoryTransport:
         incarnation, block_bytes = _unpack(descriptor)
         if incarnation != peer:
             raise TransportError(f"the descriptor is of {incarnation:016x}, not of {peer:016x}")
-        if block_bytes != self.memory.blocks.shape[1]:
-            raise TransportError(f"blocks of {block_bytes} bytes, ours have {self.memory.blocks.shape[1]}")
+        if block_bytes != self.memory.blocks.block_bytes:
+            raise TransportError(f"blocks of {block_bytes} bytes, ours have {self.memory.blocks.block_bytes}")
         source = self._fabric._member(peer)
         if source is None:
             raise TransportError(f"no worker {peer:016x} on this fabric")
@@ -172,7 +172,7 @@ class MemoryTransport:
         source = self._peers.get(read.peer)
         with self._fabric._lock:
             self._open[read.read_id] = read.peer
-            if source is None or not read.fits(len(source.memory.blocks), len(self.memory.blocks)):
+            if source is None or not read.fits(source.memory.blocks.num_blocks, self.memory.blocks.num_blocks):
                 self._end(read.read_id, None)
             else:
                 self._fabric._send(_Flight(self, source, read))
@@ -211,5 +211,7 @@ def _unpack(descriptor: bytes) -> tuple[int, int]:
 
 def _land_data(flight: _Flight) -> None:
     if not flight.has_data:
-        flight.reader.memory.blocks[flight.read.destination] = flight.source.memory.blocks[flight.read.source]
+        source, read = flight.source.memory.blocks, flight.read
+        data = source.read(read.source, 0, read.source.size * source.block_bytes)
+        flight.reader.memory.blocks.write(read.destination, 0, data)
         flight.has_data = True

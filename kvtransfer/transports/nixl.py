@@ -3,8 +3,12 @@
 NIXL's own progress thread would keep a core busy, so nothing moves but inside `post` and `poll`: a producer must poll
 too, or a first read of it cannot even connect. After that a source on the same host is read without its help: UCX
 copies from its address space (`cma`, which asks that both processes belong to one user), the read runs to its end
-inside `post`, and `post` gives the interpreter lock away meanwhile. UCX chooses the wire; nothing is set here, and
-UCX_TLS in the environment is respected.
+inside `post`, and `post` gives the interpreter lock away meanwhile. UCX chooses the wire, and its environment (UCX_TLS)
+is respected.
+
+A pool may be in device memory (NIXL's VRAM): on one host UCX then copies from device to device (CUDA IPC), and `poll`
+sees the end. The generation words are in host memory wherever the pool is. Between device and host memory no pair is
+made: UCX would have the source send its bytes, as the `grpc` transport does with less to go wrong.
 
 A read has two phases. The data; and, posted only once that has ended, the generation words of the same blocks, into a
 scratch buffer of the read's own. A buffer whose read did not end well is never used again.
@@ -23,15 +27,40 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from kvtransfer.block_memory import BlockMemory
 from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
-from kvtransfer.transports.one_sided import Here, Whereabouts
+from kvtransfer.transports.cuda_driver import CudaDriver
+from kvtransfer.transports.one_sided import DevicePool, Here, Whereabouts
 from kvtransfer.transports.sealed import Seal
 
 _PAGE_WORDS = 512  # generation words are read by pages of 4 KiB: about as fast as one word
 _WORD_BYTES = 8
-_DRAM = "DRAM"
-_HOST_DEVICE = 0
+# UCX reads by CUDA IPC between devices that NVLink joins, and otherwise has the source send (over TCP, even): not here,
+# where two workers may share one device. A setting in the environment is stronger.
+_DEVICE_CONFIG = "CUDA_IPC_ENABLE_GET_ZCOPY=on"
 _LOCAL_SIDE = "NIXL_INIT_AGENT"
+
+
+class _Kind(StrEnum):
+    """NIXL's words for kinds of memory."""
+
+    HOST = "DRAM"
+    DEVICE = "VRAM"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which memory an address is of."""
+
+    kind: _Kind = _Kind.HOST
+    device: int = 0  # NIXL's number, which host memory has too
+
+    @classmethod
+    def of(cls, device: int | None) -> "_Place":
+        return cls() if device is None else cls(_Kind.DEVICE, device)
+
+
+_HOST = _Place()
 
 
 class _State(StrEnum):
@@ -47,7 +76,6 @@ class _Descriptor:
     """What a reader must know of a pool."""
 
     incarnation: Incarnation
-    device: int  # NIXL's device id; 0 for host memory
     blocks_address: int
     num_blocks: int
     block_bytes: int
@@ -55,17 +83,12 @@ class _Descriptor:
     whereabouts: Whereabouts
     agent_metadata: bytes
 
-    _SEAL: ClassVar = Seal("nixl", b"BTNX", 2)
-    _NUMBERS: ClassVar = struct.Struct("<QIQQQQ")
+    _SEAL: ClassVar = Seal("nixl", b"BTNX", 3)
+    _NUMBERS: ClassVar = struct.Struct("<QQQQQ")
 
     def pack(self) -> bytes:
         numbers = self._NUMBERS.pack(
-            self.incarnation,
-            self.device,
-            self.blocks_address,
-            self.num_blocks,
-            self.block_bytes,
-            self.generations_address,
+            self.incarnation, self.blocks_address, self.num_blocks, self.block_bytes, self.generations_address
         )
         return self._SEAL.close(numbers + self.whereabouts.pack() + self.agent_metadata)
 
@@ -74,11 +97,9 @@ class _Descriptor:
         """Raises TransportError for anything that `pack` did not make."""
         where_end = cls._NUMBERS.size + Whereabouts.BODY.size
         body = cls._SEAL.open(packed, where_end)
-        incarnation, device, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
+        incarnation, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
         whereabouts, metadata = Whereabouts.unpack(body[cls._NUMBERS.size : where_end]), body[where_end:]
-        return cls(
-            Incarnation(incarnation), device, blocks, num_blocks, block_bytes, generations, whereabouts, metadata
-        )
+        return cls(Incarnation(incarnation), blocks, num_blocks, block_bytes, generations, whereabouts, metadata)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,36 +138,43 @@ class NixlTransport:
     name = "nixl"
 
     def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
-        """Registers the memory, whose arrays must be contiguous and stay where they are. Raises TransportError."""
-        self._memory = memory
+        """Registers the memory, which must stay where it is. Raises TransportError."""
+        pool, generations = memory.blocks, memory.generations
+        pool.bind_thread()
+        self._pool, self._generations = pool, generations  # kept alive: they are registered
         self._peers: dict[Incarnation, _Peer] = {}
         self._open: dict[int, _OpenRead] = {}
         self._ends: list[ReadEnd] = []
         self._lost: list[object] = []  # transfers and buffers that may still be written to, kept for good
         nixl = _import_nixl()
-        self._here = Here(os.environ)
+        self._here = Here(os.environ, pool=_device_pool(pool))
         self._errors = _error_types(nixl)
         with self._translated("cannot set up NIXL"):
-            config = nixl.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+            config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
             self._agent = nixl.nixl_agent(_agent_name(incarnation), config)
-            if "UCX" not in self._agent.backends:
+            if "UCX" not in self._agent.get_plugin_list():
                 raise TransportError("this NIXL has no UCX plugin")
-            self._registration = self._register(memory.blocks, memory.generations)
-            self._blocks = self._prepare(_LOCAL_SIDE, _block_rows(memory.blocks.ctypes.data, *memory.blocks.shape))
+            self._agent.create_backend("UCX", {} if pool.device is None else {"engine_config": _DEVICE_CONFIG})
+            place = _Place.of(pool.device)
+            self._registrations = [
+                self._register(pool.address, pool.num_blocks * pool.block_bytes, place),
+                self._register(generations.ctypes.data, generations.nbytes),
+            ]
+            block_rows = _block_rows(pool.address, pool.num_blocks, pool.block_bytes, place)
+            self._blocks = self._prepare(_LOCAL_SIDE, block_rows, place)
             # Made before any scratch buffer is registered, so that it opens nothing but the pool and its generations.
             self._descriptor = _Descriptor(
                 incarnation=incarnation,
-                device=_HOST_DEVICE,
-                blocks_address=memory.blocks.ctypes.data,
-                num_blocks=memory.blocks.shape[0],
-                block_bytes=memory.blocks.shape[1],
-                generations_address=memory.generations.ctypes.data,
+                blocks_address=pool.address,
+                num_blocks=pool.num_blocks,
+                block_bytes=pool.block_bytes,
+                generations_address=generations.ctypes.data,
                 whereabouts=self._here.whereabouts,
                 agent_metadata=self._agent.get_agent_metadata(),
             ).pack()
 
     def descriptor(self) -> bytes:
-        """Agent metadata and addresses: some 600 bytes, a key to the pool."""
+        """Agent metadata and addresses: some 700 bytes, a key to the pool."""
         return self._descriptor
 
     def reach(self, descriptor: bytes) -> Reach:
@@ -160,14 +188,17 @@ class NixlTransport:
         remote = _Descriptor.unpack(descriptor)
         if remote.incarnation != peer:
             raise TransportError(f"the descriptor is of {remote.incarnation:016x}, not of {peer:016x}")
-        if remote.block_bytes != self._memory.blocks.shape[1]:
-            raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {self._memory.blocks.shape[1]}")
+        if remote.block_bytes != self._pool.block_bytes:
+            raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {self._pool.block_bytes}")
+        place = _Place.of(remote.whereabouts.device)
+        if place.kind is not _Place.of(self._pool.device).kind:
+            raise TransportError(f"its pool is in {place.kind}, ours is not, and UCX would need its help")
         with self._translated("cannot use a peer's descriptor"):
             agent_name = self._agent.add_remote_agent(remote.agent_metadata).decode(errors="replace")
             if agent_name != _agent_name(peer):
                 raise TransportError(f"the descriptor's agent is {agent_name!r}, not {_agent_name(peer)!r}")
-            block_rows = _block_rows(remote.blocks_address, remote.num_blocks, remote.block_bytes, remote.device)
-            blocks = self._prepare(agent_name, block_rows)
+            block_rows = _block_rows(remote.blocks_address, remote.num_blocks, remote.block_bytes, place)
+            blocks = self._prepare(agent_name, block_rows, place)
             pages = self._prepare(agent_name, _page_rows(remote.generations_address, remote.num_blocks))
         self._peers[peer] = _Peer(agent_name, remote.num_blocks, blocks, pages)
 
@@ -184,7 +215,7 @@ class NixlTransport:
     def post(self, read: BlockRead) -> None:
         """Starts a read; on one host it has usually ended when this returns, which `poll` then tells."""
         peer = self._peers.get(read.peer)
-        if peer is None or not read.fits(peer.num_blocks, len(self._memory.blocks)):
+        if peer is None or not read.fits(peer.num_blocks, self._pool.num_blocks):
             self._ends.append(ReadEnd(read.read_id, None))
             return
         transfer = self._make(self._blocks, read.destination, peer.blocks, read.source)
@@ -213,7 +244,8 @@ class NixlTransport:
             while self._peers:
                 self._release_peer(self._peers.popitem()[1])
             self._blocks.release()
-            self._agent.deregister_memory(self._registration)
+            for registration in self._registrations:
+                self._agent.deregister_memory(registration)
         del self._agent
 
     def _advance(self, open_read: _OpenRead, state: _State) -> None:
@@ -293,7 +325,7 @@ class NixlTransport:
     def _make_scratch(self, num_words: int) -> _Scratch:
         words = np.zeros(num_words, dtype=np.uint64)
         with self._translated("cannot register a buffer for generation words"):
-            registration = self._register(words)
+            registration = self._register(words.ctypes.data, words.nbytes)
             return _Scratch(words, registration, self._prepare(_LOCAL_SIDE, _page_rows(words.ctypes.data, num_words)))
 
     def _release_peer(self, peer: _Peer) -> None:
@@ -305,12 +337,11 @@ class NixlTransport:
             peer.pages.release()
             self._agent.remove_remote_agent(peer.agent_name)
 
-    def _register(self, *arrays: np.ndarray) -> Any:
-        regions = [(array.ctypes.data, array.nbytes, _HOST_DEVICE, "") for array in arrays]
-        return self._agent.register_memory(regions, _DRAM)
+    def _register(self, address: int, num_bytes: int, place: _Place = _HOST) -> Any:
+        return self._agent.register_memory([(address, num_bytes, place.device, "")], place.kind.value)
 
-    def _prepare(self, agent_name: str, rows: np.ndarray) -> Any:
-        return self._agent.prep_xfer_dlist(agent_name, rows, _DRAM)
+    def _prepare(self, agent_name: str, rows: np.ndarray, place: _Place = _HOST) -> Any:
+        return self._agent.prep_xfer_dlist(agent_name, rows, place.kind.value)
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -324,9 +355,13 @@ def _agent_name(incarnation: Incarnation) -> str:
     return f"{incarnation:016x}"
 
 
-def _block_rows(address: int, num_blocks: int, block_bytes: int, device: int = _HOST_DEVICE) -> np.ndarray:
+def _device_pool(pool: BlockMemory) -> DevicePool | None:
+    return None if pool.device is None else DevicePool(CudaDriver(), pool.device, pool.address)
+
+
+def _block_rows(address: int, num_blocks: int, block_bytes: int, place: _Place) -> np.ndarray:
     """A whole pool as one strided row: uint64[1, 5] of address, length, device, stride, count."""
-    return np.array([[address, block_bytes, device, block_bytes, num_blocks]], dtype=np.uint64)
+    return np.array([[address, block_bytes, place.device, block_bytes, num_blocks]], dtype=np.uint64)
 
 
 def _page_rows(address: int, num_words: int) -> np.ndarray:
@@ -334,8 +369,8 @@ def _page_rows(address: int, num_words: int) -> np.ndarray:
     full, rest = divmod(num_words, _PAGE_WORDS)
     page_bytes, rest_bytes = _PAGE_WORDS * _WORD_BYTES, rest * _WORD_BYTES
     rows = [
-        (address, page_bytes, _HOST_DEVICE, page_bytes, full),
-        (address + full * page_bytes, rest_bytes, _HOST_DEVICE, rest_bytes, 1),
+        (address, page_bytes, _HOST.device, page_bytes, full),
+        (address + full * page_bytes, rest_bytes, _HOST.device, rest_bytes, 1),
     ]
     return np.array([row for row in rows if row[1] and row[4]], dtype=np.uint64)
 

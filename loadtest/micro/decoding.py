@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvtransfer.block_memory import HostBlocks
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.layout import KvLayout
@@ -38,12 +39,13 @@ class RestingRunner:
     def __init__(self, num_blocks: int, model_s: float = 0.0) -> None:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=BLOCK_SIZE, dtype="float32")
         self.num_blocks = num_blocks
+        self._kv = HostBlocks(np.zeros((num_blocks, self.layout.block_bytes), dtype=np.uint8))
         self._model_s = model_s
         self._tokens = np.zeros(0, dtype=np.int32)
 
-    def kv_bytes(self) -> np.ndarray:
+    def kv_memory(self) -> HostBlocks:
         """See Runner."""
-        return np.zeros((self.num_blocks, self.layout.block_bytes), dtype=np.uint8)
+        return self._kv
 
     def copy_block(self, source: int, destination: int) -> None:
         """See Runner."""

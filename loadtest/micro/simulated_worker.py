@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvtransfer.block_memory import HostBlocks
 from kvtransfer.layout import KvLayout
 from services import lifeline
 from services.config import REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
@@ -43,12 +44,12 @@ class PacedRunner:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self._step_s = step_s
-        self._kv = np.zeros((num_blocks, self.layout.block_bytes), dtype=np.uint8)
+        self._kv = HostBlocks(np.zeros((num_blocks, self.layout.block_bytes), dtype=np.uint8))
         self._num_rows = 0
         self._ends_at = 0.0
         self._steps = 0
 
-    def kv_bytes(self) -> np.ndarray:
+    def kv_memory(self) -> HostBlocks:
         """See Runner."""
         return self._kv
 

@@ -10,18 +10,22 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from enum import Enum, auto
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import torch
 
+from kvtransfer.block_memory import BlockMemory, HostBlocks
 from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
 from protos import kv_pb2_grpc
+from services.engine.runner.device_blocks import DeviceBlocks
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from tests.forkserver import FORKSERVER
 
@@ -35,10 +39,50 @@ def new_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(64))
 
 
-def new_memory(block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> Memory:
+class Place(Enum):
+    """Where a pool is."""
+
+    HOST = auto()
+    TENSOR = auto()  # on the CPU: what is done for device memory, without a device
+    DEVICE = auto()
+
+
+def new_memory(
+    block_bytes: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS, *, place: Place = Place.HOST, canary: int = CANARY
+) -> Memory:
     """A pool of canaries."""
-    blocks = np.full((num_blocks, block_bytes), CANARY, dtype=np.uint8)
-    return Memory(blocks, np.zeros(num_blocks, dtype=np.uint64))
+    array = np.full((num_blocks, block_bytes), canary, dtype=np.uint8)
+    return Memory(make_blocks(array, place), np.zeros(num_blocks, dtype=np.uint64))
+
+
+def make_blocks(array: np.ndarray, place: Place) -> BlockMemory:
+    """A pool that begins with what the array holds."""
+    if place is Place.HOST:
+        return HostBlocks(array)
+    tensor = torch.from_numpy(array)
+    return DeviceBlocks(tensor.cuda() if place is Place.DEVICE else tensor)
+
+
+def content(memory: Memory) -> np.ndarray:
+    """uint8[num_blocks, block_bytes]: a copy of what the pool holds now."""
+    blocks = memory.blocks
+    if isinstance(blocks, HostBlocks):
+        return blocks.array.copy()
+    assert isinstance(blocks, DeviceBlocks)
+    copied: np.ndarray = blocks.pool.cpu().numpy().copy()
+    return copied
+
+
+def fill(memory: Memory, blocks: slice, values: int | np.ndarray) -> None:
+    """Puts these bytes, uint8[n, block_bytes] or one for all, into some blocks."""
+    if isinstance(memory.blocks, HostBlocks):
+        memory.blocks.array[blocks] = values
+        return
+    assert isinstance(memory.blocks, DeviceBlocks)
+    pool = memory.blocks.pool
+    pool[blocks] = torch.as_tensor(values, dtype=torch.uint8, device=pool.device)
+    if pool.is_cuda:
+        torch.cuda.synchronize()  # as a step is complete when its blocks are announced
 
 
 def pattern(block: int, salt: int) -> np.ndarray:
@@ -117,10 +161,12 @@ def make_end(kind: str, incarnation: Incarnation, memory: Memory) -> End:
     return GrpcEnd(incarnation, memory) if kind == "grpc" else End(NixlTransport(incarnation, memory))
 
 
-def wait_for_ends(transport: Transport, num_ends: int, *others: Transport) -> dict[int, ReadEnd]:
+def wait_for_ends(
+    transport: Transport, num_ends: int, *others: Transport, deadline_s: float = _DEADLINE_S
+) -> dict[int, ReadEnd]:
     """Polls until so many reads ended; `others` live in this process and need polling too."""
     ends: dict[int, ReadEnd] = {}
-    deadline = time.monotonic() + _DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     while len(ends) < num_ends:
         assert time.monotonic() < deadline, f"{len(ends)} of {num_ends} reads ended"
         for other in others:
@@ -141,8 +187,7 @@ class Worker:
 
     def fill(self, salt: int) -> None:
         """Gives each block its pattern and each generation word a value of its own."""
-        for block in range(NUM_BLOCKS):
-            self.memory.blocks[block] = pattern(block, salt)
+        fill(self.memory, slice(None), np.stack([pattern(block, salt) for block in range(NUM_BLOCKS)]))
         self.memory.generations[:] = np.arange(NUM_BLOCKS) + salt * 1000
 
     def ping(self) -> None:
@@ -158,8 +203,8 @@ class Worker:
         self.transport.post(block_read(1, peer, every, every, generations=[generation] * NUM_BLOCKS))
         return wait_for_ends(self.transport, 1)[1].generations
 
-    def blocks(self) -> np.ndarray:
-        return self.memory.blocks
+    def content(self) -> np.ndarray:
+        return content(self.memory)
 
 
 class InProcessSource:
@@ -167,10 +212,10 @@ class InProcessSource:
 
     address = "nowhere:0"
 
-    def __init__(self, fabric: MemoryFabric) -> None:
+    def __init__(self, fabric: MemoryFabric, place: Place = Place.HOST) -> None:
         self.incarnation = new_incarnation()
         self._fabric = fabric
-        memory = new_memory()
+        memory = new_memory(place=place)
         self._worker = Worker(MemoryTransport(fabric, self.incarnation, memory), memory)
         self.descriptor = self._worker.transport.descriptor()
 
@@ -190,10 +235,10 @@ class InProcessSource:
 class ProcessSource:
     """A worker over NIXL or gRPC in a process of its own."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, place: Place = Place.HOST) -> None:
         self.incarnation = new_incarnation()
         self._pipe, theirs = FORKSERVER.Pipe()
-        self._process = FORKSERVER.Process(target=_serve, args=(theirs, kind, self.incarnation), daemon=True)
+        self._process = FORKSERVER.Process(target=_serve, args=(theirs, kind, place, self.incarnation), daemon=True)
         self._process.start()
         theirs.close()
         self._hello: tuple[str, bytes] | None = None
@@ -250,9 +295,9 @@ class ProcessSource:
 Source = InProcessSource | ProcessSource
 
 
-def _serve(pipe: Connection, kind: str, incarnation: Incarnation) -> None:
+def _serve(pipe: Connection, kind: str, place: Place, incarnation: Incarnation) -> None:
     """Answers calls, and polls in between as a worker's transfer thread does."""
-    memory = new_memory()
+    memory = new_memory(place=place)
     end = make_end(kind, incarnation, memory)
     worker = Worker(end.transport, memory)
     pipe.send((end.address, end.transport.descriptor()))

@@ -7,26 +7,31 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvtransfer.block_memory import HostBlocks
 from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import PIECE_BYTES, BlockSource, ByteRequest
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
-from kvtransfer.transports.nixl import NixlTransport
+from kvtransfer.transports.nixl import NixlTransport, _Descriptor
 from tests.contract.kv_source import (
+    BLOCK_BYTES,
     CANARY,
     NUM_BLOCKS,
     End,
     GrpcEnd,
     InProcessSource,
+    Place,
     ProcessSource,
     Source,
     block_read,
+    content,
+    fill,
     make_end,
     new_incarnation,
     new_memory,
@@ -35,7 +40,7 @@ from tests.contract.kv_source import (
 )
 
 EVERY = list(range(NUM_BLOCKS))
-NUM_FRESH_PROCESSES = 2  # as many as tests below ask for sources that they may kill
+NUM_FRESH_PROCESSES = {"nixl": 2, "grpc": 4}  # as many as tests below ask for sources that they may kill
 
 
 @dataclass
@@ -45,6 +50,7 @@ class World:
     make_end: Callable[[Incarnation, Memory], End]
     source: Source  # outlives the test
     fresh_source: Callable[[], Source]  # the test may kill it
+    place: Place  # of the readers' pools
 
 
 @dataclass
@@ -74,22 +80,25 @@ def grpc_processes() -> Iterator[list[ProcessSource]]:
 
 def started(kind: str) -> Iterator[list[ProcessSource]]:
     """Source processes that start side by side; the first is the shared one."""
-    processes = [ProcessSource(kind) for _ in range(1 + NUM_FRESH_PROCESSES)]
+    processes = [ProcessSource(kind) for _ in range(1 + NUM_FRESH_PROCESSES[kind])]
     yield processes
     for process in processes:
         process.kill()
 
 
-@pytest.fixture(params=["memory", "nixl", "grpc"])
+@pytest.fixture(params=["memory", "memory to tensor", "nixl", "grpc", "grpc to tensor"])
 def world(request: pytest.FixtureRequest) -> World:
-    if request.param == "memory":
+    kind, _, to_tensor = request.param.partition(" to ")
+    place = Place.TENSOR if to_tensor else Place.HOST
+    if kind == "memory":
         fabric = MemoryFabric()
         return World(
             lambda incarnation, memory: End(MemoryTransport(fabric, incarnation, memory)),
-            InProcessSource(fabric),
-            lambda: InProcessSource(fabric),
+            InProcessSource(fabric, place),
+            lambda: InProcessSource(fabric, place),
+            place,
         )
-    return _process_world(request.param, request.getfixturevalue(f"{request.param}_processes"))
+    return _process_world(kind, request.getfixturevalue(f"{kind}_processes"), place)
 
 
 @pytest.fixture
@@ -102,8 +111,9 @@ def grpc_world(grpc_processes: list[ProcessSource]) -> World:
     return _process_world("grpc", grpc_processes)
 
 
-def _process_world(kind: str, processes: list[ProcessSource]) -> World:
-    return World(partial(make_end, kind), processes[0], lambda: processes.pop())
+def _process_world(kind: str, processes: list[ProcessSource], place: Place = Place.HOST) -> World:
+    """Its sources' pools are in host memory: two workers that read each other read both ways between the places."""
+    return World(partial(make_end, kind), processes[0], lambda: processes.pop(), place)
 
 
 @pytest.fixture
@@ -114,7 +124,7 @@ def reader(world: World) -> Iterator[Reader]:
 
 
 def make_reader(world: World, memory: Memory | None = None) -> Reader:
-    memory, incarnation = memory or new_memory(), new_incarnation()
+    memory, incarnation = memory or new_memory(place=world.place), new_incarnation()
     return Reader(world.make_end(incarnation, memory), memory, incarnation)
 
 
@@ -187,10 +197,10 @@ def test_blocks_arrive_in_their_places_and_nowhere_else(world, reader, source_id
     reader.transport.post(block_read(7, world.source.incarnation, source_ids, destination_ids, salt=3))
     end = wait_for_ends(reader.transport, 1)[7]
 
-    expected = np.full_like(reader.memory.blocks, CANARY)
+    expected = np.full((NUM_BLOCKS, BLOCK_BYTES), CANARY, dtype=np.uint8)
     for source_id, destination_id in zip(source_ids, destination_ids, strict=True):
         expected[destination_id] = pattern(source_id, 3)
-    assert np.array_equal(reader.memory.blocks, expected)
+    assert np.array_equal(content(reader.memory), expected)
     assert words(end) == [block + 3000 for block in source_ids]
     assert not reader.memory.generations.any(), "the reader's own words were touched"
 
@@ -205,13 +215,13 @@ def test_reads_of_several_requests_run_at_once(world, reader):
 
     for block in EVERY:
         assert words(ends[100 + block]) == [block + 4000]
-        assert np.array_equal(reader.memory.blocks[NUM_BLOCKS - 1 - block], pattern(block, 4))
+        assert np.array_equal(content(reader.memory)[NUM_BLOCKS - 1 - block], pattern(block, 4))
     assert reader.transport.poll() == []
 
 
 def test_two_workers_read_each_other(world, reader):
     connect(reader, world.source, salt=5)
-    reader.memory.blocks[:] = 77
+    fill(reader.memory, slice(None), 77)
     reader.memory.generations[:] = 99
     ours = (reader.incarnation, reader.end.address, reader.transport.descriptor())
     if isinstance(world.source, ProcessSource):
@@ -220,12 +230,13 @@ def test_two_workers_read_each_other(world, reader):
     else:
         words = world.source.call("read_all", *ours, 99)
     assert words.tolist() == [99] * NUM_BLOCKS
-    assert (world.source.call("blocks") == 77).all()
+    assert (world.source.call("content") == 77).all()
 
 
 def test_two_workers_of_one_process_read_each_other(world):
     one, two = make_reader(world), make_reader(world)
-    one.memory.blocks[:], two.memory.blocks[:] = 11, 22
+    fill(one.memory, slice(None), 11)
+    fill(two.memory, slice(None), 22)
     one.transport.add_peer(two.incarnation, two.end.address, two.transport.descriptor())
     two.transport.add_peer(one.incarnation, one.end.address, one.transport.descriptor())
     one.transport.post(block_read(1, two.incarnation, [0], [1], generations=[0]))
@@ -235,8 +246,8 @@ def test_two_workers_of_one_process_read_each_other(world):
         ends_of_one = poll_for(one.transport, 0.1)
     assert ends_of_one == []
     assert [end.read_id for end in ends_of_two] == [1]
-    assert (one.memory.blocks[1] == 22).all()
-    assert (two.memory.blocks[3] == 11).all()
+    assert (content(one.memory)[1] == 22).all()
+    assert (content(two.memory)[3] == 11).all()
     one.close()
     two.close()
 
@@ -273,24 +284,24 @@ def test_generation_words_are_read_after_the_data():
     source.go_on()
 
     assert words(transport.poll()[0]) == [2002]
-    assert np.array_equal(memory.blocks[2], pattern(2, 1))
+    assert np.array_equal(content(memory)[2], pattern(2, 1))
 
 
 def test_nixl_reads_generation_words_after_the_data():
     """A writer raises a block's word, then writes the same number all over the block, while reads run."""
     memory = new_memory(block_bytes=1 << 18, num_blocks=2)
-    source_memory = new_memory(block_bytes=1 << 18, num_blocks=2)
-    source_memory.blocks[:] = 0
+    source_memory = new_memory(block_bytes=1 << 18, num_blocks=2, canary=0)
+    assert isinstance(source_memory.blocks, HostBlocks)
+    written = source_memory.blocks.array[1].view(np.uint64)
     reader, source = new_incarnation(), new_incarnation()
     transport, source_transport = NixlTransport(reader, memory), NixlTransport(source, source_memory)
     transport.add_peer(source, "nowhere:0", source_transport.descriptor())
     over = threading.Event()
 
     def write() -> None:
-        content = source_memory.blocks[1].view(np.uint64)
         while not over.is_set():
             source_memory.generations[1] += 1
-            content[:] = source_memory.generations[1]
+            written[:] = source_memory.generations[1]
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -300,7 +311,7 @@ def test_nixl_reads_generation_words_after_the_data():
             transport.post(block_read(read_id, source, [1], [0]))
             [word] = words(wait_for_ends(transport, 1, source_transport)[read_id])
             seen.append(word)
-            assert int(memory.blocks[0].view(np.uint64).max()) <= word
+            assert int(content(memory)[0].view(np.uint64).max()) <= word
     finally:
         over.set()
         writer.join()
@@ -317,10 +328,10 @@ def test_a_read_of_an_unknown_peer_fails(world, reader):
 @pytest.mark.parametrize(("source_ids", "destination_ids"), [([NUM_BLOCKS], [0]), ([0], [NUM_BLOCKS]), ([0, 1], [2])])
 def test_a_read_outside_the_pools_fails_and_lands_nowhere(world, reader, source_ids, destination_ids):
     connect(reader, world.source)
-    before = reader.memory.blocks.copy()
+    before = content(reader.memory)
     reader.transport.post(block_read(1, world.source.incarnation, source_ids, destination_ids))
     assert wait_for_ends(reader.transport, 1)[1].generations is None
-    assert np.array_equal(reader.memory.blocks, before)
+    assert np.array_equal(content(reader.memory), before)
 
 
 def test_a_garbled_descriptor_is_refused(world, reader):
@@ -336,6 +347,20 @@ def test_a_descriptor_of_another_worker_is_refused(world, reader):
     with pytest.raises(TransportError):
         reader.transport.add_peer(new_incarnation(), world.source.address, world.source.descriptor)
     connect(reader, world.source)
+
+
+def test_nixl_makes_no_pair_of_device_and_host_memory(nixl_world):
+    """A descriptor of a pool on a device, as a worker with a GPU makes it."""
+    reader = make_reader(nixl_world)
+    host = _Descriptor.unpack(nixl_world.source.descriptor)
+    device = replace(host, whereabouts=replace(host.whereabouts, device=0)).pack()
+    reach = reader.transport.reach(device)
+    assert not reach.one_sided
+    assert "device memory" in reach.why
+    with pytest.raises(TransportError, match="VRAM"):
+        reader.transport.add_peer(nixl_world.source.incarnation, nixl_world.source.address, device)
+    connect(reader, nixl_world.source)
+    reader.close()
 
 
 def test_blocks_of_another_size_are_refused(world):
@@ -356,14 +381,14 @@ def test_adding_a_peer_again_changes_nothing(world, reader):
 def test_a_killed_peer_fails_its_reads_and_a_restarted_one_serves(world, reader):
     old, new = world.fresh_source(), world.source
     connect(reader, old, salt=1)
-    before = reader.memory.blocks.copy()
+    before = content(reader.memory)
     old.kill()
     assert leaked_shared_memory() <= LEAKED_BEFORE
     for read_id in (1, 2):
         reader.transport.post(block_read(read_id, old.incarnation, [5], [6]))
     ends = wait_for_ends(reader.transport, 2)
     assert [ends[1].generations, ends[2].generations] == [None, None]
-    assert np.array_equal(reader.memory.blocks, before)
+    assert np.array_equal(content(reader.memory), before)
 
     connect(reader, new, salt=2)
     reader.transport.forget_peer(old.incarnation)
@@ -372,8 +397,8 @@ def test_a_killed_peer_fails_its_reads_and_a_restarted_one_serves(world, reader)
     ends = wait_for_ends(reader.transport, 2)
     assert ends[3].generations is None
     assert words(ends[4]) == [2003]
-    assert (reader.memory.blocks[3] == CANARY).all()
-    assert np.array_equal(reader.memory.blocks[4], pattern(3, 2))
+    assert (content(reader.memory)[3] == CANARY).all()
+    assert np.array_equal(content(reader.memory)[4], pattern(3, 2))
 
 
 def test_a_peer_killed_during_a_read_can_be_forgotten(world, reader):
@@ -387,7 +412,7 @@ def test_a_peer_killed_during_a_read_can_be_forgotten(world, reader):
     reader.transport.forget_peer(source.incarnation)
     ends = poll_for(reader.transport, 0.05)
     assert [(end.read_id, end.generations) for end in ends] == [(1, None)]
-    assert (reader.memory.blocks == CANARY).all()
+    assert (content(reader.memory) == CANARY).all()
     connect(reader, world.source)
 
 
@@ -404,7 +429,7 @@ def test_a_read_of_a_stopped_peer_ends_when_it_goes_on(world, reader):
     finally:
         source.go_on()
     assert wait_for_ends(reader.transport, 1)[1].generations is not None
-    assert np.array_equal(reader.memory.blocks[9], pattern(9, 8))
+    assert np.array_equal(content(reader.memory)[9], pattern(9, 8))
 
 
 def test_a_connected_peer_on_the_same_host_is_read_without_its_help(nixl_world):
@@ -422,7 +447,7 @@ def test_a_connected_peer_on_the_same_host_is_read_without_its_help(nixl_world):
             break
         wait_for_ends(reader.transport, 1)
     assert ended_in_post
-    assert np.array_equal(reader.memory.blocks[NUM_BLOCKS - 1], pattern(NUM_BLOCKS - 1, 2))
+    assert np.array_equal(content(reader.memory)[NUM_BLOCKS - 1], pattern(NUM_BLOCKS - 1, 2))
     reader.close()
 
 
@@ -439,9 +464,9 @@ def test_when_a_read_that_was_given_up_has_ended_nothing_of_it_lands_any_more(wo
         source.go_on()
     if not early:
         wait_for_ends(reader.transport, 1)
-    before = reader.memory.blocks.copy()
+    before = content(reader.memory)
     assert poll_for(reader.transport, 0.2) == []
-    assert np.array_equal(reader.memory.blocks, before)
+    assert np.array_equal(content(reader.memory), before)
     connect(reader, source, salt=9)
 
 
@@ -449,7 +474,7 @@ def test_a_byte_stream_ends_a_read_that_is_given_up_whatever_its_source_does(grp
     """So nothing of it waits in quarantine for a source that is frozen."""
     reader, source = make_reader(grpc_world), grpc_world.source
     connect(reader, source, salt=8)
-    before = reader.memory.blocks.copy()
+    before = content(reader.memory)
     source.stop()
     try:
         reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
@@ -458,7 +483,7 @@ def test_a_byte_stream_ends_a_read_that_is_given_up_whatever_its_source_does(grp
     finally:
         source.go_on()
     assert poll_for(reader.transport, 0.2) == []
-    assert np.array_equal(reader.memory.blocks, before)
+    assert np.array_equal(content(reader.memory), before)
     reader.close()
 
 
@@ -466,11 +491,11 @@ def test_a_byte_stream_gives_nothing_to_who_was_not_told_the_generation(grpc_wor
     """Neither the bytes nor the generation."""
     reader, source = make_reader(grpc_world), grpc_world.source
     connect(reader, source)
-    before = reader.memory.blocks.copy()
+    before = content(reader.memory)
     reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, generations=[5] * NUM_BLOCKS))
     found = words(wait_for_ends(reader.transport, 1)[1])
     assert not set(found) & {block + 1000 for block in EVERY}
-    assert np.array_equal(reader.memory.blocks, before)
+    assert np.array_equal(content(reader.memory), before)
     reader.close()
 
 
@@ -508,10 +533,11 @@ def test_a_byte_stream_refuses_what_no_reader_asks_for(grpc_world, wrong):
     reader.close()
 
 
+@pytest.mark.parametrize("place", [Place.HOST, Place.TENSOR])
 @pytest.mark.parametrize("changed_after", [0, 1, 2, 5])
-def test_a_byte_stream_never_vouches_for_a_torn_block(changed_after):
+def test_a_byte_stream_never_vouches_for_a_torn_block(changed_after, place):
     """A block of five pieces is given to other content after so many of them were copied."""
-    memory = new_memory(block_bytes=5 * PIECE_BYTES - 1, num_blocks=2)
+    memory = new_memory(block_bytes=5 * PIECE_BYTES - 1, num_blocks=2, place=place)
     memory.generations[:] = 7
     source = BlockSource(new_incarnation(), memory)
     asked = ByteRequest(source._key, np.array([1], dtype=np.uint32), np.array([7], dtype=np.uint64))
@@ -519,7 +545,7 @@ def test_a_byte_stream_never_vouches_for_a_torn_block(changed_after):
     pieces = reading.pieces()
     copied = [next(pieces) for _ in range(changed_after)]
     memory.generations[1] = 8
-    memory.blocks[1] = 0
+    fill(memory, slice(1, 2), 0)
     assert list(pieces) == []
     assert all(set(piece) == {CANARY} for piece in copied)
     assert reading.words() != asked.generations
@@ -536,9 +562,9 @@ def test_a_forgotten_read_may_still_land():
     transport.post(block_read(1, source.incarnation, [2], [3]))
     transport.forget_peer(source.incarnation)
     assert [(end.read_id, end.generations) for end in transport.poll()] == [(1, None)]
-    assert (memory.blocks == CANARY).all()
+    assert (content(memory) == CANARY).all()
     source.go_on()
-    assert np.array_equal(memory.blocks[3], pattern(2, 1))
+    assert np.array_equal(content(memory)[3], pattern(2, 1))
     assert transport.poll() == []
 
 
@@ -553,7 +579,7 @@ def test_a_read_of_a_killed_peer_never_lands():
     source.kill()
     source.go_on()
     assert [end.generations for end in transport.poll()] == [None]
-    assert (memory.blocks == CANARY).all()
+    assert (content(memory) == CANARY).all()
 
 
 def test_forgetting_an_unknown_peer_is_no_change(world, reader):

@@ -100,5 +100,5 @@ class Flight:
     def land_block(self) -> None:
         """Copies the next block as it is now."""
         to, of = self.post.destination[self.landed], self.post.source[self.landed]
-        self.reader.runner.kv_bytes()[to] = self.source.runner.kv_bytes()[of]
+        self.reader.runner.kv_memory().array[to] = self.source.runner.kv_memory().array[of]
         self.landed += 1

@@ -84,11 +84,12 @@ MAKES = """
 import sys
 import numpy as np
 {prelude}
+from kvtransfer.block_memory import HostBlocks
 from kvtransfer.transports.base import Incarnation, Memory
 from kvtransfer.transports.byte_stream import BlockSource
 from services.config import TransportName
 from services.worker.transports import make_transports
-memory = Memory(np.zeros((4, 4096), np.uint8), np.zeros(4, np.uint64))
+memory = Memory(HostBlocks(np.zeros((4, 4096), np.uint8)), np.zeros(4, np.uint64))
 made = make_transports(TransportName("{name}"))(BlockSource(Incarnation(1), memory), None)
 print(*(transport.name for transport in made), "nixl loaded" if sys.modules.get("nixl") else "")
 """

@@ -9,6 +9,7 @@ import numpy as np
 import psutil
 import structlog
 
+from kvtransfer.block_memory import BlockMemory
 from services.protocol.model_dir import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
@@ -56,17 +57,18 @@ def allocate(num_bytes: int) -> np.ndarray:
     return np.frombuffer(memory, dtype=np.uint8)
 
 
-def populate(memory: np.ndarray) -> None:
-    """Has the kernel provide all pages of this memory now, with what is in them, instead of one by one when a step or
-    a read first touches them. Where the kernel cannot (Linux before 5.14), they come when they are touched.
+def populate(blocks: BlockMemory) -> None:
+    """Has the kernel provide all pages of these blocks now, with what is in them, instead of one by one when a step or
+    a read first touches them. Where the kernel cannot (Linux before 5.14), they come when they are touched. A device's
+    memory is there already.
 
     Reading 24 MiB into such pages took 5 ms where they were there, 6 where the kernel had to find them, and 120 on a
     virtual machine whose host had to.
     """
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-    if madvise is None:
+    if madvise is None or blocks.device is not None:
         return
-    address, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+    address, end = blocks.address, blocks.address + blocks.num_blocks * blocks.block_bytes
     for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are seen in between
         length = min(_POPULATED_AT_ONCE, end - start)
         if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:

@@ -8,6 +8,7 @@ from collections import deque
 
 import numpy as np
 
+from kvtransfer.block_memory import HostBlocks
 from kvtransfer.layout import KvLayout
 from services.engine.runner.base import LogitEdits, SamplingBatch, StepInput, StepLogprobs, StepOutput
 
@@ -34,14 +35,15 @@ class SimulatedRunner:
         self.vocab_size = vocab_size
         self.window = window
         self._pool = np.zeros((num_blocks, 2, block_size), dtype=np.float32)
+        self._memory = HostBlocks(self._pool.reshape(num_blocks, -1).view(np.uint8))
         self._late = late
         self._launched: deque[StepInput] = deque()  # and did not run
         self._ran: deque[StepOutput] = deque()
         self._sampled = np.zeros(0, dtype=np.int32)  # by the last step that ran
 
-    def kv_bytes(self) -> np.ndarray:
-        """uint8[num_blocks, block_bytes], a view."""
-        return self._pool.reshape(self.num_blocks, -1).view(np.uint8)
+    def kv_memory(self) -> HostBlocks:
+        """See Runner."""
+        return self._memory
 
     def copy_block(self, source: int, destination: int) -> None:
         """See Runner."""

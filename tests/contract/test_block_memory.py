@@ -1,0 +1,100 @@
+"""What every place for a pool of blocks must do: bytes come out of it, and go into it, as if its blocks were laid end
+to end in the order in which they are named.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from kvtransfer.block_memory import BlockMemory
+from services.engine.runner.device_blocks import _STAGING_BYTES, DeviceBlocks
+from tests.contract.kv_source import Place, make_blocks
+
+NUM_BLOCKS = 12
+SIZES = [1, 7, 4096, _STAGING_BYTES // 3, _STAGING_BYTES + 1]  # bytes of a block
+
+
+@pytest.fixture(params=["HOST", "TENSOR"])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place[request.param]
+
+
+def random_bytes(seed: int, block_bytes: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (NUM_BLOCKS, block_bytes), dtype=np.uint8)
+
+
+def some_range(random: np.random.Generator, block_bytes: int) -> tuple[np.ndarray, int, int]:
+    """Blocks, scattered, and a piece of them that is not empty."""
+    blocks = random.permutation(NUM_BLOCKS)[: random.integers(1, NUM_BLOCKS)].astype(np.uint32)
+    start, end = sorted(random.choice(blocks.size * block_bytes + 1, 2, replace=False))
+    return blocks, int(start), int(end)
+
+
+def whole(pool: BlockMemory) -> np.ndarray:
+    every = np.arange(NUM_BLOCKS, dtype=np.uint32)
+    return np.frombuffer(pool.read(every, 0, NUM_BLOCKS * pool.block_bytes), np.uint8).reshape(NUM_BLOCKS, -1)
+
+
+@pytest.mark.parametrize("block_bytes", SIZES)
+def test_any_piece_of_any_blocks_is_read(place: Place, block_bytes: int):
+    array, random = random_bytes(1, block_bytes), np.random.default_rng(2)
+    pool = make_blocks(array.copy(), place)
+    assert (pool.num_blocks, pool.block_bytes) == array.shape
+    for _ in range(20):
+        blocks, start, end = some_range(random, block_bytes)
+        assert pool.read(blocks, start, end) == array[blocks].tobytes()[start:end]
+
+
+@pytest.mark.parametrize("block_bytes", SIZES)
+def test_what_is_written_lands_in_its_place_and_nowhere_else(place: Place, block_bytes: int):
+    expected, random = random_bytes(3, block_bytes), np.random.default_rng(4)
+    pool = make_blocks(expected.copy(), place)
+    for _ in range(20):
+        blocks, start, end = some_range(random, block_bytes)
+        data = random.bytes(end - start)
+        pool.write(blocks, start, data)
+        laid = expected[blocks].reshape(-1)
+        laid[start:end] = np.frombuffer(data, np.uint8)
+        expected[blocks] = laid.reshape(blocks.size, block_bytes)
+        assert np.array_equal(whole(pool), expected)
+
+
+def test_threads_read_and_write_at_once(place: Place):
+    """Each thread has blocks of its own, and finds in them what it wrote last."""
+    block_bytes, num_threads = 5000, 4
+    pool = make_blocks(random_bytes(5, block_bytes), place)
+    failed: list[int] = []
+
+    def use(number: int) -> None:
+        pool.bind_thread()
+        mine = np.arange(number, NUM_BLOCKS, num_threads, dtype=np.uint32)
+        random = np.random.default_rng(number)
+        for _ in range(150):
+            data = random.bytes(mine.size * block_bytes)
+            pool.write(mine, 0, data)
+            if pool.read(mine, 0, len(data)) != data:
+                failed.append(number)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_its_address_is_that_of_its_first_block(place: Place):
+    array = random_bytes(6, 64)
+    pool = make_blocks(array, place)
+    assert pool.address == array.ctypes.data
+    assert pool.device is None
+
+
+def test_a_pool_made_in_inference_mode_takes_blocks():
+    """As runners make theirs; transports copy outside of it."""
+    with torch.inference_mode():
+        pool = DeviceBlocks(torch.zeros(4, 64, dtype=torch.uint8))
+    pool.write(np.array([2], dtype=np.uint32), 0, b"x" * 64)
+    assert pool.read(np.array([1, 2], dtype=np.uint32), 0, 128) == bytes(64) + b"x" * 64
