@@ -12,7 +12,7 @@ from hashlib import blake2b
 LAYOUT_VERSION = 1
 KV_PROTOCOL_VERSION = 2
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class KvLayout:
     num_kv_heads: int
     head_dim: int
     block_size: int  # token positions
-    dtype: str  # "float32", "bfloat16" or "float16"
+    dtype: str  # "float32", "bfloat16", "float16" or "float8_e4m3fn"
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
         """Shape of a pool of so many blocks."""
@@ -36,12 +36,16 @@ class KvLayout:
         return per_token * self.block_size * _ITEM_BYTES[self.dtype]
 
 
-def fingerprint(layout: KvLayout, weights_id: str, rope: dict[str, object]) -> str:
+def fingerprint(
+    layout: KvLayout, weights_id: str, rope: dict[str, object], precision: dict[str, object] | None = None
+) -> str:
     """Digest of all that makes two KV caches interchangeable: 32 hex digits.
 
-    weights_id names the weights, rope the rotary parameters as the model uses them.
+    weights_id names the weights, rope the rotary parameters as the model uses them. precision: what else decides how
+    values were rounded, as quantised weights and the scales of FP8 KV do.
     """
     parts = {
+        **({"precision": precision} if precision else {}),
         "layout_version": LAYOUT_VERSION,
         "weights": weights_id,
         "rope": rope,

@@ -3,8 +3,9 @@
 A step's index work is done once, in `prepare`; each layer then writes its new K and V and attends over all of it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +25,9 @@ class PagedQueries:
 
 
 PlanT = TypeVar("PlanT")
+
+# Of plan, layer, heads, cos, signed_sin, weight, eps; see `Attention.rotate_and_write`.
+RotateAndWrite = Callable[[Any, int, Tensor, Tensor, Tensor, Tensor | None, float], None]
 
 
 class Attention(Protocol[PlanT]):
@@ -49,6 +53,12 @@ class Attention(Protocol[PlanT]):
         tensors of the plan these depend on.
 
         See `Operations.replay`.
+        """
+
+    @property
+    def rotate_and_write(self) -> RotateAndWrite | None:
+        """Where one kernel does both: what `Operations.rotate` does to Q and K in heads, [T, heads + 2 * kv_heads,
+        head_dim] with Q first and V last, and `write` with K and V. K in heads may stay as it was.
         """
 
     def write(self, plan: PlanT, layer: int, k: Tensor, v: Tensor) -> None:

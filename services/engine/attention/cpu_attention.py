@@ -113,6 +113,10 @@ class CpuAttention:
         tensors = singles.tokens, singles.tables, singles.first_keys, singles.seq_lens
         return (singles.tables.stride(0),), (plan.offsets, *plan.outputs, *tensors)
 
+    @property
+    def rotate_and_write(self) -> None:
+        """See `Attention.rotate_and_write`."""
+
     def write(self, plan: CpuPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
         self._before_layer()

@@ -89,6 +89,10 @@ class TorchAttention:
     def kernel_inputs(self, plan: StepPlan) -> None:
         """See `Attention.kernel_inputs`."""
 
+    @property
+    def rotate_and_write(self) -> None:
+        """See `Attention.rotate_and_write`."""
+
     def write(self, plan: StepPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
         plane, head_dim = self._layout.block_size, self._layout.head_dim

@@ -26,15 +26,18 @@ INDEX_FILE = "model.safetensors.index.json"
 _FLOATING = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _PREFIX = "model."
 _SAMPLE_BYTES = 1024  # of each tensor, for weights_id
+_CPU = torch.device("cpu")
 
 
 class Checkpoint:
-    """The open safetensors files of one directory. Use as a context manager; tensors read outlive it.
+    """The open safetensors files of one directory, read to a device. Use as a context manager; tensors outlive it.
 
     A model that was saved without its head lacks the prefix "model." in its tensors' names; here all have it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: torch.device = _CPU) -> None:
+        self.lends = device.type == "cpu"  # safetensors maps files there, and copies them elsewhere
+        self._device = str(device)
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
         self._homes: dict[str, str] = {}  # tensor -> name of the file that has it
@@ -79,7 +82,7 @@ class Checkpoint:
         self.dtype(name)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor, cast. It may be a view of the mapped file: copy what is to be kept."""
+        """A tensor, cast. On the CPU it may be a view of the mapped file: copy what is to be kept."""
         try:
             tensor: torch.Tensor = self._handles[self._homes[name]].get_tensor(self._stored(name))
         except SafetensorError as error:
@@ -96,7 +99,7 @@ class Checkpoint:
 
     def _open(self, directory: Path) -> None:
         for path in safetensors_files(directory):
-            self._handles[path.name] = handle = self._files.enter_context(_open_file(path))
+            self._handles[path.name] = handle = self._files.enter_context(_open_file(path, self._device))
             for name in handle.keys():  # noqa: SIM118 -- not a mapping
                 if name in self._homes:
                     raise ModelError(f"tensor {name} is in two files, {self._homes[name]} and {path.name}")
@@ -149,9 +152,9 @@ def weights_id(directory: Path, config: ModelConfig) -> str:
     return digest.hexdigest()
 
 
-def _open_file(path: Path) -> Any:
+def _open_file(path: Path, device: str) -> Any:
     try:
-        return safe_open(path, framework="pt")
+        return safe_open(path, framework="pt", device=device)
     except (SafetensorError, OSError) as error:
         raise _unreadable(path, error) from error
 

@@ -29,8 +29,9 @@ class Decoder:
         self._weights = weights
         self._attention = attention
         self._operations = operations
-        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim)
+        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(weights.embedding.device)
         self._magnitude = magnitude(config.rope)
+        self._rotate_and_write = attention.rotate_and_write or self._rotate_then_write
         self._is_kernels = weights.is_kernels and attention.writes_by_kernel
         self._own = object()  # whose layers are recorded
         widest = max(
@@ -103,12 +104,22 @@ class Decoder:
         self, index: int, normed: Tensor, turn: tuple[Tensor, Tensor], plan: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A layer up to its attention: q, k and v, [T, heads or kv_heads, head_dim]."""
-        config, layer = self._config, self._weights.layers[index]
-        num_rotated = config.num_heads + config.num_kv_heads
-        heads = layer.qkv(normed).unflatten(1, (-1, config.head_dim))
-        self._operations.rotate(heads[:, :num_rotated], *turn, layer.qk_norm, config.rms_norm_eps)
+        layer = self._weights.layers[index]
+        heads = layer.qkv(normed).unflatten(1, (-1, self._config.head_dim))
+        self._rotate_and_write(plan, index, heads, *turn, layer.qk_norm, self._config.rms_norm_eps)
+        return self._split(heads)
+
+    def _rotate_then_write(
+        self, plan: Any, index: int, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float
+    ) -> None:
+        """See `Attention.rotate_and_write`."""
+        self._operations.rotate(heads[:, : -self._config.num_kv_heads], cos, signed_sin, weight, eps)
+        self._attention.write(plan, index, *self._split(heads)[1:])
+
+    def _split(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of heads, [T, heads + 2 * kv_heads, head_dim]."""
+        config = self._config
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
-        self._attention.write(plan, index, k, v)
         return q, k, v
 
     def _end(self, index: int, x: Tensor, attended: Tensor) -> Tensor:

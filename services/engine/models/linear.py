@@ -1,10 +1,12 @@
 """y = x Wᵀ + b, with the weight in the order that the matrix library reads fastest.
 
 On a CPU with bfloat16 instructions, bfloat16 weights are re-ordered once for oneDNN; elsewhere, and in float32, the
-weight stays as it is. Where there are fused kernels, products are theirs, with the weight as oneDNN has it.
+weight stays as it is. Where there are fused kernels, products are theirs, with the weight as oneDNN has it. Whoever
+loads a model may bring products of another kind, which keep of the weight what they need.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,39 +20,52 @@ if TYPE_CHECKING:
 # AMX: 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
 _PIECE, _MANY = 256, 1280
 
+Product = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
+MakeProduct = Callable[[Tensor, Tensor | None], Product]  # of a weight [out, in] and a bias [out]
+
 
 class Linear:
     """A linear layer for inference. The caller gives up `weight` [out, in] and `bias` [out]."""
 
-    __slots__ = ("_bias", "_kernel", "_packed", "_weight")
+    __slots__ = ("_kernel", "_multiply")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, fused: bool = False) -> None:
-        self._packed = weight.dtype == torch.bfloat16 and _can_pack()
-        self._weight = _pack(weight) if self._packed else weight.contiguous()
-        self._bias = bias
-        self._kernel = _make_kernel(weight, self._weight, bias) if self._packed and fused else None
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, fused: bool = False, make_product: MakeProduct | None = None
+    ) -> None:
+        """fused: where it can be, by a kernel for CPUs. make_product: what multiplies instead of any of that."""
+        self._kernel: PackedLinear | None = None
+        self._multiply: Product
+        if make_product is not None:
+            self._multiply = make_product(weight, bias)
+        elif weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and _can_pack():
+            packed = _pack(weight)
+            self._kernel = _make_kernel(weight, packed, bias) if fused else None
+            self._multiply = partial(_multiply_packed, packed, bias)
+        else:
+            self._multiply = partial(functional.linear, weight=weight.contiguous(), bias=bias)
 
     @property
     def is_kernel(self) -> bool:
-        """True where a kernel of ours multiplies."""
+        """True where a kernel of ours multiplies, on the CPU."""
         return self._kernel is not None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        if self._kernel is not None:
-            return self._kernel(x)
-        if not self._packed:
-            return functional.linear(x, self._weight, self._bias)
-        pieces = _in_pieces(x)
-        return self._multiply(x) if len(pieces) == 1 else torch.cat([self._multiply(piece) for piece in pieces])
+        return self._multiply(x) if self._kernel is None else self._kernel(x)
 
     def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
-        return silu_mul(self(x)) if self._kernel is None else self._kernel(x, gated=True)
+        return silu_mul(self._multiply(x)) if self._kernel is None else self._kernel(x, gated=True)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+
+def _multiply_packed(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    pieces = [_multiply_piece(packed, bias, piece) for piece in _in_pieces(x)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _multiply_piece(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
 
 
 def _in_pieces(x: Tensor) -> tuple[Tensor, ...]:

@@ -16,7 +16,8 @@ from services.engine.kernels.base import Operations
 from services.engine.models.base import ModelConfig, read_dtype
 from services.engine.models.linear import Linear
 from services.engine.models.settings import Settings, read_bool, read_int, require_value
-from services.engine.models.tensors import Shapes, Tensors, linear_shapes
+from services.engine.models.tensor_source import Shapes
+from services.engine.models.tensors import Tensors, linear_shapes
 from services.protocol.model_dir import ModelError
 
 _POSITION_OFFSET = 2  # of a position's row in its embedding
@@ -152,6 +153,18 @@ class Opt:
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
         """See `Model.forward`."""
+        return self._end(self._run_layers(token_ids, positions, plan)[queries])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Model.logits`."""
+        return self._weights.lm_head(hidden)
+
+    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """See `Model.all_logits`."""
+        return self.logits(self._end(self._run_layers(token_ids, positions, plan)))
+
+    def _run_layers(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
+        """[T, hidden]"""
         weights, norm_first = self._weights, self._config.norm_first
         x = weights.embedding[token_ids]
         if weights.project_in is not None:
@@ -164,18 +177,12 @@ class Opt:
             else:
                 x = layer.attention_norm(x + self._attend(index, layer, x, plan))
                 x = layer.mlp_norm(x + feed_forward(layer, x))
-        x = x[queries]
-        if weights.final_norm is not None:
-            x = weights.final_norm(x)
-        return x if weights.project_out is None else weights.project_out(x)
+        return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """See `Model.logits`."""
-        return self._weights.lm_head(hidden)
-
-    def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """See `Model.all_logits`."""
-        return self.logits(self.forward(token_ids, positions, plan, torch.arange(len(token_ids))))
+    def _end(self, x: Tensor) -> Tensor:
+        """[N, hidden] -> [N, embedding]: what follows the layers."""
+        normed = x if self._weights.final_norm is None else self._weights.final_norm(x)
+        return normed if self._weights.project_out is None else self._weights.project_out(normed)
 
     def _attend(self, index: int, layer: LayerWeights, x: Tensor, plan: Any) -> Tensor:
         q, k, v = layer.qkv(x).view(len(x), 3, self._config.num_heads, self._config.head_dim).unbind(1)

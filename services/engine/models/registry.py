@@ -1,6 +1,7 @@
 """From a model directory to a model that runs: which architectures there are, and the four steps that each has."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from services.engine.models.base import Model, ModelConfig, Weights
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import FAMILIES, parse_decoder_config
 from services.engine.models.decoder import Decoder
+from services.engine.models.dummy import DummyTensors
+from services.engine.models.kv_scales import is_kv_only
+from services.engine.models.linear import MakeProduct
 from services.engine.models.opt import Opt, load_opt, opt_shapes, parse_opt_config
 from services.engine.models.settings import Settings
-from services.engine.models.tensors import Shapes, Tensors, check_tensors
+from services.engine.models.tensor_source import Shapes, TensorSource
+from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weights import decoder_shapes, load_decoder
 from services.protocol.model_dir import ModelError
 
@@ -45,8 +50,8 @@ def parse_model_config(raw: Settings) -> ModelConfig:
         raise ModelError(f"config.json: architectures is {names!r}, a list with one name was expected")
     if names[0] not in ARCHITECTURES:
         raise ModelError(f"architecture {names[0]} is not supported (supported: {', '.join(ARCHITECTURES)})")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+    if (quantization := raw.get("quantization_config")) and not is_kv_only(quantization):
+        method = quantization.get("quant_method", "unknown")
         raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
     return ARCHITECTURES[names[0]].parse(raw, names[0])
 
@@ -57,15 +62,31 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
-def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype, *, fused: bool) -> Weights:
-    """Reads a checkpoint, for fused kernels or for torch's operations alone.
+def load_weights(
+    source: TensorSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    fused: bool = False,
+    make_product: MakeProduct | None = None,
+) -> Weights:
+    """Reads all weights, to the source's device.
 
+    fused: products may be a CPU's kernels. make_product: what multiplies in all linear layers but the last instead.
     Raises ModelError, before reading, for anything missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
-    with Checkpoint(directory) as checkpoint:
-        check_tensors(checkpoint, config, architecture.shapes(config))
-        return architecture.load(Tensors(checkpoint, dtype, fused=fused), config)
+    check_tensors(source, config, architecture.shapes(config))
+    return architecture.load(Tensors(source, dtype, fused=fused, make_product=make_product), config)
+
+
+def open_tensors(
+    directory: Path | None, config: ModelConfig, device: torch.device
+) -> AbstractContextManager[TensorSource]:
+    """A model's checkpoint; None: random weights in its stead. Raises ModelError."""
+    if directory is None:
+        return nullcontext(DummyTensors(config, ARCHITECTURES[config.architecture].shapes(config), device))
+    return Checkpoint(directory, device)
 
 
 def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any], operations: Operations) -> Model:
@@ -73,10 +94,9 @@ def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any],
     return ARCHITECTURES[config.architecture].model(config, weights, attention, operations)
 
 
-def stored_dtype(directory: Path) -> torch.dtype:
-    """The dtype of the checkpoint's embedding, for a config.json that does not say. Raises ModelError."""
-    with Checkpoint(directory) as checkpoint:
-        name = next((name for name in checkpoint.names if name.endswith("embed_tokens.weight")), None)
-        if name is None:
-            raise ModelError(f"{directory}: the checkpoint has no embed_tokens.weight")
-        return checkpoint.dtype(name)
+def stored_dtype(source: TensorSource) -> torch.dtype:
+    """The dtype of the embedding, for a config.json that does not say. Raises ModelError."""
+    name = next((name for name in source.names if name.endswith("embed_tokens.weight")), None)
+    if name is None:
+        raise ModelError("the checkpoint has no embed_tokens.weight")
+    return source.dtype(name)

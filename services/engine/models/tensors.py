@@ -7,50 +7,57 @@ import torch
 from torch import Tensor
 
 from services.engine.models.base import ModelConfig
-from services.engine.models.checkpoint import Checkpoint
-from services.engine.models.linear import Linear
+from services.engine.models.kv_scales import is_kv_scale
+from services.engine.models.linear import Linear, MakeProduct
+from services.engine.models.tensor_source import Shapes, TensorSource
 from services.protocol.model_dir import ModelError
-
-Shapes = dict[str, tuple[int, ...]]  # by the tensor's name
 
 
 class Tensors:
-    """Reads tensors of one checkpoint in one dtype. fused: linear layers may use fused kernels."""
+    """Reads tensors of one source in one dtype. fused, make_product: of linear layers, see `Linear`."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, *, fused: bool) -> None:
+    def __init__(
+        self, source: TensorSource, dtype: torch.dtype, *, fused: bool, make_product: MakeProduct | None = None
+    ) -> None:
         self.dtype = dtype
-        self._checkpoint = checkpoint
+        self._source = source
         self._fused = fused
+        self._make_product = make_product
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """A linear layer with the rows of these, one below the other; `{name}.weight`, and `{name}.bias` if it has one.
 
         Fewer and larger products are faster.
         """
-        weight = torch.cat([self._read(f"{name}.weight") for name in names])
-        biases = torch.cat([self._read(f"{name}.bias") for name in names]) if bias else None
-        return Linear(weight, biases, fused=self._fused)
+        weight = self._rows([f"{name}.weight" for name in names])
+        biases = self._rows([f"{name}.bias" for name in names]) if bias else None
+        return Linear(weight, biases, fused=self._fused, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
-        """The output layer: the embedding itself where they are tied."""
+        """The output layer: the embedding itself where they are tied. No `make_product` makes it."""
         return Linear(embedding if tied else self._read("lm_head.weight"), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
-        """A tensor that is kept as it is: a copy, since the file may change once it is closed."""
-        return self._read(name).clone()
+        """A tensor that is kept as it is. A copy of what is lent: a file may change once it is closed."""
+        tensor = self._read(name)
+        return tensor.clone() if self._source.lends else tensor
+
+    def _rows(self, names: list[str]) -> Tensor:
+        """The rows of these, one below the other."""
+        return self.vector(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
 
     def _read(self, name: str) -> Tensor:
-        return self._checkpoint.read(name, self.dtype)
+        return self._source.read(name, self.dtype)
 
 
-def check_tensors(checkpoint: Checkpoint, config: ModelConfig, expected: Shapes) -> None:
+def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -> None:
     """Raises ModelError for anything missing, misshapen or unexpected."""
     for name, shape in expected.items():
-        checkpoint.check(name, shape)
-    for name in sorted(checkpoint.names - expected.keys()):
-        if not _is_redundant(name, config):
+        source.check(name, shape)
+    for name in sorted(source.names - expected.keys()):
+        if not _is_no_weight(name, config):
             raise ModelError(
-                f"{checkpoint.home(name)}: tensor {name} is not part of {config.architecture} as config.json has it"
+                f"{source.home(name)}: tensor {name} is not part of {config.architecture} as config.json has it"
             )
 
 
@@ -60,6 +67,12 @@ def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
     return weight | {f"{name}.bias": (out,)} if bias else weight
 
 
-def _is_redundant(name: str, config: ModelConfig) -> bool:
-    """True for tensors that repeat what is known: stored rotary frequencies, and the head of a tied model."""
-    return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+def _is_no_weight(name: str, config: ModelConfig) -> bool:
+    """True for tensors that repeat what is known (stored rotary frequencies, the head of a tied model), and for scales
+    of FP8 KV, which `read_kv_scales` reads where KV is FP8.
+    """
+    return (
+        name.endswith(".rotary_emb.inv_freq")
+        or (name == "lm_head.weight" and config.tie_word_embeddings)
+        or is_kv_scale(name, config)
+    )

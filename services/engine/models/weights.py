@@ -10,7 +10,8 @@ from torch import Tensor
 
 from services.engine.models.config import DecoderConfig
 from services.engine.models.linear import Linear
-from services.engine.models.tensors import Shapes, Tensors, linear_shapes
+from services.engine.models.tensor_source import Shapes
+from services.engine.models.tensors import Tensors, linear_shapes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

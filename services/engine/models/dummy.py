@@ -1,0 +1,66 @@
+"""Random weights for a model of which only config.json is there: its real shapes, measured without a download.
+
+What such a model answers is noise; what a step costs is what it costs with the real weights.
+"""
+
+import json
+from dataclasses import asdict
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from services.engine.models.base import ModelConfig
+from services.engine.models.tensor_source import Shapes
+
+
+class DummyTensors:
+    """A `TensorSource` that makes each tensor where it is read, in place: nothing is ever there twice.
+
+    A tensor depends on its name, shape and dtype alone, so workers on the same kind of device have the same weights.
+    """
+
+    lends = False
+
+    def __init__(self, config: ModelConfig, shapes: Shapes, device: torch.device) -> None:
+        """shapes: of the tensors that a checkpoint with this config would have."""
+        self._dtype = torch.bfloat16 if config.dtype is None else getattr(torch, config.dtype)
+        self._shapes = shapes
+        self._device = device
+
+    @property
+    def names(self) -> frozenset[str]:
+        """See TensorSource."""
+        return frozenset(self._shapes)
+
+    def home(self, name: str) -> str:
+        """See TensorSource."""
+        return "dummy weights"
+
+    def dtype(self, name: str) -> torch.dtype:
+        """What config.json names, else bfloat16."""
+        return self._dtype
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """The shapes are those that are asked for."""
+        assert self._shapes[name] == shape, (name, shape)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Normal with variance 1 / inputs for a matrix, so that what goes through keeps its size; norms are ones and
+        biases zeros. A residual stream so grows as the square root of the number of layers.
+        """
+        tensor = torch.empty(self._shapes[name], dtype=dtype, device=self._device)
+        if tensor.dim() == 1:
+            return tensor.fill_(0.0 if name.endswith(".bias") else 1.0)
+        generator = torch.Generator(self._device).manual_seed(_seed(name))
+        return tensor.normal_(std=tensor.shape[-1] ** -0.5, generator=generator)
+
+
+def dummy_id(config: ModelConfig, device: torch.device) -> str:
+    """What `weights_id` is for a checkpoint: 32 hex digits. Kinds of devices differ: so do their random numbers."""
+    described = {"dummy": device.type, **asdict(config)}
+    return blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _seed(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

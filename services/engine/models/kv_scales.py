@@ -1,0 +1,100 @@
+"""Static scales of FP8 KV, as checkpoints that were calibrated for it carry them.
+
+A key or value is stored as value / scale in float8 e4m3, and read as stored * scale. A checkpoint may have a scale for
+each layer, for K and for V, or one for each KV head of it; what it has none for has scale 1.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.engine.models.base import ModelConfig
+from services.engine.models.settings import Settings
+from services.engine.models.tensor_source import TensorSource
+from services.protocol.model_dir import ModelError
+
+# As compressed-tensors, ModelOpt and vLLM call them.
+_NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:attn\.)?(?:(k)_proj\.k|(v)_proj\.v|([kv]))_scale$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvScales:
+    """float32[num_layers, num_kv_heads] each, on the CPU."""
+
+    k: Tensor
+    v: Tensor
+
+    def values(self) -> list[Any]:
+        """As plain numbers, K before V."""
+        return [self.k.tolist(), self.v.tolist()]
+
+
+def is_kv_scale(name: str, config: ModelConfig) -> bool:
+    """True for a tensor that is a scale of this model's KV."""
+    found = _place(name)
+    return found is not None and found[1] < config.num_layers
+
+
+def read_kv_scales(source: TensorSource, config: ModelConfig) -> KvScales | None:
+    """All scales; None where there are none at all. Raises ModelError."""
+    names = _by_place(source, config)
+    if not names:
+        return None
+    scales = {kind: torch.ones(config.num_layers, config.num_kv_heads) for kind in "kv"}
+    for (kind, layer), name in names.items():
+        scales[kind][layer] = _read(source, name, config.num_kv_heads)
+    return KvScales(scales["k"], scales["v"])
+
+
+def unit_scales(config: ModelConfig) -> KvScales:
+    """Where nothing was calibrated."""
+    return KvScales(*(torch.ones(config.num_layers, config.num_kv_heads) for _ in "kv"))
+
+
+def is_kv_only(quantization: Settings) -> bool:
+    """True where config.json's quantization_config speaks of KV alone, with scales as they are read here."""
+    scheme = quantization.get("kv_cache_scheme")
+    return (
+        quantization.get("quant_method") == "compressed-tensors"
+        and not quantization.get("config_groups")
+        and isinstance(scheme, dict)
+        and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+        and scheme.get("symmetric", True) is True
+        and scheme.get("dynamic", False) is False
+    )
+
+
+def _by_place(source: TensorSource, config: ModelConfig) -> dict[tuple[str, int], str]:
+    names: dict[tuple[str, int], str] = {}
+    for name in sorted(source.names):
+        if not is_kv_scale(name, config):
+            continue
+        place = _place(name)
+        assert place is not None
+        if place in names:
+            raise ModelError(f"{source.home(name)}: tensor {name} is a scale that {names[place]} is already")
+        names[place] = name
+    return names
+
+
+def _place(name: str) -> tuple[str, int] | None:
+    """ "k" or "v", and the layer."""
+    match = _NAME.search(name)
+    return None if match is None else (match[2] or match[3] or match[4], int(match[1]))
+
+
+def _read(source: TensorSource, name: str, num_kv_heads: int) -> Tensor:
+    """[1] or [num_kv_heads]"""
+    source.dtype(name)  # raises where it is no floating-point one
+    scale = source.read(name, torch.float32).flatten().cpu()
+    if len(scale) not in (1, num_kv_heads):
+        raise ModelError(
+            f"{source.home(name)}: tensor {name} has {len(scale)} scales, 1 or one for each of {num_kv_heads} KV heads "
+            "was expected"
+        )
+    if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        raise ModelError(f"{source.home(name)}: tensor {name} has a scale that is not a positive number")
+    return scale
