@@ -1,0 +1,1 @@
+"""Kernels as they run for real models, for `loadtest.gpu.compiled`."""

@@ -1,0 +1,59 @@
+"""y = x Wᵀ + b in FP8: weights quantised once, a scale for each output channel; activations as they come, for each row.
+
+The product is cuBLAS's or CUTLASS's, by torch. On CUDA it needs compute capability 8.9 or later.
+"""
+
+import torch
+from torch import Tensor
+
+from services.engine.kernels.gpu.rows import quantize_rows
+
+_MULTIPLE = 16  # of in and out features
+_MIN_CAPABILITY = (8, 9)
+
+
+def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why there are no FP8 products of this dtype on this device; None where there are."""
+    if device.type != "cuda":
+        return f"FP8 weights need a CUDA GPU, not {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _MIN_CAPABILITY:
+        name, found = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+        return f"FP8 weights need a GPU of compute capability 8.9 or later; {name} has {found}"
+    if dtype != torch.bfloat16:
+        return f"FP8 weights need bfloat16 activations, not {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [out, in] as float8_e4m3fn [out, in], and the float32 [1, out] by which each row is to be multiplied."""
+    quantized, scales = quantize_rows(weight)
+    return quantized, scales.t()
+
+
+class Fp8Product:
+    """A linear layer of bfloat16 activations. The caller gives up `weight` [out, in] and `bias` [out]."""
+
+    __slots__ = ("_bias", "_scales", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        if any(size % _MULTIPLE for size in weight.shape):
+            shape = " x ".join(map(str, weight.shape))
+            raise ValueError(f"an FP8 product needs sizes that are multiples of {_MULTIPLE}, not {shape}")
+        quantized, self._scales = quantize_channels(weight)
+        self._weight = quantized.t()  # columns, as the product wants them, are what were rows
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, in] -> [rows, out]."""
+        quantized, scales = quantize_rows(x)
+        y: Tensor = torch._scaled_mm(
+            quantized,
+            self._weight,
+            scale_a=scales,
+            scale_b=self._scales,
+            bias=self._bias,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
+        )
+        return y

@@ -1,0 +1,46 @@
+"""`Operations` on CUDA: a Triton kernel each."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from services.engine.kernels.base import Rows
+from services.engine.kernels.gpu import rotary, rows
+
+T = TypeVar("T")
+
+
+class TritonOperations:
+    """See `Operations`. Results are new tensors: in a CUDA graph, ones of its pool."""
+
+    def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
+        """See `Operations.replay`. What is replayed here are whole steps, as CUDA graphs, by the runner."""
+        return body()
+
+    def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
+        """See `Operations.by_rows`."""
+        return body()
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Operations.norm`."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows.norm_into(x, None, weight, eps, out)
+        return out
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Operations.add_norm`."""
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        rows.norm_into(x, y, weight, eps, out)
+        return out
+
+    def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
+        """See `Operations.rotate`."""
+        rotary.rotate(heads, cos, signed_sin, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Operations.silu_mul`."""
+        out = torch.empty((len(gate_up), gate_up.shape[1] // 2), dtype=gate_up.dtype, device=gate_up.device)
+        rows.silu_mul_into(gate_up, out)
+        return out

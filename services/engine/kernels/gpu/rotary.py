@@ -1,0 +1,259 @@
+"""Rotary position embedding and the KV write, in one kernel: each reads and writes its tensors once.
+
+Where a token's KV goes is its slot, int64: the element of the pool where its K of head 0 in layer 0 begins; -1 for a
+padded token, which has none. From there, with the pool as [num_blocks, num_kv_heads, num_layers, 2, block_size, D]:
+
+    slot + head * stride_of_a_head + (2 * layer) * block_size * D        K
+    slot + head * stride_of_a_head + (2 * layer + 1) * block_size * D    V
+
+Heads of a token are next to each other; tokens may lie apart.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.kernels.gpu.casts import cast, through, to_float8
+
+_TILE = 1024  # elements of a program's tensors: 16 bytes of bfloat16 for each of 4 warps' threads
+_NUM_WARPS = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedKv:
+    """A pool of KV blocks; where it is float8_e4m3fn, with what its numbers are multiplied by to be K and V."""
+
+    pool: Tensor  # [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], contiguous
+    scales: Tensor | None = None  # float32[num_layers, 2, num_kv_heads], contiguous, K before V
+
+    def __post_init__(self) -> None:
+        assert (self.scales is not None) == (self.pool.dtype == torch.float8_e4m3fn)
+
+    @property
+    def plane(self) -> int:
+        """Elements from a layer's K to its V, and from there to the next layer's K."""
+        return self.pool.shape[4] * self.pool.shape[5]
+
+
+@triton.jit
+def _put(
+    value: tl.tensor,
+    target: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    scales: tl.tensor,
+    scale_at: tl.tensor,
+) -> None:
+    """K or V of heads, [heads, columns], where both masks are set: rows [heads, 1], columns [1, columns]."""
+    if scales is not None:
+        value = to_float8(value / tl.load(scales + scale_at, mask=rows, other=1))
+    else:
+        value = cast(value, target.dtype.element_ty)
+    tl.store(target, value, mask=rows & columns)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def rotate_kernel(
+    heads: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    weight: tl.tensor,
+    pool: tl.tensor,
+    slots: tl.tensor,
+    scales: tl.tensor,
+    stride: tl.tensor,
+    cos_stride: tl.tensor,
+    sin_stride: tl.tensor,
+    head_stride: tl.tensor,
+    eps: tl.tensor,
+    layer: tl.tensor,
+    NUM_Q: tl.constexpr,
+    NUM_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PLANE: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    """Norms where there is a weight, and rotates, the first NUM_Q + NUM_KV heads of a token.
+
+    NUM_Q stay in place; the others, and the NUM_KV behind them as they are, go to the pool. A program has HEADS heads
+    of a token. HALF: of head_dim, as a power of two.
+    """
+    dtype: tl.constexpr = heads.dtype.element_ty
+    half_dim: tl.constexpr = HEAD_DIM // 2
+    num_heads: tl.constexpr = NUM_Q + 2 * NUM_KV
+    num_blocks: tl.constexpr = (num_heads + HEADS - 1) // HEADS
+    token = (tl.program_id(0) // num_blocks).to(tl.int64)
+    first_head = tl.program_id(0) % num_blocks * HEADS
+    head = (first_head + tl.arange(0, HEADS))[:, None]
+    columns = tl.arange(0, HALF)[None, :]
+    in_half = columns < half_dim
+    mask = (head < num_heads) & in_half
+
+    cos_at, sin_at = cos + token * cos_stride + columns, sin + token * sin_stride + columns
+    low_cos = tl.load(cos_at, mask=in_half, other=0).to(tl.float32)
+    high_cos = tl.load(cos_at + half_dim, mask=in_half, other=0).to(tl.float32)
+    low_sin = tl.load(sin_at, mask=in_half, other=0).to(tl.float32)
+    high_sin = tl.load(sin_at + half_dim, mask=in_half, other=0).to(tl.float32)
+    at = heads + token * stride + head * HEAD_DIM + columns
+    low_read = tl.load(at, mask=mask, other=0).to(tl.float32)
+    high_read = tl.load(at + half_dim, mask=mask, other=0).to(tl.float32)
+    low, high = low_read, high_read
+
+    if weight is not None:
+        has_weight = (head < NUM_Q + NUM_KV) & in_half
+        weight_at = weight + head * HEAD_DIM + columns
+        low_weight = tl.load(weight_at, mask=has_weight, other=0).to(tl.float32)
+        high_weight = tl.load(weight_at + half_dim, mask=has_weight, other=0).to(tl.float32)
+        squares = tl.sum(low * low + high * high, axis=1)[:, None]
+        factor = tl.rsqrt(squares / HEAD_DIM + eps)
+        low = through(through(low * factor, dtype) * low_weight, dtype)
+        high = through(through(high * factor, dtype) * high_weight, dtype)
+    new_low = cast(through(low * low_cos, dtype) + high * low_sin, dtype)
+    new_high = cast(through(high * high_cos, dtype) + low * high_sin, dtype)
+    tl.store(at, new_low, mask=mask & (head < NUM_Q))
+    tl.store(at + half_dim, new_high, mask=mask & (head < NUM_Q))
+
+    if pool is not None:
+        # Slots are multiples of head_dim: without the hint each element would be stored alone.
+        slot = tl.multiple_of(tl.load(slots + token), HEAD_DIM & -HEAD_DIM)
+        if (slot >= 0) & (first_head + HEADS > NUM_Q):
+            is_v = head >= NUM_Q + NUM_KV
+            kv_head = tl.where(is_v, head - NUM_Q - NUM_KV, head - NUM_Q)
+            plane = 2 * layer + is_v.to(tl.int32)
+            target = pool + slot + kv_head.to(tl.int64) * head_stride + plane.to(tl.int64) * PLANE + columns
+            scale_at = plane * NUM_KV + kv_head
+            stored = (head >= NUM_Q) & (head < num_heads)
+            low = tl.where(is_v, low_read, new_low.to(tl.float32))
+            high = tl.where(is_v, high_read, new_high.to(tl.float32))
+            _put(low, target, stored, in_half, scales, scale_at)
+            _put(high, target + half_dim, stored, in_half, scales, scale_at)
+
+
+def rotate(heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
+    """See `Operations.rotate`."""
+    num_heads = heads.shape[1]
+    _rotate(heads, (cos, signed_sin), weight, eps, num_q=num_heads, num_kv=0, target=None)
+
+
+def rotate_and_store(
+    heads: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    eps: float,
+    *,
+    kv: PagedKv,
+    layer: int,
+    slots: Tensor,
+) -> None:
+    """`Operations.rotate` for Q and K of heads [T, num_heads + 2 * num_kv_heads, head_dim], which are Q, K and V.
+
+    Q is rotated in place; K, rotated, and V go to the slots, int64[T], and what heads has of them stays as it was.
+    rotation: cos and signed_sin.
+    """
+    num_kv = kv.pool.shape[1]
+    num_q = heads.shape[1] - 2 * num_kv
+    _rotate(heads, rotation, weight, eps, num_q=num_q, num_kv=num_kv, target=(kv, layer, slots))
+
+
+def _rotate(
+    heads: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    weight: Tensor | None,
+    eps: float,
+    *,
+    num_q: int,
+    num_kv: int,
+    target: tuple[PagedKv, int, Tensor] | None,
+) -> None:
+    num_tokens, num_heads, head_dim = heads.shape
+    assert heads.stride(1) == head_dim or num_heads == 1
+    cos, sin = rotation
+    half = triton.next_power_of_2(head_dim // 2)
+    heads_each = min(triton.next_power_of_2(num_heads), max(1, _TILE // half))
+    kv, layer, slots = target or (None, 0, None)
+    rotate_kernel[(num_tokens * triton.cdiv(num_heads, heads_each),)](
+        heads,
+        cos,
+        sin,
+        weight,
+        None if kv is None else kv.pool,
+        slots,
+        None if kv is None else kv.scales,
+        heads.stride(0),
+        cos.stride(0),
+        sin.stride(0),
+        0 if kv is None else kv.pool.stride(1),
+        eps,
+        layer,
+        NUM_Q=num_q,
+        NUM_KV=num_kv,
+        HEAD_DIM=head_dim,
+        PLANE=0 if kv is None else kv.plane,
+        HALF=half,
+        HEADS=heads_each,
+        num_warps=_NUM_WARPS,
+    )
+
+
+@triton.jit(do_not_specialize=["layer"])
+def store_kernel(
+    k: tl.tensor,
+    v: tl.tensor,
+    pool: tl.tensor,
+    slots: tl.tensor,
+    scales: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
+    head_stride: tl.tensor,
+    layer: tl.tensor,
+    NUM_KV: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PLANE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    """A program has HEADS heads of a token, K and V. BLOCK: head_dim as a power of two."""
+    num_blocks: tl.constexpr = (NUM_KV + HEADS - 1) // HEADS
+    token = (tl.program_id(0) // num_blocks).to(tl.int64)
+    head = (tl.program_id(0) % num_blocks * HEADS + tl.arange(0, HEADS))[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    stored = head < NUM_KV
+    in_head = columns < HEAD_DIM
+    at = head * HEAD_DIM + columns
+    k_value = tl.load(k + token * k_stride + at, mask=stored & in_head, other=0).to(tl.float32)
+    v_value = tl.load(v + token * v_stride + at, mask=stored & in_head, other=0).to(tl.float32)
+    slot = tl.multiple_of(tl.load(slots + token), HEAD_DIM & -HEAD_DIM)  # see rotate_kernel
+    if slot >= 0:
+        plane = (2 * layer).to(tl.int64)
+        target = pool + slot + head.to(tl.int64) * head_stride + plane * PLANE + columns
+        _put(k_value, target, stored, in_head, scales, plane * NUM_KV + head)
+        _put(v_value, target + PLANE, stored, in_head, scales, (plane + 1) * NUM_KV + head)
+
+
+def store_kv(k: Tensor, v: Tensor, *, kv: PagedKv, layer: int, slots: Tensor) -> None:
+    """k and v [T, num_kv_heads, head_dim], as they are, go to the slots, int64[T]."""
+    num_tokens, num_heads, head_dim = k.shape
+    assert num_heads == 1 or k.stride(1) == v.stride(1) == head_dim
+    block = triton.next_power_of_2(head_dim)
+    heads_each = min(triton.next_power_of_2(num_heads), max(1, _TILE // block))
+    store_kernel[(num_tokens * triton.cdiv(num_heads, heads_each),)](
+        k,
+        v,
+        kv.pool,
+        slots,
+        kv.scales,
+        k.stride(0),
+        v.stride(0),
+        kv.pool.stride(1),
+        layer,
+        NUM_KV=num_heads,
+        HEAD_DIM=head_dim,
+        PLANE=kv.plane,
+        BLOCK=block,
+        HEADS=heads_each,
+        num_warps=_NUM_WARPS,
+    )

@@ -1,0 +1,177 @@
+"""Kernels over rows: norms, activation, quantisation, and the tokens that a step begins with.
+
+Each reads and writes its tensors once. They compute in float32 and round where `transformers` rounds. Elements of a row
+are next to each other; rows may lie apart, but not those of what is written anew. How many rows there are changes no
+kernel: none is compiled anew for it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.kernels.gpu.casts import FLOAT8_MAX, cast, through, to_float8
+
+_TILE = 1024  # elements that a program should have at least
+_SILU_BLOCK = 2048
+_FILL_BLOCK = 256
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def norm_kernel(
+    x: tl.tensor,
+    y: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    y_stride: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """x += y where there is a y, and the RMSNorm of that. A program has ROWS rows; BLOCK is a power of two."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    scale = tl.load(weight + columns, mask=columns < WIDTH, other=0).to(tl.float32)
+    value = tl.load(x + rows * x_stride + columns, mask=mask, other=0).to(tl.float32)
+    if y is not None:
+        added = value + tl.load(y + rows * y_stride + columns, mask=mask, other=0).to(tl.float32)
+        tl.store(x + rows * x_stride + columns, cast(added, dtype), mask=mask)
+        value = through(added, dtype)
+    factor = tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
+    normed = through(value * factor, dtype) * scale
+    tl.store(out + rows * WIDTH + columns, cast(normed, dtype), mask=mask)
+
+
+def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
+    """RMSNorm of x [T, width] into out; where there is a y, it is added to x first, in place."""
+    num_rows, width = x.shape
+    block, rows, num_warps = _tile(width)
+    norm_kernel[(triton.cdiv(num_rows, rows),)](
+        x,
+        y,
+        weight,
+        out,
+        num_rows,
+        x.stride(0),
+        0 if y is None else y.stride(0),
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        ROWS=rows,
+        num_warps=num_warps,
+    )
+
+
+@triton.jit
+def silu_mul_kernel(
+    gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    """SiLU(gate) * up. A program has BLOCK elements of a row."""
+    dtype: tl.constexpr = gate_up.dtype.element_ty
+    num_blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    row = (tl.program_id(0) // num_blocks).to(tl.int64)
+    columns = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < WIDTH
+    gate = tl.load(gate_up + row * stride + columns, mask=mask, other=0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + WIDTH + columns, mask=mask, other=0).to(tl.float32)
+    silu = through(gate / (1 + tl.exp(-gate)), dtype)
+    tl.store(out + row * WIDTH + columns, cast(silu * up, dtype), mask=mask)
+
+
+def silu_mul_into(gate_up: Tensor, out: Tensor) -> None:
+    """SiLU(gate) * up, [T, 2 * width] into out [T, width]."""
+    num_rows, width = out.shape
+    block = min(_SILU_BLOCK, triton.next_power_of_2(width))
+    silu_mul_kernel[(num_rows * triton.cdiv(width, block),)](
+        gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=block, num_warps=4
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def quantize_kernel(
+    x: tl.tensor,
+    out: tl.tensor,
+    scales: tl.tensor,
+    num_rows: tl.tensor,
+    stride: tl.tensor,
+    TINY: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    """Each row by its largest magnitude. A program has ROWS rows."""
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    value = tl.load(x + rows * stride + columns, mask=mask, other=0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), axis=1), TINY)[:, None] / FLOAT8_MAX
+    tl.store(out + rows * WIDTH + columns, to_float8(value * (1 / scale)), mask=mask)
+    tl.store(scales + rows, scale, mask=rows < num_rows)
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, width] as float8_e4m3fn [T, width], and the float32 [T, 1] by which each row is to be multiplied."""
+    quantized = torch.empty_like(x, dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format)
+    scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
+    quantize_rows_into(x, quantized, scales)
+    return quantized, scales
+
+
+def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor) -> None:
+    """See `quantize_rows`."""
+    num_rows, width = x.shape
+    block, rows, num_warps = _tile(width)
+    quantize_kernel[(triton.cdiv(num_rows, rows),)](
+        x,
+        out,
+        scales,
+        num_rows,
+        x.stride(0),
+        TINY=1e-12,
+        WIDTH=width,
+        BLOCK=block,
+        ROWS=rows,
+        num_warps=num_warps,
+    )
+
+
+@triton.jit(do_not_specialize=["count"])
+def fill_tokens_kernel(
+    ids: tl.tensor, previous: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
+    """A program has BLOCK tokens."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(ids + at, mask=at < count, other=0)
+    sampled = tl.load(previous - 1 - token, mask=(at < count) & (token < 0), other=0)
+    tl.store(out + at, tl.where(token < 0, sampled, token).to(tl.int64), mask=at < count)
+
+
+def fill_tokens(ids: Tensor, previous: Tensor) -> Tensor:
+    """ids int32[T] as int64[T], where an entry e < 0 stands for previous[-1 - e], of int32[N].
+
+    Those are tokens that the step before samples, and that the host does not know yet.
+    """
+    out = torch.empty_like(ids, dtype=torch.int64)
+    fill_tokens_into(ids, previous, out)
+    return out
+
+
+def fill_tokens_into(ids: Tensor, previous: Tensor, out: Tensor) -> None:
+    """See `fill_tokens`."""
+    count = len(ids)
+    fill_tokens_kernel[(triton.cdiv(count, _FILL_BLOCK),)](
+        ids, previous, out, count, BLOCK=_FILL_BLOCK, num_warps=_FILL_BLOCK // 32
+    )
+
+
+def _tile(width: int) -> tuple[int, int, int]:
+    """Columns and rows of a program that has whole rows of this width, and its warps."""
+    block = triton.next_power_of_2(width)
+    rows = max(1, _TILE // block)
+    size = block * rows
+    return block, rows, 32 if size > 16384 else min(16, size // 512)

@@ -1,0 +1,43 @@
+"""What kernels become on GPUs that are not here: the compiler needs none."""
+
+import pytest
+
+from loadtest.gpu.compiled import Compiled, compile_all
+
+MODULES = [f"loadtest.gpu.variants.{name}" for name in ("attention", "rows", "sampling")]
+ROWS = ("add_norm", "silu_mul", "quantize_rows", "rotate_and_store", "store_kv 128")
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> list[Compiled]:
+    return compile_all(MODULES, tmp_path_factory.mktemp("triton"))
+
+
+def test_nothing_spills(compiled):
+    assert len(compiled) > 10
+    assert [kernel for kernel in compiled if kernel.spilled_bytes] == []
+
+
+def test_rows_move_16_bytes_at_a_time(compiled):
+    for kernel in compiled:
+        if kernel.name.startswith(ROWS):
+            assert kernel.has("LDG.128"), kernel
+            assert kernel.has("STG.128"), kernel
+
+
+def test_kv_and_logits_are_read_16_bytes_at_a_time(compiled):
+    """FP8 KV of head_dim 128 has 16 of them in a row too."""
+    for kernel in compiled:
+        if any(part in kernel.name for part in ("decode, attend", "prefill", "scan_")):
+            assert kernel.has("LDG.128") or kernel.has("LDGSTS.128"), kernel
+
+
+def test_prompts_are_multiplied_by_hoppers_matrix_units(compiled):
+    prefill = [kernel for kernel in compiled if "prefill" in kernel.name]
+    assert len(prefill) == 4
+    assert all(kernel.has("HGMMA") for kernel in prefill)
+
+
+def test_float8_is_made_by_the_gpus_own_conversion(compiled):
+    for kernel in compiled:
+        assert kernel.has("F2FP.E4M3") == ("quantize" in kernel.name or "float8" in kernel.name), kernel
