@@ -1,0 +1,260 @@
+"""Paged attention on a GPU: the kernels of `kernels.gpu.attention` behind the engine's seam.
+
+Outside of a CUDA graph a step launches what it has items for. A step for a graph has only rows with one query token,
+and its launches depend on nothing but its bucket, `padded_rows`: the same grids over the same addresses, where more
+programs than items just end. What such a step stages:
+
+    slots   int64[padded_rows]            -1 for padding
+    pack    int32, one array of sections  items of each kind, tokens, limits, partials, merges; each in a room of
+                                          the bucket's size, from a multiple of 16 bytes on
+    tables  int32, rows' blocks           last, since its size changes from step to step
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.staging import Staging
+from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
+from services.engine.kernels.gpu.paged_attention import Entries, Kind, Outputs, PagedAttentionKernels
+from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_kv
+
+_MUCH_LONGER = 3  # than rows are on average is the longest one: then it costs less to copy them without what is unused
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """One kind of items, int32[1 + N, 6], and how many programs take them for each KV head."""
+
+    kind: Kind
+    items: Tensor
+    grid: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonPlan:
+    """What all layers of one step share. T: its tokens, or its bucket's padded_rows."""
+
+    slots: Tensor  # int64[T]: element of the pool where each token's K of head 0 and layer 0 goes, -1 for padding
+    entries: Entries
+    launches: tuple[Launch, ...]
+    merges: Tensor | None  # int32[J, 3]; None: no token has partial outputs
+    outputs: Outputs
+    window: int  # 0: none
+
+
+class TritonAttention:
+    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]. See `Attention`.
+
+    Blocks are not cleared: the kernels read nothing of a slot that was not written.
+    """
+
+    def __init__(
+        self,
+        pool: Tensor,
+        layout: KvLayout,
+        num_heads: int,
+        scale: float,
+        *,
+        staging: Staging,
+        num_multiprocessors: int,
+        split_keys: int | None = None,
+        share_prefixes: bool = True,
+        scales: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """num_multiprocessors: of the device; work is cut so that all of them have some.
+        split_keys, share_prefixes: see `WorkPlanner`. With the first a row's results depend on it alone.
+        scales: float32[layers, 2, kv_heads], by which K and V in a pool of float8_e4m3fn are multiplied.
+        dtype: of q and of the output; needed for such a pool, else the pool's.
+        """
+        if dtype is None and scales is not None:
+            raise ValueError("dtype must be given for a pool with scales")
+        self._pool = pool
+        self._layout = layout
+        self._num_heads = num_heads
+        self._staging = staging
+        self._dtype = dtype or pool.dtype
+        self._kernels = PagedAttentionKernels(pool, layout, num_heads, scale, self._dtype, scales)
+        self._kv = PagedKv(pool, scales)
+        tiles = self._kernels.tiles
+        programs = {
+            kind: -(-num_multiprocessors * tile.resident // layout.num_kv_heads) for kind, tile in tiles.items()
+        }
+        tiling = Tiling(
+            block_size=layout.block_size,
+            programs=programs["decode"],
+            wide_programs=programs["prefill"],
+            prefill_tokens=tiles["prefill"].tokens,
+            shared_tokens=tiles["shared"].tokens,
+        )
+        self._programs = programs
+        self._planner = WorkPlanner(tiling, split_keys, share_prefixes=share_prefixes)
+        self._of_bucket: dict[int, Outputs] = {}  # a graph writes to them as long as it lives
+
+    @property
+    def writes_by_kernel(self) -> bool:
+        """See `Attention.writes_by_kernel`."""
+        return False
+
+    def rotate_and_write(
+        self,
+        plan: TritonPlan,
+        layer: int,
+        heads: Tensor,
+        cos: Tensor,
+        signed_sin: Tensor,
+        weight: Tensor | None,
+        eps: float,
+    ) -> None:
+        """See `Attention.rotate_and_write`."""
+        rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, slots=plan.slots)
+
+    def kernel_inputs(self, plan: TritonPlan) -> None:
+        """See `Attention.kernel_inputs`."""
+
+    def prepare(self, queries: PagedQueries, window: int | None = None, padded_rows: int | None = None) -> TritonPlan:
+        """See `Attention.prepare`. padded_rows: the step is one for a graph, with at most so many rows, of one query
+        token each; q, k and v have that many tokens.
+        """
+        if padded_rows is not None:
+            return self._for_graph(queries, window, padded_rows)
+        counts = np.diff(queries.query_starts)
+        max_slots = self._planner.max_slots(int((counts == 1).sum()), bool((counts > 1).any()))
+        tables, table_starts = self._tables(queries)
+        work = self._planner.plan(queries, window, max_slots, table_starts)
+        slots = self._staging.put(self._slots(queries))
+        entries, items, merges = self._staged(work, tables, None)
+        launches = [
+            Launch(kind, some, len(some) - 1 if kind == "prefill" else min(len(some) - 1, self._programs[kind]))
+            for kind, some in items.items()
+            if len(some) > 1
+        ]
+        outputs = self._outputs(len(slots), work.num_slots, self._pool.new_empty)
+        merged = merges if work.num_slots else None
+        return TritonPlan(slots, entries, tuple(launches), merged, outputs, window or 0)
+
+    def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
+        """See `Attention.write`."""
+        store_kv(k, v, kv=self._kv, layer=layer, slots=plan.slots)
+
+    def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Attention.attend`. Takes K and V from the pool. What it returns for padding means nothing."""
+        for launch in plan.launches:
+            self._kernels.attend(
+                launch.kind, layer, q, plan.outputs, launch.items, plan.entries, launch.grid, plan.window
+            )
+        if plan.merges is not None:
+            self._kernels.merge(plan.outputs, plan.merges)
+        return plan.outputs.out, plan.outputs.lse
+
+    def _for_graph(self, queries: PagedQueries, window: int | None, padded_rows: int) -> TritonPlan:
+        num_rows = len(queries.seq_lens)
+        if num_rows > padded_rows or queries.query_starts[-1] != num_rows or (np.diff(queries.query_starts) != 1).any():
+            raise ValueError(f"a step for a graph has at most {padded_rows} rows, with one query token each")
+        max_slots = self._planner.max_slots(padded_rows)
+        tables, table_starts = self._tables(queries)
+        work = self._planner.plan(queries, window, max_slots, table_starts)
+        slots = np.full(padded_rows, -1, np.int64)
+        slots[:num_rows] = self._slots(queries)
+        on_device = self._staging.put(slots, fixed=True)
+        entries, items, merges = self._staged(work, tables, padded_rows)
+        kinds: tuple[Kind, ...] = ("decode",) if window or not self._planner.shares else ("shared", "decode")
+        launches = tuple(Launch(kind, items[kind], self._programs[kind]) for kind in kinds)
+        outputs = self._bucket_outputs(padded_rows, max_slots)
+        return TritonPlan(on_device, entries, launches, merges, outputs, window or 0)
+
+    def _bucket_outputs(self, padded_rows: int, max_slots: int) -> Outputs:
+        """Made once for a bucket, or a part of what a larger one has: buckets are best begun with the largest."""
+        if padded_rows not in self._of_bucket:
+            larger = [size for size in self._of_bucket if size > padded_rows]
+            if larger:
+                whole = self._of_bucket[min(larger)]
+                some = replace(whole, out=whole.out[:padded_rows], lse=whole.lse[:padded_rows])
+            else:
+                some = self._outputs(padded_rows, max_slots, self._pool.new_zeros)
+            self._of_bucket[padded_rows] = some
+        return self._of_bucket[padded_rows]
+
+    def _staged(
+        self, work: WorkItems, tables: np.ndarray, padded_rows: int | None
+    ) -> tuple[Entries, dict[Kind, Tensor], Tensor]:
+        """Everything but the slots: as long as it is, or for a bucket as long as it can be."""
+        parts = work.tokens, work.limits, work.partials, work.merges, work.decode, work.shared, work.prefill
+        rooms = [_aligned(part.size) for part in parts] if padded_rows is None else self._rooms(padded_rows)
+        pack = _pack([part.reshape(-1) for part in parts], rooms)
+        fixed = padded_rows is not None
+        sections = self._staging.put(pack, fixed=fixed).split(rooms)
+        tokens, limits, partials, merges, *items = sections
+        kinds: tuple[Kind, ...] = ("decode", "shared", "prefill")
+        entries = Entries(tokens, limits, partials, self._staging.put(tables, fixed=fixed))
+        num_merges = padded_rows if padded_rows is not None else len(work.merges)
+        sizes = [work.decode.size, work.shared.size, work.prefill.size]
+        rows = [some[: size // 6 * 6].view(-1, 6) for some, size in zip(items, sizes, strict=True)]
+        return entries, dict(zip(kinds, rows, strict=True)), merges[: 3 * num_merges].view(-1, 3)
+
+    def _rooms(self, padded_rows: int) -> list[int]:
+        """int32 elements of each section of a bucket's pack."""
+        slots = self._planner.max_slots(padded_rows)
+        of_entries, of_items = 2 * padded_rows, 6 * (1 + padded_rows + slots)
+        return list(map(_aligned, (of_entries, of_entries, of_entries, 3 * padded_rows, of_items, of_items, 6)))
+
+    def staged_bytes(self, padded_rows: int, max_len: int) -> int:
+        """That a step for a graph stages at most, with rows of up to max_len tokens."""
+        tables = padded_rows * -(-max_len // self._layout.block_size)
+        return 8 * padded_rows + 4 * (sum(self._rooms(padded_rows)) + tables) + 3 * 16
+
+    def _tables(self, queries: PagedQueries) -> tuple[np.ndarray, np.ndarray]:
+        """The rows' blocks, int32, and int64[R], where each row's begin.
+
+        Tables as they are, or where one row is much longer than others only what is looked at, row after row.
+        """
+        num_blocks = -(-queries.seq_lens.astype(np.int64) // self._layout.block_size)
+        width = int(num_blocks.max(initial=0))
+        tables = np.ascontiguousarray(queries.block_tables[:, :width], dtype=np.int32).reshape(-1)
+        starts = np.arange(len(num_blocks)) * width
+        if _MUCH_LONGER * int(num_blocks.sum()) > len(tables):
+            return tables, starts
+        shifts = starts + num_blocks - np.cumsum(num_blocks)
+        return tables[np.arange(int(num_blocks.sum())) + np.repeat(shifts, num_blocks)], starts - shifts
+
+    def _slots(self, queries: PagedQueries) -> np.ndarray:
+        """Where the step's tokens go: int64[T]."""
+        rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
+        shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
+        index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], self._layout.block_size)
+        blocks = queries.block_tables[rows, index].astype(np.int64)
+        slots: np.ndarray = blocks * self._pool.stride(0) + offsets * self._layout.head_dim
+        return slots
+
+    def _outputs(self, num_tokens: int, num_slots: int, make: Callable[..., Tensor]) -> Outputs:
+        """Zeros for a graph, since what follows reads its padding, which nothing writes."""
+        shape = self._num_heads, self._layout.head_dim
+        num_slots = max(num_slots, 1)
+        return Outputs(
+            out=make((num_tokens, *shape), dtype=self._dtype),
+            lse=make((num_tokens, shape[0]), dtype=torch.float32),
+            partial_out=make((num_slots, *shape), dtype=torch.float32),
+            partial_lse=make((num_slots, shape[0]), dtype=torch.float32),
+        )
+
+
+def _aligned(size: int) -> int:
+    """So many int32 elements that 16 bytes are full."""
+    return -(-size // 4) * 4
+
+
+def _pack(parts: Sequence[np.ndarray], rooms: Sequence[int]) -> np.ndarray:
+    """One array of all parts, each at the start of its room, zeros behind."""
+    pack = np.zeros(sum(rooms), np.int32)
+    at = 0
+    for part, room in zip(parts, rooms, strict=True):
+        assert part.size <= room
+        pack[at : at + part.size] = part
+        at += room
+    return pack

@@ -1,0 +1,261 @@
+"""Cuts a step's attention into work items for `kernels.gpu.attention`: numpy alone, once per step for all layers.
+
+    decode    rows with one query token    splits of the row's keys, so that few rows keep a whole device busy
+    prefill   rows with more               tiles of query tokens, each over all keys that one of them sees
+    shared    prefixes of decode rows      tiles of the rows' tokens over the keys that these rows have in common
+
+A token of which several items see keys has that many partial slots, next to each other: of the shared prefix first.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.config import SPLIT_KEYS_MULTIPLE
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
+
+_ITEM_COST = 64  # of an item, in keys: what it takes to begin and to leave a partial output; an estimate
+_GROWTH = np.array([1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128])  # split sizes tried, of the smallest
+_MAX_FIXED_SPLITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What the kernels take, and how many programs the device runs at once for one KV head."""
+
+    block_size: int
+    programs: int  # of decode
+    wide_programs: int  # of prefill and of shared prefixes
+    prefill_tokens: int  # of a tile
+    shared_tokens: int
+    key_tile: int = SPLIT_KEYS_MULTIPLE  # splits are multiples of it
+    decode_keys: int = 256  # of a split, at least
+    prefill_keys: int = 2048
+    shared_keys: int = 4096  # sharing that saves fewer reads of a key is left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkItems:
+    """See `kernels.gpu.attention` for the columns. All int32."""
+
+    tokens: np.ndarray  # [M]
+    limits: np.ndarray  # [M]
+    partials: np.ndarray  # [M]
+    decode: np.ndarray  # [1 + N, 6]
+    prefill: np.ndarray  # likewise
+    shared: np.ndarray
+    merges: np.ndarray  # [J, 3]: a token, its first partial slot and its end
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tiles:
+    """N tiles of query tokens, which become items. int64[N] each."""
+
+    counts: np.ndarray  # entries, one after the other, tile by tile
+    tables: np.ndarray  # rows of the block tables
+    begins: np.ndarray  # first keys
+    ends: np.ndarray  # of their keys
+    splits: np.ndarray
+    sizes: np.ndarray  # keys of a split but the last
+
+
+class WorkPlanner:
+    """Cuts steps. With `split_keys` a row's items depend on the row alone, and so, to the bit, does its result: splits
+    have that many keys, counted from the first that is seen, whatever else is in the step; or twice as many, and so
+    on, so that no row has more than 16. Prefixes are not shared then, since that depends on a row's neighbours; nor
+    where `share_prefixes` says so.
+    """
+
+    def __init__(self, tiling: Tiling, split_keys: int | None = None, *, share_prefixes: bool = True) -> None:
+        if split_keys is not None and (split_keys < 1 or split_keys % tiling.key_tile):
+            raise ValueError(f"split_keys must be a multiple of {tiling.key_tile}, not {split_keys}")
+        self._tiling = tiling
+        self._split_keys = split_keys
+        self.shares = share_prefixes and split_keys is None  # whether rows may attend to a prefix together
+
+    def max_slots(self, num_singles: int, has_prefill: bool = False) -> int:
+        """Partial slots that are enough for a step with so many rows of one token, and perhaps with longer ones."""
+        if self._split_keys is not None:
+            return _MAX_FIXED_SPLITS * num_singles
+        tiling = self._tiling
+        return 2 * num_singles + 8 * tiling.programs + has_prefill * tiling.prefill_tokens * tiling.wide_programs
+
+    def plan(self, queries: PagedQueries, window: int | None, max_slots: int, table_starts: np.ndarray) -> WorkItems:
+        """The step's items, with at most max_slots partial slots (`max_slots` of its rows, or more).
+
+        table_starts: int[R], where each row's blocks begin in the staged tables.
+        """
+        counts = np.diff(queries.query_starts)
+        singles = np.flatnonzero(counts == 1)
+        several = np.flatnonzero(counts > 1)
+        groups, begins = self._groups(queries, singles, window)
+        shared_rows = np.concatenate([group.rows for group in groups]) if groups else np.empty(0, np.int64)
+        if max_slots < 2 * len(shared_rows):
+            raise ValueError(f"{max_slots} partial slots are too few for {len(shared_rows)} rows that share prefixes")
+
+        budget = max_slots - len(shared_rows)  # the rows' own keys take one each at least
+        shared = self._shared_tiles(groups, singles, max(len(shared_rows), budget // 2))
+        of_shared = np.zeros(len(singles), np.int64)
+        of_shared[shared_rows] = np.repeat(shared.splits, shared.counts)
+        budget = max_slots - int(of_shared.sum())
+        decode = self._decode_tiles(queries, singles, begins, of_shared > 0, budget)
+        slots = of_shared + decode.splits
+        slots[slots == 1] = 0
+        prefill, prefill_tokens, prefill_limits = self._prefill_tiles(
+            queries, several, window, max_slots - int(slots.sum())
+        )
+        prefill_slots = np.repeat(np.where(prefill.splits > 1, prefill.splits, 0), prefill.counts)
+
+        single_tokens = queries.query_starts[singles]
+        firsts, merges = _slots(np.append(single_tokens, prefill_tokens), np.append(slots, prefill_slots))
+        own = np.where(slots > 0, firsts[: len(singles)] + of_shared, -1)
+        lengths = [group.num_blocks * self._tiling.block_size for group in groups]
+        tokens = (single_tokens, single_tokens[shared_rows], prefill_tokens)
+        limits = (queries.seq_lens[singles], np.repeat(lengths, [len(g.rows) for g in groups]), prefill_limits)
+        partials = (own, firsts[shared_rows], np.where(prefill_slots > 0, firsts[len(singles) :], -1))
+        return WorkItems(
+            tokens=np.concatenate(tokens, dtype=np.int32, casting="unsafe"),
+            limits=np.concatenate(limits, dtype=np.int32, casting="unsafe"),
+            partials=np.concatenate(partials, dtype=np.int32, casting="unsafe"),
+            decode=_items(decode, 0, table_starts),
+            shared=_items(shared, len(singles), table_starts),
+            prefill=_items(prefill, len(singles) + len(shared_rows), table_starts),
+            merges=merges,
+            num_slots=int(merges[-1, 2]) if len(merges) else 0,
+        )
+
+    def _groups(
+        self, queries: PagedQueries, singles: np.ndarray, window: int | None
+    ) -> tuple[list[SharedPrefix], np.ndarray]:
+        """Groups of indices into `singles`, and the first key that each of these rows sees on its own."""
+        seq_lens = queries.seq_lens[singles].astype(np.int64)
+        if window is not None:
+            return [], np.maximum(seq_lens - window, 0)
+        begins = np.zeros_like(seq_lens)
+        if not self.shares or len(singles) < 2:
+            return [], begins
+        size = self._tiling.block_size
+        tables = queries.block_tables if len(singles) == len(queries.seq_lens) else queries.block_tables[singles]
+        groups = shared_prefixes(tables, (seq_lens - 1) // size, -(-self._tiling.shared_keys // size))
+        for group in groups:
+            begins[group.rows] = group.num_blocks * size
+        return groups, begins
+
+    def _decode_tiles(
+        self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray, is_shared: np.ndarray, max_slots: int
+    ) -> _Tiles:
+        ends = queries.seq_lens[rows].astype(np.int64)
+        if self._split_keys is not None:
+            splits, sizes = _fixed(ends - begins, self._split_keys)
+        else:
+            ones = np.ones(len(rows), np.int64)
+            splits, sizes = self._balanced(
+                ends - begins, ones, is_shared, self._tiling.decode_keys, self._tiling.programs, max_slots
+            )
+        return _Tiles(np.ones(len(rows), np.int64), rows, begins, ends, splits, sizes)
+
+    def _shared_tiles(self, groups: list[SharedPrefix], singles: np.ndarray, max_slots: int) -> _Tiles:
+        if not groups:
+            return _nothing()
+        counts = np.array([len(group.rows) for group in groups], np.int64)
+        of, _, counts = _cut(counts, self._tiling.shared_tokens)
+        ends = np.array([group.num_blocks * self._tiling.block_size for group in groups], np.int64)[of]
+        tables = np.array([singles[group.rows[0]] for group in groups], np.int64)[of]
+        partial = np.ones(len(of), bool)
+        splits, sizes = self._balanced(
+            ends, counts, partial, self._tiling.decode_keys, self._tiling.wide_programs, max_slots
+        )
+        return _Tiles(counts, tables, np.zeros_like(ends), ends, splits, sizes)
+
+    def _prefill_tiles(
+        self, queries: PagedQueries, rows: np.ndarray, window: int | None, max_slots: int
+    ) -> tuple[_Tiles, np.ndarray, np.ndarray]:
+        """Tiles, and of each of their entries its token and limit."""
+        if not len(rows):
+            return _nothing(), np.empty(0, np.int64), np.empty(0, np.int64)
+        lengths = np.diff(queries.query_starts)[rows].astype(np.int64)
+        tokens = tokens_of(queries, rows)
+        limits = tokens + np.repeat(queries.seq_lens[rows] - queries.query_starts[rows + 1], lengths) + 1
+        of, starts, counts = _cut(lengths, self._tiling.prefill_tokens)
+        ends = limits[starts + counts - 1]
+        begins = np.zeros_like(ends) if window is None else np.maximum(limits[starts] - window, 0)
+        splits, sizes = np.ones_like(ends), ends - begins
+        if self._split_keys is None:
+            apart = np.zeros(len(of), bool)
+            splits, sizes = self._balanced(
+                ends - begins, counts, apart, self._tiling.prefill_keys, self._tiling.wide_programs, max_slots
+            )
+        return _Tiles(counts, rows[of], begins, ends, splits, sizes), tokens, limits
+
+    def _balanced(
+        self, keys: np.ndarray, counts: np.ndarray, is_partial: np.ndarray, least: int, programs: int, max_slots: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Splits of each tile and their size, for which all programs are done soonest, in at most max_slots.
+
+        is_partial: tiles whose entries take slots even where they have one split.
+        """
+        longest = int(keys.max(initial=0))
+        if longest <= least:
+            return np.ones_like(keys), keys
+        tile = self._tiling.key_tile
+        tried = np.append(least * _GROWTH[least * _GROWTH < longest], longest)[:, None]
+        splits = np.ceil(keys / tried)  # exact, and much faster than with integers
+        sizes = np.ceil(keys / (splits * tile)) * tile
+        splits = np.ceil(keys / sizes)
+        items = splits.sum(1)
+        slots = np.where(is_partial | (splits > 1), splits * counts, 0).sum(1)
+        rounds = np.ceil(items / programs) * (keys.sum() / items + _ITEM_COST)
+        cost = np.maximum(rounds, sizes.max(1) + _ITEM_COST)
+        cost[slots > max_slots] = np.inf
+        best = int(cost.argmin())
+        return splits[best].astype(np.int64), sizes[best].astype(np.int64)
+
+
+def _nothing() -> _Tiles:
+    return _Tiles(*([np.empty(0, np.int64)] * 6))
+
+
+def _fixed(keys: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    sizes = np.full_like(keys, size)
+    while (large := keys > sizes * _MAX_FIXED_SPLITS).any():
+        sizes[large] *= 2
+    return -(-keys // sizes), sizes
+
+
+def _cut(lengths: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Stretches of entries in tiles of at most `most`: of each tile its stretch, first entry and entries."""
+    pieces = -(-lengths // most)
+    of = np.repeat(np.arange(len(lengths)), pieces)
+    number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    counts = np.minimum(lengths[of] - number * most, most)
+    return of, np.cumsum(counts) - counts, counts
+
+
+def _slots(tokens: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each token its first slot, and int32[J, 3] what is merged."""
+    ends = np.cumsum(slots)
+    firsts = ends - slots
+    chosen = np.flatnonzero(slots)
+    return firsts, np.stack((tokens[chosen], firsts[chosen], ends[chosen]), axis=1).astype(np.int32)
+
+
+def _items(tiles: _Tiles, first_entry: int, table_starts: np.ndarray) -> np.ndarray:
+    """The tiles' splits, longest first: the last to begin should be the first to end."""
+    if not len(tiles.counts):
+        return np.zeros((1, 6), np.int32)
+    order = np.argsort(-tiles.sizes, kind="stable")
+    splits = tiles.splits[order]
+    of = np.repeat(order, splits)
+    split = np.arange(len(of)) - np.repeat(np.cumsum(splits) - splits, splits)
+    begins = tiles.begins[of] + split * tiles.sizes[of]
+    items = np.empty((1 + len(of), 6), np.int32)
+    items[0] = len(of)
+    items[1:, 0] = first_entry + (np.cumsum(tiles.counts) - tiles.counts)[of]
+    items[1:, 1] = tiles.counts[of]
+    items[1:, 2] = table_starts[tiles.tables[of]]
+    items[1:, 3] = begins
+    items[1:, 4] = np.minimum(begins + tiles.sizes[of], tiles.ends[of])
+    items[1:, 5] = split
+    return items

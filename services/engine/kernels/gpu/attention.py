@@ -1,0 +1,241 @@
+# mypy: disable-error-code="no-untyped-def"
+# A kernel has no Python types.
+"""Paged attention in Triton: one kernel for decode, prefill and shared prefixes, driven by work items.
+
+An item is a stretch of one row's keys and the query tokens (entries) that attend to it:
+
+    items    int32[1 + N, 6]   row 0: N; then of each: first entry, entries, where its row begins in `tables`,
+                               first key, end key, which split of its keys
+    tokens   int32[M]          of entry m, the token of the step
+    limits   int32[M]          the keys it sees: those below, of which with a window the last ones
+    partials int32[M]          below 0: the item answers the entry alone; else the first of the entry's partial slots
+
+All query heads of a KV head are rows of one tile, so K and V are read once for them. Items that share an entry leave a
+float32 output and a log-sum-exp in a slot of their own (split KV: flash-decoding, Dao et al. 2023; shared prefixes:
+cascade, Ye et al. 2025, arXiv 2501.01005), and `merge_partials` makes one of them. What changes from step to step lies
+in device memory: a launch depends only on its grid. The softmax is the online one of FlashAttention-2 (Dao 2023, arXiv
+2307.08691), in powers of two.
+"""
+
+import triton
+import triton.language as tl
+
+from services.engine.kernels.gpu.casts import cast
+
+_LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
+    """K or V of a tile, zeros where there is no key: what lies there may be NaN, and 0 * NaN is NaN."""
+    dims = tl.arange(0, DIMS)
+    if MASKED:
+        return tl.load(pointers, mask=present[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+    if DIMS != HEAD_DIM:
+        return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def _attend_keys(
+    acc,  # float32[ROWS, DIMS], not yet divided by `total`
+    top,  # float32[ROWS]: the highest score so far, times log2(e)
+    total,  # float32[ROWS]: of 2 ** (score - top)
+    q,
+    head,  # K of this layer and head in block 0
+    table,
+    upper,  # int32[ROWS]: keys below are seen
+    lower,  # int32[ROWS]: and from here on, with a window
+    begin,
+    end,
+    qk_scale,
+    BLOCK_STRIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Attends to the keys from begin to end. Not masked: all rows see all of them, and they fill whole tiles."""
+    dims = tl.arange(0, DIMS)
+    for start in range(begin, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        present = keys < end
+        if MASKED:
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
+        else:
+            blocks = tl.load(table + keys // BLOCK_SIZE)
+        at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_DIM
+        pointers = head + (at[:, None] + dims[None, :])
+        k = _load_keys(pointers, present, DIMS, HEAD_DIM, MASKED)
+        scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee") * qk_scale
+        if MASKED:
+            seen = keys[None, :] < upper[:, None]
+            if WINDOW:
+                seen = seen & (keys[None, :] >= lower[:, None])
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        shift = new_top
+        if MASKED:
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing
+        p = tl.math.exp2(scores - shift[:, None])
+        fade = tl.math.exp2(top - shift)
+        total = total * fade + tl.sum(p, 1)
+        top = new_top
+        v = _load_keys(pointers + BLOCK_SIZE * HEAD_DIM, present, DIMS, HEAD_DIM, MASKED)
+        acc = tl.dot(p.to(DOT), v.to(DOT), acc * fade[:, None], input_precision="ieee")
+    return acc, top, total
+
+
+@triton.jit(do_not_specialize=["layer"])
+def attend_items(
+    q,  # [T, HEADS, HEAD_DIM], tokens q_stride elements apart
+    out,  # [T, HEADS, HEAD_DIM]
+    lse,  # float32[T, HEADS]
+    partial_out,  # float32[P, HEADS, HEAD_DIM]
+    partial_lse,  # float32[P, HEADS]
+    pool,  # [num_blocks, KV_HEADS, LAYERS, 2, BLOCK_SIZE, HEAD_DIM]
+    items,
+    tokens,
+    limits,
+    partials,
+    tables,  # int32, rows of block numbers
+    scales,  # float32[LAYERS, 2, KV_HEADS], of K and V; None: they are not scaled
+    layer,
+    q_stride,
+    qk_scale,  # times log2(e)
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    LAYERS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,  # HEAD_DIM up to a power of two
+    ROWS: tl.constexpr,  # of a tile: a power of two, at least an item's entries times HEADS // KV_HEADS
+    KEYS: tl.constexpr,  # of a tile
+    WINDOW: tl.constexpr,  # 0: none
+    UNMASKED: tl.constexpr,  # attend to keys that all rows see in a loop of their own
+    DOT: tl.constexpr,
+):
+    """Grid (programs, KV_HEADS), as many programs as one likes."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    PLANE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    BLOCK_STRIDE: tl.constexpr = KV_HEADS * LAYERS * 2 * PLANE
+    kv_head = tl.program_id(1)
+    head = pool + (kv_head.to(tl.int64) * LAYERS + layer) * (2 * PLANE)
+    v_scale = 1.0
+    if scales is not None:
+        qk_scale *= tl.load(scales + layer * (2 * KV_HEADS) + kv_head)
+        v_scale = tl.load(scales + layer * (2 * KV_HEADS) + KV_HEADS + kv_head)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    heads = kv_head * GROUP + rows % GROUP
+    for item in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
+        fields = items + (1 + item) * 6
+        first_entry = tl.load(fields)
+        num_entries = tl.load(fields + 1)
+        table = tables + tl.load(fields + 2)
+        first_key = tl.load(fields + 3)
+        end_key = tl.load(fields + 4)
+        split = tl.load(fields + 5)
+
+        present = rows < num_entries * GROUP
+        entries = first_entry + rows // GROUP
+        token = tl.load(tokens + entries, mask=present, other=0).to(tl.int64)
+        limit = tl.load(limits + entries, mask=present, other=0)
+        partial = tl.load(partials + entries, mask=present, other=-1)
+        inside = present[:, None] & (dims < HEAD_DIM)[None, :]
+        queries = q + (token * q_stride + heads * HEAD_DIM)[:, None] + dims[None, :]
+        query = tl.load(queries, mask=inside, other=0.0).to(DOT)
+
+        acc = tl.zeros([ROWS, DIMS], tl.float32)
+        top = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        upper = tl.minimum(limit, end_key)
+        lower = limit - WINDOW
+        begin = first_key
+        if UNMASKED:
+            if WINDOW:
+                # Up to here some row's window has not begun.
+                edge = tl.max(tl.where(present, lower, 0)) - first_key
+                begin = first_key + tl.maximum(edge + KEYS - 1, 0) // KEYS * KEYS
+                begin = tl.minimum(begin, end_key)
+                acc, top, total = _attend_keys(
+                    acc, top, total, query, head, table, upper, lower, first_key, begin, qk_scale,
+                    BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
+                )  # fmt: skip
+            all_see = tl.min(tl.where(present, upper, end_key))
+            middle = begin + tl.maximum(all_see - begin, 0) // KEYS * KEYS
+            acc, top, total = _attend_keys(
+                acc, top, total, query, head, table, upper, lower, begin, middle, qk_scale,
+                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, False, DOT,
+            )  # fmt: skip
+            begin = middle
+        acc, top, total = _attend_keys(
+            acc, top, total, query, head, table, upper, lower, begin, end_key, qk_scale,
+            BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
+        )  # fmt: skip
+
+        found = total > 0
+        result = acc * (v_scale / tl.where(found, total, 1.0))[:, None]
+        score = tl.where(found, (top + tl.math.log2(tl.where(found, total, 1.0))) * _LN2, float("-inf"))
+        alone = partial < 0
+        at = token * HEADS + heads
+        tl.store(lse + at, score, mask=present & alone)
+        tl.store(
+            out + (at * HEAD_DIM)[:, None] + dims[None, :],
+            cast(result, out.dtype.element_ty),
+            mask=inside & alone[:, None],
+        )
+        slot = (partial + split).to(tl.int64) * HEADS + heads
+        tl.store(partial_lse + slot, score, mask=present & (partial >= 0))
+        tl.store(
+            partial_out + (slot * HEAD_DIM)[:, None] + dims[None, :],
+            result,
+            mask=inside & (partial >= 0)[:, None],
+        )
+
+
+@triton.jit
+def merge_partials(
+    out,  # [T, HEADS, HEAD_DIM]
+    lse,  # float32[T, HEADS]
+    partial_out,  # float32[P, HEADS, HEAD_DIM]
+    partial_lse,  # float32[P, HEADS]
+    merges,  # int32[grid, 3]: a token, its first partial slot and its end; none: the token is left as it is
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    SLOTS: tl.constexpr,  # read at once
+):
+    """Grid (merges, HEADS): one token's partial outputs of one head, weighted by their log-sum-exps."""
+    fields = merges + tl.program_id(0) * 3
+    token = tl.load(fields).to(tl.int64)
+    first = tl.load(fields + 1)
+    end = tl.load(fields + 2)
+    head = tl.program_id(1)
+    dims = tl.arange(0, DIMS)
+    acc = tl.zeros([DIMS], tl.float32)
+    top = float("-inf")
+    total = 0.0
+    for start in range(first, end, SLOTS):
+        slots = start + tl.arange(0, SLOTS)
+        present = slots < end
+        at = slots.to(tl.int64) * HEADS + head
+        scores = tl.load(partial_lse + at, mask=present, other=float("-inf"))
+        inside = present[:, None] & (dims < HEAD_DIM)[None, :]
+        parts = tl.load(partial_out + (at * HEAD_DIM)[:, None] + dims[None, :], mask=inside, other=0.0)
+        new_top = tl.maximum(top, tl.max(scores, 0))
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp(scores - shift)
+        fade = tl.exp(top - shift)
+        acc = acc * fade + tl.sum(parts * weights[:, None], 0)
+        total = total * fade + tl.sum(weights, 0)
+        top = new_top
+    if end > first:
+        found = total > 0
+        at = token * HEADS + head
+        whole = acc / tl.where(found, total, 1.0)
+        tl.store(lse + at, tl.where(found, top + tl.log(tl.where(found, total, 1.0)), float("-inf")))
+        tl.store(out + at * HEAD_DIM + dims, cast(whole, out.dtype.element_ty), mask=dims < HEAD_DIM)

@@ -1,0 +1,140 @@
+"""Launches of the attention kernels over one pool, with the tile of each kind of work.
+
+A launch reads nothing of what changes from step to step but tensors' addresses and the grid.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.kernels.gpu.attention import attend_items, merge_partials
+from services.engine.kernels.gpu.launch import dot_dtype
+
+Kind = Literal["decode", "prefill", "shared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How much of the work one program has at a time, and with what."""
+
+    tokens: int
+    keys: int
+    num_warps: int
+    num_stages: int = 3
+    resident: int = 1  # programs that a multiprocessor has registers for, on sm_90
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """See `kernels.gpu.attention`: int32 each."""
+
+    tokens: Tensor
+    limits: Tensor
+    partials: Tensor
+    tables: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outputs:
+    """Where results go, contiguous."""
+
+    out: Tensor  # [T, heads, head_dim]
+    lse: Tensor  # float32[T, heads]
+    partial_out: Tensor  # float32[P, heads, head_dim]
+    partial_lse: Tensor  # float32[P, heads]
+
+
+def padded(size: int, least: int = 16) -> int:
+    """The next power of two, for a dimension of a matrix product."""
+    return max(least, int(triton.next_power_of_2(size)))
+
+
+def choose_tile(kind: Kind, group: int, head_dim: int, dtype: torch.dtype, *, fp8: bool) -> Tile:
+    """The largest tile that spills no registers in its loops on sm_90. dtype: of q; fp8: the pool is float8_e4m3fn.
+
+    Of 5 stages, two hold K and V on their way, as the block table must be read first; of 3, one.
+    """
+    dims = padded(head_dim)
+    if dtype == torch.float32:  # no matrix instructions: the products take registers for themselves
+        tokens = 1 if kind == "decode" else max(1, 32 // group)
+        return Tile(tokens, keys=32 if dims < 256 else 16, num_warps=4, resident=2)
+    if kind == "decode":
+        resident = 3 if dims < 256 else 2
+        return Tile(1, keys=64 if dims < 128 else 32, num_warps=4, num_stages=5, resident=resident)
+    if dims < 256:
+        return Tile(128 // group, keys=64, num_warps=8)
+    return Tile(64 // group, keys=16 if fp8 else 32, num_warps=8)
+
+
+def _is_packed(heads: Tensor) -> bool:
+    """Whether a token's heads are next to each other."""
+    return bool(heads.stride(2) == 1 and (heads.shape[1] == 1 or heads.stride(1) == heads.shape[2]))
+
+
+class PagedAttentionKernels:
+    """Kernels over a pool [num_blocks, kv_heads, layers, 2, block_size, head_dim] of `layout`, contiguous."""
+
+    def __init__(
+        self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float, dtype: torch.dtype, scales: Tensor | None
+    ) -> None:
+        """dtype: of q and of the output.
+        scales: float32[layers, 2, kv_heads], contiguous, by which K and V in a pool of float8_e4m3fn are multiplied.
+        """
+        if (pool.dtype == torch.float8_e4m3fn) != (scales is not None):
+            raise ValueError(f"scales belong to a pool of float8_e4m3fn; this one holds {pool.dtype}")
+        if scales is not None and dtype == torch.float32:
+            raise ValueError("a pool of float8_e4m3fn is for models in bfloat16 or float16")
+        group, rest = divmod(num_heads, layout.num_kv_heads)
+        if rest or group > 16:
+            raise ValueError(f"{num_heads} query heads over {layout.num_kv_heads} KV heads are not supported")
+        self._pool = pool
+        self._layout = layout
+        self._qk_scale = scale * math.log2(math.e)
+        self._scales = scales
+        kinds: tuple[Kind, ...] = ("decode", "prefill", "shared")
+        fp8 = scales is not None
+        self.tiles = {kind: choose_tile(kind, group, layout.head_dim, dtype, fp8=fp8) for kind in kinds}
+        # From FP8 to float16 is one instruction for two values, and exact; to bfloat16 it is several.
+        dot = dot_dtype(torch.float16 if fp8 else dtype)
+        self._dims = padded(layout.head_dim)
+        shape = {"KV_HEADS": layout.num_kv_heads, "LAYERS": layout.num_layers, "BLOCK_SIZE": layout.block_size}
+        self._shape: dict[str, Any] = {**shape, "HEAD_DIM": layout.head_dim, "DIMS": self._dims}
+        self._heads = num_heads
+        self._constants = {
+            kind: {
+                **self._shape,
+                "HEADS": num_heads,
+                "ROWS": padded(tile.tokens * group),
+                "KEYS": tile.keys,
+                "UNMASKED": kind != "decode",
+                "DOT": dot,
+                "num_warps": tile.num_warps,
+                "num_stages": tile.num_stages,
+            }
+            for kind, tile in self.tiles.items()
+        }
+
+    def attend(
+        self, kind: Kind, layer: int, q: Tensor, to: Outputs, items: Tensor, entries: Entries, grid: int, window: int
+    ) -> None:
+        """Runs `items` in `grid` programs for each KV head. q: [T, heads, head_dim], a token's heads next to each
+        other. window: 0 for none.
+        """
+        assert _is_packed(q)
+        attend_items[(grid, self._layout.num_kv_heads)](
+            q, to.out, to.lse, to.partial_out, to.partial_lse, self._pool,
+            items, entries.tokens, entries.limits, entries.partials, entries.tables,
+            self._scales, layer, q.stride(0), self._qk_scale, WINDOW=window, **self._constants[kind],
+        )  # fmt: skip
+
+    def merge(self, to: Outputs, merges: Tensor) -> None:
+        """The partial outputs of `merges`, int32[J, 3], become one for each token."""
+        merge_partials[(len(merges), self._heads)](
+            to.out, to.lse, to.partial_out, to.partial_lse, merges,
+            HEADS=self._heads, HEAD_DIM=self._layout.head_dim, DIMS=self._dims, SLOTS=16, num_warps=2,
+        )  # fmt: skip
