@@ -1,0 +1,117 @@
+"""First half of sampling: every tile of every row in a program of its own, which leaves a few numbers of it.
+
+Programs are (tile, row). Weights are relative to the tile's highest logit, which the row's may exceed: the second half
+puts that right.
+"""
+
+import triton
+import triton.language as tl
+
+from services.engine.kernels.gpu.sampling_noise import exponential, stream_of
+from services.engine.kernels.gpu.sampling_tiles import (
+    GROUPS,
+    below,
+    coldness,
+    first_in_tile,
+    highest,
+    load_tile,
+    lowest,
+    total,
+)
+
+
+@triton.jit
+def is_filtered(
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    min_p: tl.tensor,
+    row: tl.tensor,
+    vocab: tl.tensor,
+    FILTERED: tl.constexpr,
+) -> tl.tensor:
+    """Whether a row with a temperature may not choose among all tokens. Known at once where no row is FILTERED."""
+    if FILTERED:
+        k = tl.load(top_k + row)
+        return ((k > 0) & (k < vocab)) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
+    else:
+        return False
+
+
+@triton.jit
+def scan_greedy(
+    logits: tl.tensor,  # [N, vocab], rows `stride` apart
+    stride: tl.tensor,
+    vocab: tl.tensor,
+    tops: tl.tensor,  # float32[N, tiles]: highest logits
+    tokens: tl.tensor,  # int32[N, tiles]: the first that has it
+) -> None:
+    """Where each tile is highest."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
+    top = highest(found)
+    place = row * tl.num_programs(0) + tile
+    tl.store(tops + place, top)
+    tl.store(tokens + place, first_in_tile(found == top, ids, vocab))
+
+
+@triton.jit(do_not_specialize_on_alignment=["temperature", "top_k", "top_p", "min_p", "seed", "position"])
+def scan_draw(
+    logits: tl.tensor,  # [N, vocab], rows `stride` apart
+    stride: tl.tensor,
+    vocab: tl.tensor,
+    temperature: tl.tensor,  # float32[N]
+    top_k: tl.tensor,  # int32[N]
+    top_p: tl.tensor,  # float32[N]
+    min_p: tl.tensor,  # float32[N]
+    seed: tl.tensor,  # int64[N]
+    position: tl.tensor,  # int64[N]
+    tops: tl.tensor,  # float32[N, tiles]: highest logits
+    amounts: tl.tensor,  # float32[N, tiles]: filtered rows' sums of weights; without filters the lowest race time
+    tokens: tl.tensor,  # int32[N, tiles]: greedy rows' first highest; without filters the one with that time
+    group_tops: tl.tensor,  # float32[N, tiles * GROUPS]: of filtered rows, the highest logit of each group
+    FILTERED: tl.constexpr,  # whether there are any such rows
+) -> None:
+    """What each tile has to offer, to a greedy row, to one without filters, or to one with filters.
+
+    Without filters a race decides: each token arrives after an exponential time divided by its weight.
+    """
+    tile, row = tl.program_id(0), tl.program_id(1)
+    found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
+    warmth = tl.load(temperature + row)
+    top = highest(found)
+    place = row * tl.num_programs(0) + tile
+    tl.store(tops + place, top)
+    if warmth <= 0:
+        tl.store(tokens + place, first_in_tile(found == top, ids, vocab))
+    elif is_filtered(top_k, top_p, min_p, row, vocab, FILTERED):
+        tl.store(group_tops + place * GROUPS + tl.arange(0, GROUPS), tl.max(found, axis=1))
+        tl.store(amounts + place, total(tl.where(ids < vocab, tl.exp(below(found, top, coldness(warmth))), 0.0)))
+    else:
+        stream = stream_of(tl.load(seed + row), tl.load(position + row))
+        late = tl.exp(tl.minimum(-below(found, top, coldness(warmth)), 80.0))  # more is too late just the same
+        time = tl.where(ids < vocab, exponential(stream, ids) * late, float("inf"))
+        soonest = lowest(time)
+        tl.store(amounts + place, soonest)
+        tl.store(tokens + place, first_in_tile(time == soonest, ids, vocab))
+
+
+@triton.jit(do_not_specialize_on_alignment=["widths"])
+def scan_softmax(
+    logits: tl.tensor,  # [N, vocab], rows `stride` apart
+    stride: tl.tensor,
+    vocab: tl.tensor,
+    widths: tl.tensor,  # int32[N]; below 0: not this row
+    tops: tl.tensor,  # float32[N, tiles]: highest logits
+    amounts: tl.tensor,  # float32[N, tiles]: sums of weights
+    group_tops: tl.tensor,  # float32[N, tiles * GROUPS]: the highest logit of each group
+) -> None:
+    """What logarithms of probabilities and a search for the likeliest tokens need."""
+    tile, row = tl.program_id(0), tl.program_id(1)
+    if tl.load(widths + row) >= 0:
+        found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
+        group_top = tl.max(found, axis=1)
+        top = tl.max(group_top, axis=0)
+        place = row * tl.num_programs(0) + tile
+        tl.store(group_tops + place * GROUPS + tl.arange(0, GROUPS), group_top)
+        tl.store(tops + place, top)
+        tl.store(amounts + place, total(tl.where(ids < vocab, tl.exp(below(found, top, 1.0)), 0.0)))
