@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -20,18 +20,18 @@ from services import hub, lifeline
 from services.config import (
     GC_DEBUG_VARIABLE,
     REDIS_URL_VARIABLE,
+    Device,
     EngineConfig,
     GatewayConfig,
     HandoffMode,
+    LoadFormat,
     LogFormat,
     TransportName,
     UpConfig,
     WorkerConfig,
     WorkerRole,
 )
-
-_MEMORY_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
-_ENGINE = EngineConfig(model=Path())  # for its defaults
+from services.engine_options import EngineOptions, with_engine_options
 
 app = typer.Typer(
     name="baton",
@@ -44,30 +44,6 @@ app = typer.Typer(
 
 class Refusal(Exception):
     """A command that cannot be carried out; its text is one line for a person."""
-
-
-class Kernels(StrEnum):
-    """What computes attention and the small operations."""
-
-    AUTO = "auto"
-    TORCH = "torch"
-
-
-class Dtype(StrEnum):
-    """What a model computes in."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-def parse_memory(text: str) -> int:
-    """Bytes of `512MiB`, `4GiB`, `1.5gb` or a plain number of bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _MEMORY_UNITS:
-        raise typer.BadParameter(f"{text!r} is no amount of memory; write 512MiB, 4GiB or a number of bytes")
-    return int(float(match[1]) * _MEMORY_UNITS[match[2]])
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
@@ -119,31 +95,6 @@ RevisionOption = Annotated[
 ServedNameOption = Annotated[
     str | None,
     typer.Option("--served-model-name", help="What clients call the model. Default: its id, or the directory's name."),
-]
-DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu. (cuda is not there yet.)")]
-DtypeOption = Annotated[Dtype, typer.Option(help="What the model computes in; auto: the checkpoint's own.")]
-MaxModelLenOption = Annotated[
-    int | None, typer.Option(min=1, help="Longest sequence, prompt included. Default: the model's own, if it fits.")
-]
-MaxNumSeqsOption = Annotated[int, typer.Option(min=1, help="Sequences in one step, at most.")]
-MaxBatchedTokensOption = Annotated[
-    int, typer.Option("--max-num-batched-tokens", min=1, help="Tokens in one step; longer prompts run in chunks.")
-]
-BlockSizeOption = Annotated[int, typer.Option(min=1, help="Token positions in one KV block.")]
-KvMemoryOption = Annotated[
-    int | None,
-    typer.Option(
-        "--kv-memory",
-        parser=parse_memory,
-        metavar="SIZE",
-        help="KV memory of each worker: 512MiB, 4GiB. Default: a quarter of the free memory, at most 4GiB.",
-    ),
-]
-KernelsOption = Annotated[
-    Kernels, typer.Option(help="auto: fused kernels where they can run (needs numba). torch: its own operations alone.")
-]
-NumThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads of each worker. Default: all cores, shared by those that step.")
 ]
 TransportOption = Annotated[
     TransportName,
@@ -198,7 +149,10 @@ AllowPlaintextOption = Annotated[
 
 
 @app.command()
+@with_engine_options
 def up(
+    *,
+    engine: EngineOptions,
     model: DemoModelOption = None,
     revision: RevisionOption = None,
     served_model_name: ServedNameOption = None,
@@ -211,15 +165,6 @@ def up(
     handoff_threshold: ThresholdOption = None,
     redis_url: RedisUrlOption = None,
     transport: TransportOption = TransportName.AUTO,
-    device: DeviceOption = "cpu",
-    dtype: DtypeOption = Dtype.AUTO,
-    max_model_len: MaxModelLenOption = _ENGINE.max_model_len,
-    max_num_seqs: MaxNumSeqsOption = _ENGINE.max_num_seqs,
-    max_num_batched_tokens: MaxBatchedTokensOption = _ENGINE.max_num_batched_tokens,
-    block_size: BlockSizeOption = _ENGINE.block_size,
-    kv_memory: KvMemoryOption = _ENGINE.kv_memory_bytes,
-    num_threads: NumThreadsOption = _ENGINE.num_threads,
-    kernels: KernelsOption = Kernels.AUTO,
     request_timeout: TimeoutOption = 600.0,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -230,22 +175,11 @@ def up(
     _logged_gc_types()  # the children read it again
     if model is None:
         _refuse_revision(revision)
-        directory, name = demo_model.directory(), demo_model.NAME
+        config, name = _checked(engine.config(demo_model.directory())), demo_model.NAME
     else:
-        directory, name = _find_model(model, revision)
-    config = UpConfig(
-        engine=EngineConfig(
-            model=directory,
-            device=_supported_device(device),
-            dtype=dtype.value,
-            block_size=block_size,
-            kv_memory_bytes=kv_memory,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            num_threads=num_threads,
-            kernels=kernels.value,
-        ),
+        config, name = _find_engine(engine, model, revision)
+    up_config = UpConfig(
+        engine=config,
         demo=model is None,
         served_model_name=served_model_name or name,
         host=host,
@@ -260,7 +194,7 @@ def up(
         request_timeout_s=request_timeout,
         log_format=log_format,
     )
-    raise typer.Exit(run(config))
+    raise typer.Exit(run(up_config))
 
 
 @app.command()
@@ -312,7 +246,10 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
     """Adds the command that starts a worker of this role."""
 
     @app.command(role.value, help=purpose)
+    @with_engine_options
     def worker(
+        *,
+        engine: EngineOptions,
         model: ModelOption,
         revision: RevisionOption = None,
         host: WorkerHostOption = "127.0.0.1",
@@ -321,32 +258,11 @@ def _worker_command(role: WorkerRole, default_port: int, purpose: str) -> None:
         redis_url: RedisUrlOption = None,
         advertise_host: AdvertiseHostOption = None,
         transport: TransportOption = TransportName.AUTO,
-        device: DeviceOption = "cpu",
-        dtype: DtypeOption = Dtype.AUTO,
-        max_model_len: MaxModelLenOption = _ENGINE.max_model_len,
-        max_num_seqs: MaxNumSeqsOption = _ENGINE.max_num_seqs,
-        max_num_batched_tokens: MaxBatchedTokensOption = _ENGINE.max_num_batched_tokens,
-        block_size: BlockSizeOption = _ENGINE.block_size,
-        kv_memory: KvMemoryOption = _ENGINE.kv_memory_bytes,
-        num_threads: NumThreadsOption = _ENGINE.num_threads,
-        kernels: KernelsOption = Kernels.AUTO,
         log_format: LogFormatOption = LogFormat.TEXT,
     ) -> None:
-        engine = EngineConfig(
-            model=_find_model(model, revision)[0],
-            device=_supported_device(device),
-            dtype=dtype.value,
-            block_size=block_size,
-            kv_memory_bytes=kv_memory,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            num_threads=num_threads,
-            kernels=kernels.value,
-        )
         config = WorkerConfig(
             role=role,
-            engine=engine,
+            engine=_find_engine(engine, model, revision)[0],
             host=_worker_host(host, allow_plaintext),
             port=port,
             transport=transport,
@@ -378,6 +294,19 @@ _worker_command(
 )
 
 
+def _find_engine(options: EngineOptions, model: str, revision: str | None) -> tuple[EngineConfig, str]:
+    """The engine of a model, and the model's name. What is refused is refused before anything is fetched."""
+    config = _checked(options.config(Path(model)))
+    directory, name = _find_model(model, revision, weights=config.load_format is not LoadFormat.DUMMY)
+    return replace(config, model=directory), name
+
+
+def _checked(config: EngineConfig) -> EngineConfig:
+    if config.device is Device.CPU and config.gpu_options:
+        raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
+    return config
+
+
 def _find_model(model: str, revision: str | None, *, weights: bool = True) -> tuple[Path, str]:
     """The directory of a model that was given by one or by its id on the hub, and its name."""
     directory = Path(model).expanduser().resolve()
@@ -402,12 +331,6 @@ def _checkpoint(directory: Path) -> Path:
 def _refuse_revision(revision: str | None) -> None:
     if revision is not None:
         raise Refusal("--revision is for a model that is given by its id on the hub")
-
-
-def _supported_device(device: str) -> str:
-    if device != "cpu":
-        raise Refusal(f"--device {device} is not there yet; the one device is cpu")
-    return device
 
 
 def _worker_host(host: str, allow_plaintext: bool) -> str:

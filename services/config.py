@@ -38,12 +38,45 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class Device(StrEnum):
+    """Where a model runs."""
+
+    AUTO = "auto"  # on a GPU where torch sees one
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class LoadFormat(StrEnum):
+    """Where a model's weights come from."""
+
+    AUTO = "auto"  # the checkpoint
+    DUMMY = "dummy"  # random ones; config.json alone is read
+
+
+class Quantization(StrEnum):
+    """What the weights of linear layers are made into when they are loaded."""
+
+    NONE = "none"
+    FP8 = "fp8"  # e4m3 with a scale for each output channel; activations get theirs as they come
+
+
+class KvCacheDtype(StrEnum):
+    """What KV is stored in."""
+
+    AUTO = "auto"  # the model's dtype
+    FP8 = "fp8"  # e4m3
+
+
+DEFAULT_GPU_MEMORY_FRACTION = 0.9
+SPLIT_KEYS_MULTIPLE = 128  # of `EngineConfig.split_keys`
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Limits of one engine. None: chosen from the model and the machine."""
 
     model: Path
-    device: str = "cpu"
+    device: Device = Device.CPU
     dtype: str = "auto"  # "auto" (the checkpoint's own), "float32", "bfloat16", "float16"
     block_size: int = 16
     kv_memory_bytes: int | None = None
@@ -51,7 +84,27 @@ class EngineConfig:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     num_threads: int | None = None
-    kernels: str = "auto"  # "auto" (fused ones where they can run), "torch"
+    kernels: str = "auto"  # "auto" (fused ones where they can run), "torch"; on the CPU
+    load_format: LoadFormat = LoadFormat.AUTO
+    # On a GPU alone:
+    quantization: Quantization = Quantization.NONE
+    kv_cache_dtype: KvCacheDtype = KvCacheDtype.AUTO
+    gpu_memory_fraction: float | None = None  # of a GPU's memory, for all workers on it; None: the default
+    split_keys: int | None = None  # that attention reads in one piece; None: as it is fastest for a batch
+    # Of the workers that one `baton up` started: the machine's GPUs are dealt out among them.
+    worker_index: int = 0
+    num_workers: int = 1
+
+    @property
+    def gpu_options(self) -> tuple[str, ...]:
+        """Options that were named and mean something on a GPU alone, as they are on the command line."""
+        named = {
+            f"--quantization {self.quantization}": self.quantization != Quantization.NONE,
+            f"--kv-cache-dtype {self.kv_cache_dtype}": self.kv_cache_dtype != KvCacheDtype.AUTO,
+            f"--gpu-memory-fraction {self.gpu_memory_fraction}": self.gpu_memory_fraction is not None,
+            f"--attention-split-keys {self.split_keys}": self.split_keys is not None,
+        }
+        return tuple(option for option, is_named in named.items() if is_named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from services import cli
+from services import cli, engine_options
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,9 +39,25 @@ def test_a_directory_without_a_model_is_one_line(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (1, f"baton: no model at {tmp_path}: it has no config.json\n")
 
 
-def test_a_device_that_is_not_there_yet_is_one_line(checkpoint: Path) -> None:
-    result = baton("decode", "--model", str(checkpoint), "--device", "cuda")
-    assert (result.returncode, result.stderr) == (1, "baton: --device cuda is not there yet; the one device is cpu\n")
+GPU_OPTIONS = [
+    ("--quantization", "fp8"),
+    ("--kv-cache-dtype", "fp8"),
+    ("--gpu-memory-fraction", "0.5"),
+    ("--attention-split-keys", "512"),
+]
+
+
+@pytest.mark.parametrize("option", GPU_OPTIONS, ids=lambda option: option[0])
+def test_options_for_gpus_are_refused_on_the_cpu(option: tuple[str, str], checkpoint: Path) -> None:
+    result = baton("decode", "--model", str(checkpoint), "--device", "cpu", *option)
+    refusal = f"baton: {' '.join(option)} is for GPUs alone: the device is the CPU\n"
+    assert (result.returncode, result.stderr) == (1, refusal)
+
+
+def test_what_is_refused_is_refused_before_a_model_is_fetched() -> None:
+    result = baton("up", "--model", "org/none", "--device", "cpu", "--quantization", "fp8")
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "--quantization fp8" in result.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "worker.example"])
@@ -85,13 +101,31 @@ def test_help_loads_neither_torch_nor_grpc() -> None:
     [("4096", 4096), ("512MiB", 512 << 20), ("4GiB", 4 << 30), ("1.5 kib", 1536), ("2gb", 2 * 10**9)],
 )
 def test_memory_is_read_in_the_units_people_write(text: str, num_bytes: int) -> None:
-    assert cli.parse_memory(text) == num_bytes
+    assert engine_options.parse_memory(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "4x", "-1", "GiB", "1e9"])
 def test_what_is_no_memory_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        cli.parse_memory(text)
+        engine_options.parse_memory(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-128", "100", "many", ""])
+def test_split_sizes_are_multiples_of_what_kernels_read_at_once(text: str) -> None:
+    assert engine_options.parse_split_keys("256") == 256
+    with pytest.raises(typer.BadParameter):
+        engine_options.parse_split_keys(text)
+
+
+@pytest.mark.parametrize(("text", "fraction"), [("0.5", 0.5), ("1", 1.0), (".01", 0.01)])
+def test_a_fraction_is_above_0_and_at_most_1(text: str, fraction: float) -> None:
+    assert engine_options.parse_fraction(text) == fraction
+
+
+@pytest.mark.parametrize("text", ["0", "-0.5", "1.01", "nan", "90%", ""])
+def test_what_is_no_fraction_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        engine_options.parse_fraction(text)
 
 
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:0", "host:65536", "host:x", "a:1,b"])

@@ -36,6 +36,7 @@ class Baton:
             "--port": str(port),
             "--grpc-port": str(grpc_port),
             "--handoff": self.handoff,
+            "--device": "cpu",  # as the other side
             "--kv-memory": f"{KV_GIB}GiB",
             "--max-model-len": str(MAX_MODEL_LEN),
         }

@@ -17,6 +17,7 @@ from loadtest.micro.rows import Row
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.kernels.load import make_operations, why_not_fused
+from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
 from services.engine.models.linear import Linear
@@ -24,8 +25,8 @@ from services.engine.models.registry import load_weights, parse_model_config
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
 from services.engine.openmp import loaded_openmp
+from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import allocate, keep_freed_memory
-from services.engine.runner.torch_runner import kv_layout
 from services.protocol.model_dir import read_config
 
 _BATCHES = (1, 64)
@@ -45,7 +46,8 @@ def measure(model: Path, context: int) -> list[Row]:
     if not isinstance(config, DecoderConfig):
         raise SystemExit(f"{config.architecture} is not taken apart here")
     with torch.inference_mode():
-        weights = load_weights(model, config, torch.bfloat16, fused=why_not_fused("bfloat16") is None)
+        with Checkpoint(model) as checkpoint:
+            weights = load_weights(checkpoint, config, torch.bfloat16, fused=why_not_fused("bfloat16") is None)
         assert isinstance(weights, DecoderWeights)
         read, multiplied = _read_rate(), _matrix_rate()
         rates: Row = {"part": "rates of the machine", "read_gb_per_s": read / 1e9, "bf16_tflops": multiplied / 1e12}

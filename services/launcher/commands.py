@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services import lifeline
 from services.config import REDIS_URL_VARIABLE, EngineConfig, GatewayConfig, UpConfig, WorkerConfig, WorkerRole
@@ -36,8 +36,8 @@ def stack(config: UpConfig, worker_ports: list[int], redis_port: int | None) -> 
     roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
     numbers = [*range(config.num_prefill), *range(config.num_decode)]
     workers = [
-        _worker(f"{role.value}-{number}", worker_config(config, role, port))
-        for role, number, port in zip(roles, numbers, worker_ports, strict=True)
+        _worker(f"{role.value}-{number}", worker_config(config, role, port, index))
+        for index, (role, number, port) in enumerate(zip(roles, numbers, worker_ports, strict=True))
     ]
     addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
     return Stack(
@@ -57,11 +57,11 @@ def redis_url(port: int) -> str:
     return f"redis://{_WORKER_HOST}:{port}"
 
 
-def worker_config(config: UpConfig, role: WorkerRole, port: int) -> WorkerConfig:
-    """One worker of the stack."""
+def worker_config(config: UpConfig, role: WorkerRole, port: int, index: int) -> WorkerConfig:
+    """One worker of the stack; index: among those of both roles."""
     return WorkerConfig(
         role=role,
-        engine=config.engine,
+        engine=replace(config.engine, worker_index=index, num_workers=num_workers(config)),
         host=_WORKER_HOST,
         port=port,
         transport=config.transport,
@@ -163,10 +163,15 @@ def _engine_arguments(engine: EngineConfig) -> list[str]:
         "--kv-memory": engine.kv_memory_bytes,
         "--max-model-len": engine.max_model_len,
         "--num-threads": engine.num_threads,
+        "--gpu-memory-fraction": engine.gpu_memory_fraction,
+        "--attention-split-keys": engine.split_keys,
     }
     return [
         *("--model", str(engine.model)),
-        *("--device", engine.device, "--dtype", engine.dtype),
+        *("--device", engine.device.value, "--dtype", engine.dtype),
+        *("--load-format", engine.load_format.value),
+        *("--worker-index", str(engine.worker_index), "--num-workers", str(engine.num_workers)),
+        *("--quantization", engine.quantization.value, "--kv-cache-dtype", engine.kv_cache_dtype.value),
         *("--block-size", str(engine.block_size)),
         *("--max-num-seqs", str(engine.max_num_seqs)),
         *("--kernels", engine.kernels),

@@ -9,8 +9,8 @@ import structlog
 
 from kvtransfer.transports.base import TransportError
 from services.config import WorkerConfig
+from services.engine.runner.load import load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
-from services.engine.runner.torch_runner import load_runner
 from services.engine.scheduler import Scheduler
 from services.gc_debug import GcWatch
 from services.logs import configure_logging
@@ -42,7 +42,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
     for notice in loaded.notices:
         _log.warning(notice)
     if config.engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
-        populate(loaded.runner.kv_bytes())
+        populate(loaded.runner.kv_memory())
     return WorkerParts(
         role=config.role,
         runner=loaded.runner,
@@ -56,6 +56,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
         redis_url=config.redis_url,
         advertised_host=config.advertised_host or config.host,
         gc_watch=gc_watch,
+        pipeline_depth=loaded.pipeline_depth,
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
     )
 

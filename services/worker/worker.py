@@ -70,6 +70,7 @@ class WorkerParts:
     redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
     gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
+    pipeline_depth: int = 0  # see Engine
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
 
 
@@ -85,11 +86,12 @@ class Worker:
             max_num_seqs=parts.max_num_seqs,
             max_model_len=parts.max_model_len,
             eos_token_ids=parts.eos_token_ids,
+            pipeline_depth=parts.pipeline_depth,
         )
         generations = engine.sequences.pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.
         generations[:] = secrets.randbits(62)
-        self._source = BlockSource(self._incarnation, Memory(parts.runner.kv_bytes(), generations))
+        self._source = BlockSource(self._incarnation, Memory(parts.runner.kv_memory(), generations))
         marks = HandleMarks()
         producer, consumer = Producer(self._incarnation, marks), Consumer()
         core = WorkerCore(engine, self._incarnation, producer, consumer, marks, parts.gc_watch)

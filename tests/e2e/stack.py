@@ -128,7 +128,7 @@ class Stack:
         arguments = ["--model", str(self.model), "--port", str(self.ports[name]), "--num-threads", "1"]
         arguments += ["--redis-url", self.redis_url] if self.redis_url else []
         role = name.partition("-")[0]
-        self.workers[name] = WorkerProcess([role, *arguments, "--kv-memory", "16MiB", *self.options])
+        self.workers[name] = WorkerProcess([role, *arguments, "--device", "cpu", "--kv-memory", "16MiB", *self.options])
 
     def heal(self) -> None:
         """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""

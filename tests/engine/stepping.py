@@ -7,22 +7,6 @@ import numpy as np
 from services.engine.runner.base import Runner, SamplingBatch, StepInput
 
 
-def greedy_batch(num_rows: int, num_logprobs: int = -1) -> SamplingBatch:
-    """Greedy sampling for so many rows."""
-    return SamplingBatch(
-        temperature=np.zeros(num_rows, np.float32),
-        top_k=np.full(num_rows, -1, np.int32),
-        top_p=np.ones(num_rows, np.float32),
-        min_p=np.zeros(num_rows, np.float32),
-        seed=np.zeros(num_rows, np.uint64),
-        position=np.zeros(num_rows, np.int64),
-        num_logprobs=np.full(num_rows, num_logprobs, np.int32),
-        edits=None,
-        all_greedy=True,
-        any_logprobs=num_logprobs >= 0,
-    )
-
-
 @dataclass
 class Row:
     """A sequence that a test runs."""
@@ -70,7 +54,7 @@ def step(runner: Runner, rows: list[Row], chunk: int, num_logprobs: int = -1) ->
             seq_lens=np.array(ends, np.int32),
             block_tables=tables,
             sample_rows=np.array(sample_rows, np.int32),
-            sampling=greedy_batch(len(sample_rows), num_logprobs),
+            sampling=SamplingBatch.greedy(len(sample_rows), num_logprobs),
         )
     )
     output = runner.collect()

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from services.config import EngineConfig
+from services.config import Device, EngineConfig
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.kernels import team
@@ -17,9 +16,11 @@ from services.engine.kernels.amx import has_amx
 from services.engine.kernels.team import rows_of_a_block
 from services.engine.models import decoder
 from services.engine.runner import torch_runner
-from services.engine.runner.torch_runner import TorchRunner, load_runner
+from services.engine.runner.load import load_runner
+from services.engine.runner.torch_runner import TorchRunner
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 from tests.engine.harness import Driven
+from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import Row, run_greedy, step
 
 NUM_TOKENS = 64
@@ -63,45 +64,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def load(directory: Path, **options: Any) -> TorchRunner:
     """A runner with a small pool, on one thread: for tiny matrices more of them only wait for each other."""
-    return load_runner(EngineConfig(model=directory, kv_memory_bytes=8 << 20, num_threads=1, **options)).runner
-
-
-class Reference:
-    """The same checkpoint in `transformers`, float32."""
-
-    def __init__(self, directory: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-
-    def tokens(self, prompt: list[int], num_tokens: int) -> list[int]:
-        """Its greedy continuation."""
-        return self.run(prompt, num_tokens)[0]
-
-    def kv(self, prompt: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """K and V of each layer, [kv_heads, tokens, head_dim]."""
-        with torch.inference_mode():
-            cache = self._model(torch.tensor([prompt]), use_cache=True).past_key_values
-        return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
-
-    def scores(self, prompt: list[int]) -> torch.Tensor:
-        """Log-probabilities of what follows each token but the last, [tokens - 1, vocab]."""
-        with torch.inference_mode():
-            logits: torch.Tensor = self._model(torch.tensor([prompt])).logits[0, :-1]
-        return logits.log_softmax(-1)
-
-    def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
-        """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
-        found = self._model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=num_tokens,
-            eos_token_id=None,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        logprobs = torch.cat(found.logits).log_softmax(-1)
-        return found.sequences[0, len(prompt) :].tolist(), logprobs
+    chosen = {"kv_memory_bytes": 8 << 20, "num_threads": 1, **options}
+    runner = load_runner(EngineConfig(model=directory, device=Device.CPU, **chosen)).runner
+    assert isinstance(runner, TorchRunner)
+    return runner
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +75,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     """A checkpoint with nothing special, and its reference."""
     directory = write_checkpoint(tmp_path_factory.mktemp("plain"))
     return directory, Reference(directory)
-
-
-def prompts_of(lengths: list[int], vocab: int = 320) -> list[list[int]]:
-    rng = np.random.default_rng(3)
-    return [rng.integers(2, vocab, length).tolist() for length in lengths]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -164,7 +125,7 @@ def test_what_unwritten_blocks_hold_does_not_matter(dtype: str, tmp_path: Path) 
     directory = write_checkpoint(tmp_path / "model")
     prompts = prompts_of([3, 40, 77])
     clean, poisoned = load(directory, dtype=dtype), load(directory, dtype=dtype)
-    poisoned.kv_bytes()[:] = 0xFF  # every float of it is NaN
+    poisoned.kv_memory().array[:] = 0xFF  # every float of it is NaN
     expected = run_greedy(clean, prompts, 20, chunk=11, num_logprobs=0)
     rows = run_greedy(poisoned, prompts, 20, chunk=11, num_logprobs=0)
     assert [row.generated for row in rows] == [row.generated for row in expected]
@@ -195,7 +156,7 @@ def test_rows_in_blocks_are_computed_as_all_at_once(kernels: Path, monkeypatch: 
         monkeypatch.setattr(team, "rows_of_a_block", chosen)
         runner = load(kernels)
         rows = run_greedy(runner, prompts_of([193, 462, 700]), 3, chunk=460, num_logprobs=2)
-        found.append(([row.tokens for row in rows], [row.logprobs for row in rows], runner.kv_bytes().copy()))
+        found.append(([row.tokens for row in rows], [row.logprobs for row in rows], runner.kv_memory().array.copy()))
     assert any(sizes)
     assert found[0][:2] == found[1][:2]
     assert np.array_equal(found[0][2], found[1][2])
@@ -243,16 +204,14 @@ def test_what_is_generated_behind_a_window_needs_no_room(tmp_path: Path) -> None
     """Two sequences in a pool that cannot hold both whole, NaN wherever nobody holds it; then a turn that hits both."""
     directory = write_checkpoint(tmp_path / "model", "mistral", sliding_window=24)
     block_bytes = load(directory, block_size=8).layout.block_bytes
-    runner = load_runner(
-        EngineConfig(model=directory, block_size=8, kv_memory_bytes=26 * block_bytes, num_threads=1)
-    ).runner
+    runner = load(directory, block_size=8, kv_memory_bytes=26 * block_bytes)
     scheduler = DecodeScheduler(64, prefill_chunk=16)
     driven = Driven(Engine(runner, scheduler, max_num_seqs=4, max_model_len=200, eos_token_ids=()))
     sequences, reference = driven.engine.sequences, Reference(directory)
     prompts = prompts_of([40, 70])
     handles = [driven.submit(prompt, 90) for prompt in prompts]
     while driven.step():
-        runner.kv_bytes()[sequences.pool._free[: sequences.pool._num_free]] = 0xFF
+        runner.kv_memory().array[sequences.pool._free[: sequences.pool._num_free]] = 0xFF
         assert not sequences.preempted
     assert [driven.tokens[handle] for handle in handles] == [reference.tokens(prompt, 90) for prompt in prompts]
     turn = prompts[1] + driven.tokens[handles[1]] + [7, 8, 9]
@@ -292,7 +251,7 @@ def test_kv_lies_in_the_pool_as_the_layout_says(tmp_path: Path) -> None:
     """[block, head, layer, K or V, slot, dim]: only the slots of computed tokens are written, in the row's blocks."""
     runner = load(write_checkpoint(tmp_path / "model"))
     row = run_greedy(runner, prompts_of([19]), 2, chunk=100)[0]
-    pool = runner.kv_bytes().view(np.float32).reshape(runner.layout.shape(runner.num_blocks))
+    pool = runner.kv_memory().array.view(np.float32).reshape(runner.layout.shape(runner.num_blocks))
     assert row.computed == 20
     written = (pool != 0).any(axis=-1)
     assert written[row.blocks[0]].all()
@@ -307,7 +266,7 @@ def test_kv_in_the_pool_is_that_of_transformers(family: str, tmp_path: Path) -> 
     directory = write_checkpoint(tmp_path / "model", family)
     runner, prompt = load(directory), prompts_of([41])[0]
     row = run_greedy(runner, [prompt], 1, chunk=17)[0]
-    pool = torch.from_numpy(runner.kv_bytes()).view(torch.float32).view(runner.layout.shape(runner.num_blocks))
+    pool = torch.from_numpy(runner.kv_memory().array).view(torch.float32).view(runner.layout.shape(runner.num_blocks))
     blocks = pool[torch.from_numpy(row.blocks).long()].permute(3, 2, 1, 0, 4, 5)  # K or V, layer, head, block, slot
     found = blocks.flatten(3, 4)[:, :, :, : len(prompt)]
     for layer, (keys, values) in enumerate(Reference(directory).kv(prompt)):
@@ -324,7 +283,7 @@ def test_moved_blocks_continue_elsewhere_with_the_same_tokens(tmp_path: Path) ->
     first = run_greedy(here, [prompt], 1, chunk=16)[0]
     moved = Row(tokens=list(first.tokens), blocks=np.array([7, 3, 9, 1, 20], np.int32), num_prompt=45, computed=45)
     num_blocks = len(first.blocks)
-    there.kv_bytes()[moved.blocks[:num_blocks]] = here.kv_bytes()[first.blocks]
+    there.kv_memory().array[moved.blocks[:num_blocks]] = here.kv_memory().array[first.blocks]
     while len(moved.generated) < 30:
         step(there, [moved], 16)
     assert moved.generated == whole.generated

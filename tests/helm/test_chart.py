@@ -11,12 +11,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.cli import Dtype
 from services.config import HandoffMode, LogFormat, TransportName
+from services.engine_options import Dtype
 from services.gateway.serving import DRAIN_S
 from tests.helm.chart import CASES, CHART, Helm, Manifest, Refused, containers, deployment, of_kind
 
 TUNED = CHART / "ci" / "tuned-values.yaml"
+GPU = CHART / "ci" / "gpu-values.yaml"
 EXTERNAL_REDIS = CHART / "ci" / "external-redis-values.yaml"
 OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
 
@@ -160,6 +161,14 @@ def test_a_worker_gets_the_time_to_load_its_model(helm: Helm):
     startup = worker["template"]["spec"]["containers"][0]["startupProbe"]
     assert startup["failureThreshold"] * startup["periodSeconds"] == 1200
     assert worker["progressDeadlineSeconds"] > 1200
+
+
+def test_a_worker_on_a_gpu_may_choose_its_kv_memory(helm: Helm):
+    for role in ("prefill", "decode"):
+        (worker,) = deployment(helm.render(GPU), role)["spec"]["template"]["spec"]["containers"]
+        assert not [argument for argument in worker["args"] if "kv-memory" in argument]
+        assert {"--device=cuda", "--kv-cache-dtype=fp8"} <= set(worker["args"])
+        assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_without_network_policies_there_are_none(helm: Helm):

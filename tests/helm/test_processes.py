@@ -20,8 +20,6 @@ from tests.e2e.test_pair import GREEDY, text_of
 from tests.helm.chart import Helm
 from tests.helm.kubelet import POD_IP, Container
 
-pytestmark = pytest.mark.xdist_group("e2e")  # one test process for all that starts workers
-
 COMPONENTS = ("redis", "prefill", "decode", "gateway")
 NUM_TOKENS = 12
 HTTP, GRPC, PREFILL, DECODE, REDIS = PORTS = (
@@ -74,6 +72,7 @@ def settings(model: Path, ports: dict[str, int]) -> dict[str, object]:
         "model.mountPath": model.parent,
         "model.path": model,
         **{f"{role}.{key}": value for role in ("prefill", "decode") for key, value in small.items()},
+        "workers.extraArgs[0]": "--device=cpu",
         **ports,
     }
 

@@ -9,10 +9,14 @@ from typer.core import TyperGroup
 from services import cli
 from services.config import (
     REDIS_URL_VARIABLE,
+    Device,
     EngineConfig,
     GatewayConfig,
     HandoffMode,
+    KvCacheDtype,
+    LoadFormat,
     LogFormat,
+    Quantization,
     TransportName,
     UpConfig,
     WorkerConfig,
@@ -31,6 +35,7 @@ def parsed(arguments: list[str]) -> dict[str, object]:
 
 ENGINE = EngineConfig(
     model=Path("/models/some model"),
+    device=Device.CUDA,
     dtype="bfloat16",
     block_size=32,
     kv_memory_bytes=3 << 20,
@@ -39,6 +44,13 @@ ENGINE = EngineConfig(
     max_num_batched_tokens=17,
     num_threads=1,
     kernels="torch",
+    load_format=LoadFormat.DUMMY,
+    quantization=Quantization.FP8,
+    kv_cache_dtype=KvCacheDtype.FP8,
+    gpu_memory_fraction=0.25,
+    split_keys=512,
+    worker_index=1,
+    num_workers=3,
 )
 
 
@@ -70,7 +82,7 @@ def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole, monk
         "redis_url": "redis://:secret@r:6379",
         "advertise_host": "10.0.0.1",
         "log_format": "json",
-        "device": "cpu",
+        "device": "cuda",
         "dtype": "bfloat16",
         "block_size": 32,
         "kv_memory": 3 << 20,
@@ -79,6 +91,13 @@ def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole, monk
         "max_num_batched_tokens": 17,
         "num_threads": 1,
         "kernels": "torch",
+        "load_format": "dummy",
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "gpu_memory_fraction": 0.25,
+        "attention_split_keys": 512,
+        "worker_index": 1,
+        "num_workers": 3,
     }
 
 
@@ -123,6 +142,13 @@ def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
     ]
     known = stack.gateway.command[stack.gateway.command.index("--workers") + 1]
     assert known == "127.0.0.1:21001,127.0.0.1:21002,127.0.0.1:21003"
+
+
+def test_workers_know_how_many_they_are() -> None:
+    """For GPUs, which are dealt out among them."""
+    config = UpConfig(engine=EngineConfig(model=Path("m")), demo=False, served_model_name="m", num_decode=2)
+    found = [parsed(list(child.command[4:])) for child in commands.stack(config, [21001, 21002, 21003], None).workers]
+    assert [(worker["worker_index"], worker["num_workers"]) for worker in found] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvtransfer.block_memory import BlockMemory
 from kvtransfer.layout import KvLayout
 
 
@@ -42,6 +43,23 @@ class SamplingBatch:
     edits: LogitEdits | None  # None: no row has any
     all_greedy: bool
     any_logprobs: bool
+
+    @classmethod
+    def greedy(cls, num_rows: int, num_logprobs: int = -1) -> "SamplingBatch":
+        """The likeliest token of so many rows."""
+        ones = np.ones(num_rows, dtype=np.float32)
+        return cls(
+            temperature=0 * ones,
+            top_k=np.full(num_rows, -1, dtype=np.int32),
+            top_p=ones,
+            min_p=0 * ones,
+            seed=np.zeros(num_rows, dtype=np.uint64),
+            position=np.zeros(num_rows, dtype=np.int64),
+            num_logprobs=np.full(num_rows, num_logprobs, dtype=np.int32),
+            edits=None,
+            all_greedy=True,
+            any_logprobs=num_logprobs >= 0,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +128,8 @@ class Runner(Protocol):
     vocab_size: int
     window: int | None  # positions that a token sees, its own included: earlier blocks are not read. None: all
 
-    def kv_bytes(self) -> np.ndarray:
-        """The pool as uint8[num_blocks, layout.block_bytes]: a view, for transports to register."""
+    def kv_memory(self) -> BlockMemory:
+        """The pool itself, num_blocks of layout.block_bytes each, for transports: the same object each time."""
 
     def copy_block(self, source: int, destination: int) -> None:
         """Copies one block's KV after all steps launched so far. It is there on return."""

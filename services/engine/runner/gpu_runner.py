@@ -1,0 +1,267 @@
+"""Runs a model on a GPU, one step ahead of the host.
+
+A step is one copy to the device, its kernels, and a copy of the sampled ids back, for which nobody waits until it is
+collected. Tokens that the step before samples never come to the host first: they are taken from where it writes them.
+
+Steps in which every row decodes run as recorded: for some numbers of rows (buckets) all kernels from the token ids to
+the logits are recorded once (a CUDA graph) and replayed with other data in the same places. A step with fewer rows than
+its bucket has rows of padding, which write no KV.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.attention.base import PagedQueries
+from services.engine.attention.triton_attention import TritonAttention, TritonPlan
+from services.engine.kernels.gpu.operations import TritonOperations
+from services.engine.kernels.gpu.rows import fill_tokens
+from services.engine.models.base import ModelConfig, Weights
+from services.engine.models.kv_scales import KvScales
+from services.engine.models.registry import make_model
+from services.engine.runner.base import LogitEdits, SamplingBatch, ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.device import Device, Fetched, Recorded
+from services.engine.runner.device_blocks import DeviceBlocks
+from services.engine.runner.gpu_sampler import GpuSampler, Wanted, score
+from services.engine.runner.step_buffer import StepBuffer
+
+_SCORED_AT_ONCE = 256  # tokens of prompts
+_TOKEN_BYTES = 64  # of a prompt's token in a step: id, position, slot, entry, place, and edits of logits
+_ROW_BYTES = 512  # beside its blocks: parameters of sampling, edits of logits, alignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step, and how attention is split."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    split_keys: int | None = None  # see `TritonAttention`
+
+    def buckets(self) -> list[int]:
+        """Numbers of rows for which steps are recorded, rising. Beyond 8, padding is a quarter of a step at most."""
+        sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, self.max_num_seqs, 32)]
+        return [size for size in sizes if size < self.max_num_seqs] + [self.max_num_seqs]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Launched:
+    """A step under way. What is fetched: ids, three tensors of logprobs where there are any, and three for each part of
+    the scored tokens.
+    """
+
+    fetched: Fetched
+    any_logprobs: bool
+
+
+class GpuRunner:
+    """`Runner` over a pool of KV blocks on a device. Its engine's pipeline may be one step deep."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        pool: Tensor,
+        layout: KvLayout,
+        device: Device,
+        limits: StepLimits,
+        *,
+        kv_scales: KvScales | None = None,
+        share_prefixes: bool = True,
+    ) -> None:
+        """pool: uint8[num_blocks, block_bytes]. kv_scales: where the layout's dtype is float8_e4m3fn.
+
+        share_prefixes: attend to what rows have in common once for all of them.
+        """
+        self.layout = layout
+        self.num_blocks = len(pool)
+        self.vocab_size = config.vocab_size
+        self.window = config.window
+        self._limits = limits
+        self._pool = pool
+        self._blocks = DeviceBlocks(pool)
+        self._device = device
+        self._buffer = StepBuffer(device)
+        self._attention = TritonAttention(
+            pool.view(-1).view(getattr(torch, layout.dtype)).view(layout.shape(len(pool))),
+            layout,
+            config.num_heads,
+            config.scale,
+            staging=self._buffer,
+            num_multiprocessors=device.num_multiprocessors,
+            split_keys=limits.split_keys,
+            share_prefixes=share_prefixes,
+            scales=None if kv_scales is None else torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch),
+            dtype=weights.dtype,
+        )
+        self._model = make_model(config, weights, self._attention, TritonOperations())
+        self._sampler = GpuSampler(device, limits.max_num_seqs)
+        self._buckets = np.array(limits.buckets())
+        self._recorder = device.recorder()
+        self._everyone = torch.arange(limits.max_num_seqs, device=device.torch)
+        self._recorded: dict[int, Recorded] = {}
+        self._reserve_buffer()
+        self._last: Fetched | None = None
+        self._under_way: deque[_Launched] = deque()
+
+    def kv_memory(self) -> DeviceBlocks:
+        """See Runner."""
+        return self._blocks
+
+    def copy_block(self, source: int, destination: int) -> None:
+        """See Runner."""
+        self._device.bind_thread()
+        self._pool[destination].copy_(self._pool[source])
+        self._device.mark().wait()
+
+    def launch(self, step: StepInput) -> None:
+        """Starts a step; the device's own errors are raised by `collect`."""
+        assert len(self._under_way) < 2, "two steps are launched and not collected"
+        self._device.bind_thread()
+        with torch.inference_mode():
+            self._under_way.append(self._launch(step))
+
+    def collect(self) -> StepOutput:
+        """See Runner."""
+        launched = self._under_way.popleft()
+        token_ids, *rest = launched.fetched.arrays()
+        parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
+        logprobs = parts.pop(0) if launched.any_logprobs else None
+        return StepOutput(token_ids, logprobs, _joined(parts) if parts else None)
+
+    def warm_up(self) -> None:
+        """Runs a step of each kind: kernels are compiled, steps recorded. KV of block 0 is overwritten."""
+        self.run_largest()
+        for bucket in reversed(self._buckets.tolist()):
+            self._try(np.ones(bucket, dtype=np.int32), SamplingBatch.greedy(bucket))
+        for sampling in _kinds_of_sampling(1):
+            self._try(np.ones(1, dtype=np.int32), sampling)
+
+    def run_largest(self) -> None:
+        """Runs the steps that take the most memory: as many tokens as there may be, and as many rows."""
+        full, rest = divmod(self._limits.max_num_batched_tokens, self._limits.max_model_len)
+        counts = [self._limits.max_model_len] * full + ([rest] if rest else [])
+        counts = counts[: self._limits.max_num_seqs]
+        self._try(np.array(counts, dtype=np.int32), SamplingBatch.greedy(len(counts)))
+        rows = self._limits.max_num_seqs
+        *_, last = _kinds_of_sampling(rows)
+        self._try(np.ones(rows, dtype=np.int32), last)
+
+    def _launch(self, step: StepInput) -> _Launched:
+        num_rows = len(step.seq_lens)
+        each_gets_one = np.array_equal(step.sample_rows, np.arange(num_rows))
+        if len(step.token_ids) == num_rows and each_gets_one and step.scored is None:
+            logits, wanted, scored = self._decode(step, num_rows)
+        else:
+            logits, wanted, scored = self._compute(step)
+        if self._last is not None:
+            self._last.hold_back()
+        sampled = self._sampler.sample(logits, wanted)
+        self._last = self._device.fetch([*sampled, *scored])
+        return _Launched(self._last, step.sampling.any_logprobs)
+
+    def _decode(self, step: StepInput, num_rows: int) -> tuple[Tensor, Wanted, list[Tensor]]:
+        """One token of each row, by what was recorded for so many rows or a few more."""
+        bucket = int(self._buckets[np.searchsorted(self._buckets, num_rows)])
+        self._buffer.begin()
+        ids = self._buffer.put(_padded(_with_carried(step), bucket), fixed=True)
+        positions = self._buffer.put(_padded(step.positions, bucket), fixed=True)
+        plan = self._attention.prepare(_queries(step), self.window, padded_rows=bucket)
+        wanted = self._sampler.stage(step.sampling, self._buffer)
+        self._buffer.copy()
+        if bucket not in self._recorded:
+            self._recorded[bucket] = self._recorder.record(lambda: self._hidden(ids, positions, plan))
+        self._recorded[bucket].replay()
+        return self._model.logits(self._recorded[bucket].output[:num_rows]), wanted, []
+
+    def _hidden(self, ids: Tensor, positions: Tensor, plan: TritonPlan) -> Tensor:
+        """What logits are made of. Logits are not recorded: each bucket would keep its own."""
+        tokens = fill_tokens(ids, self._sampler.sampled)
+        return self._model.forward(tokens, positions, plan, self._everyone[: len(ids)])
+
+    def _reserve_buffer(self) -> None:
+        """Enough for the largest step; an edit of more logits than there are tokens would travel on its own."""
+        limits = self._limits
+        tokens, rows = limits.max_num_batched_tokens, limits.max_num_seqs
+        decode = 8 * rows + self._attention.staged_bytes(rows, limits.max_model_len)
+        self._buffer.reserve(decode + _TOKEN_BYTES * tokens + _ROW_BYTES * rows)
+
+    def _compute(self, step: StepInput) -> tuple[Tensor, Wanted, list[Tensor]]:
+        """Any step: the logits of the rows that get a token, and what comes of the tokens that are to be scored."""
+        buffer, scored = self._buffer, step.scored
+        buffer.begin()
+        ids, positions = buffer.put(_with_carried(step)), buffer.put(step.positions)
+        last = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
+        queries = buffer.put(last if scored is None else np.concatenate([last, scored.queries]))
+        successors = None if scored is None else buffer.put(scored.successors)
+        plan = self._attention.prepare(_queries(step), self.window)
+        wanted = self._sampler.stage(step.sampling, buffer)
+        buffer.copy()
+        hidden = self._model.forward(fill_tokens(ids, self._sampler.sampled), positions, plan, queries)
+        parts = [] if scored is None else self._score(hidden[len(last) :], successors, scored)
+        return self._model.logits(hidden[: len(last)]), wanted, parts
+
+    def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:
+        """A few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
+        width = int(scored.num_logprobs.max())
+        found: list[Tensor] = []
+        for some, tokens in zip(hidden.split(_SCORED_AT_ONCE), successors.split(_SCORED_AT_ONCE), strict=True):
+            found += score(self._model.logits(some), tokens, width)
+        return found
+
+    def _try(self, counts: np.ndarray, sampling: SamplingBatch) -> None:
+        """Runs a step that computes so many tokens of each row, all in block 0, and samples one for each."""
+        num_rows, starts = len(counts), np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=starts[1:])
+        step = StepInput(
+            token_ids=np.zeros(starts[-1], dtype=np.int32),
+            positions=np.arange(starts[-1], dtype=np.int32) - np.repeat(starts[:-1], counts),
+            query_starts=starts,
+            seq_lens=counts,
+            block_tables=np.zeros((num_rows, -(-int(counts.max()) // self.layout.block_size)), dtype=np.int32),
+            sample_rows=np.arange(num_rows, dtype=np.int32),
+            sampling=sampling,
+        )
+        self.launch(step)
+        self.collect()
+
+
+def _with_carried(step: StepInput) -> np.ndarray:
+    """int32[T] for `fill_tokens`: a token that the host does not know is -1 - its place among the step before's."""
+    if step.carried is None:
+        return step.token_ids
+    ids = step.token_ids.copy()
+    ids[step.carried.queries] = -1 - step.carried.sampled
+    return ids
+
+
+def _queries(step: StepInput) -> PagedQueries:
+    return PagedQueries(step.query_starts, step.seq_lens, step.block_tables)
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    padded = np.zeros(size, dtype=array.dtype)
+    padded[: len(array)] = array
+    return padded
+
+
+def _joined(parts: list[StepLogprobs]) -> StepLogprobs:
+    return StepLogprobs(*(np.concatenate([getattr(part, name) for part in parts]) for name in StepLogprobs.__slots__))
+
+
+def _kinds_of_sampling(num_rows: int) -> Iterator[SamplingBatch]:
+    """Every kind for which other kernels run; the last one takes the most memory."""
+    one, zero = np.ones(num_rows, dtype=np.float32), np.zeros(num_rows, dtype=np.float32)
+    rows, tokens = np.arange(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
+    edits = LogitEdits(rows, tokens, zero, rows, tokens, one, one, zero, zero)
+    greedy = SamplingBatch.greedy(num_rows, num_logprobs=1)
+    drawn = replace(greedy, temperature=one, all_greedy=False)
+    for kind in (greedy, drawn, replace(drawn, top_p=one / 2)):
+        yield kind
+        yield replace(kind, edits=edits)

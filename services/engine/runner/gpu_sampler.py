@@ -1,0 +1,82 @@
+"""Sampling where the logits are: parameters go there with the rest of a step, and ids stay for the step after it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.kernels.gpu.sampling import DeviceEdits, DeviceSampling, draw, edit_logits, greedy, logprobs
+from services.engine.runner.base import LogitEdits, SamplingBatch
+from services.engine.runner.device import Device
+from services.engine.runner.step_buffer import StepBuffer
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """How a step's tokens are to be sampled, on the device once the step's copy has run."""
+
+    params: DeviceSampling | None  # None: all greedy
+    edits: DeviceEdits | None
+    widths: Tensor | None  # int32[N], of logprobs; None: nobody wants them
+    width: int  # the largest
+
+
+class GpuSampler:
+    """One at work; its `sampled` is overwritten by each step."""
+
+    def __init__(self, device: Device, max_rows: int) -> None:
+        self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device.torch)
+
+    def stage(self, batch: SamplingBatch, buffer: StepBuffer) -> Wanted:
+        """Puts what sampling needs; the buffer's copy brings it to the device."""
+        return Wanted(
+            params=None if batch.all_greedy else _params(batch, buffer),
+            edits=None if batch.edits is None else _edits(batch.edits, buffer),
+            widths=buffer.put(batch.num_logprobs) if batch.any_logprobs else None,
+            width=int(batch.num_logprobs.max(initial=0)) if batch.any_logprobs else 0,
+        )
+
+    def sample(self, logits: Tensor, wanted: Wanted) -> list[Tensor]:
+        """One token for each row of logits, [N, vocab]: int32[N], and logprobs where they are wanted, as `score`."""
+        sampled, raw = self.sampled[: len(logits)], logits
+        if wanted.edits is not None:
+            logits = logits.to(torch.float32, copy=True)
+            edit_logits(logits, wanted.edits)
+        if wanted.params is None:
+            greedy(logits, sampled)
+        else:
+            draw(logits, wanted.params, sampled)
+        return [sampled, *([] if wanted.widths is None else _logprobs(raw, sampled, wanted.widths, wanted.width))]
+
+
+def score(logits: Tensor, tokens: Tensor, width: int) -> list[Tensor]:
+    """Of int32[N] tokens under softmax of [N, vocab] logits: logprobs, ids of the likeliest ones, and theirs.
+
+    float32[N], int32[N, width], float32[N, width].
+    """
+    return _logprobs(logits, tokens, torch.zeros_like(tokens), width)
+
+
+def _logprobs(logits: Tensor, chosen: Tensor, widths: Tensor, width: int) -> list[Tensor]:
+    found = logprobs(logits, chosen, widths, width)
+    return [found.sampled, found.top_ids, found.top]
+
+
+def _params(batch: SamplingBatch, buffer: StepBuffer) -> DeviceSampling:
+    drawn = batch.temperature > 0
+    filtered = (batch.top_k > 0) | (batch.top_p < 1) | (batch.min_p > 0)
+    return DeviceSampling(
+        temperature=buffer.put(batch.temperature),
+        top_k=buffer.put(batch.top_k),
+        top_p=buffer.put(batch.top_p),
+        min_p=buffer.put(batch.min_p),
+        seed=buffer.put(batch.seed.view(np.int64)),
+        position=buffer.put(batch.position),
+        any_filtered=bool((drawn & filtered).any()),
+        all_greedy=False,
+    )
+
+
+def _edits(edits: LogitEdits, buffer: StepBuffer) -> DeviceEdits:
+    return DeviceEdits(*(buffer.put(getattr(edits, name)) for name in LogitEdits.__slots__))

@@ -1,0 +1,90 @@
+"""From a model directory and limits to a runner: whatever they leave open is decided, whatever does not fit refused."""
+
+from dataclasses import dataclass
+
+import torch
+
+from services.config import EngineConfig
+from services.engine.kernels.load import why_not_fused
+from services.engine.models.registry import load_weights, num_parameters
+from services.engine.openmp import loaded_openmp
+from services.engine.runner.base import Runner
+from services.engine.runner.cores import CoreLease
+from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
+from services.engine.runner.memory import check_fits, kv_budget
+from services.engine.runner.torch_runner import TorchRunner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A runner and what its engine and its worker have to know of the model."""
+
+    runner: Runner
+    pipeline_depth: int  # of its engine
+    cores: CoreLease | None  # that the runner takes part in
+    fingerprint: str  # whose KV may be exchanged with it
+    max_model_len: int  # tokens of one sequence, prompt and generated ones
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    notices: tuple[str, ...]  # decisions that a person should hear of, one line each
+
+
+def load_runner(engine: EngineConfig) -> LoadedModel:
+    """Reads the model, chooses what the configuration left open, and allocates the pool. Raises ModelError.
+
+    Sets the number of threads of this process's torch when the configuration names one.
+    """
+    plan = plan_load(engine)
+    cores = _cores(engine, plan.device)
+    if plan.device.type == "cpu":
+        runner, notices = _load_cpu(plan, cores)
+    else:
+        from services.engine.runner.load_gpu import load_gpu  # Triton comes with torch for GPUs alone
+
+        runner, notices = load_gpu(plan)
+    max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
+    return LoadedModel(
+        runner=runner,
+        pipeline_depth=0 if plan.device.type == "cpu" else 1,
+        cores=cores,
+        fingerprint=plan.fingerprint(),
+        max_model_len=max_model_len,
+        vocab_size=plan.config.vocab_size,
+        eos_token_ids=plan.eos_token_ids,
+        notices=(*plan.notices, *notices, *_length_notices(plan.wanted_len, max_model_len, runner.num_blocks)),
+    )
+
+
+def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, tuple[str, ...]]:
+    """The runner, and what a person should hear of."""
+    engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
+    check_fits(num_parameters(config) * plan.dtype.itemsize, f"the model's weights in {dtype}")
+    not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
+    with plan.tensors() as tensors:
+        weights = load_weights(tensors, config, plan.dtype, fused=not_fused is None)
+    num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes))
+    runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)
+    return runner, _kernel_notices(engine, dtype)
+
+
+def _cores(engine: EngineConfig, device: torch.device) -> CoreLease | None:
+    """The lease of a worker that computes on the CPU."""
+    openmp = loaded_openmp()
+    if openmp is not None and device.type == "cpu":
+        return CoreLease(openmp, engine.num_threads)
+    if engine.num_threads is not None:
+        torch.set_num_threads(engine.num_threads)
+    return None
+
+
+def _kernel_notices(engine: EngineConfig, dtype: str) -> tuple[str, ...]:
+    if engine.kernels != "auto" or dtype == "float16":  # asked for, or `load_plan` says it
+        return ()
+    reason = why_not_fused(dtype)
+    return () if reason is None else (f"torch's operations are used, kernels would be faster: {reason}",)
+
+
+def _length_notices(wanted_len: int, max_model_len: int, num_blocks: int) -> tuple[str, ...]:
+    if max_model_len == wanted_len:
+        return ()
+    return (f"max_model_len lowered from {wanted_len} to {max_model_len}: the KV pool has {num_blocks} blocks",)

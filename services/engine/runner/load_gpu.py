@@ -1,0 +1,85 @@
+"""From a plan to a runner on a GPU: the weights, then the largest step on trial, then a pool of what is left."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from services.config import Quantization
+from services.engine.kernels.gpu.fp8_linear import Fp8Product, refusal
+from services.engine.models.base import Weights
+from services.engine.models.registry import load_weights, num_parameters
+from services.engine.runner.device import CudaDevice
+from services.engine.runner.gpu_memory import CardMemory, check_weights_fit, kv_budget
+from services.engine.runner.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.load_plan import LoadPlan
+from services.protocol.model_dir import ModelError
+
+
+def load_gpu(plan: LoadPlan) -> tuple[GpuRunner, tuple[str, ...]]:
+    """The runner, ready for its first step, and what a person should hear of. Raises ModelError."""
+    device = CudaDevice(plan.device.index)
+    free, total = torch.cuda.mem_get_info(plan.device)
+    with _refused_in_words():
+        weights = _load_weights(plan, free)
+        step_bytes = _step_bytes(plan, weights, device)
+        free, _ = torch.cuda.mem_get_info(plan.device)
+        own = int(torch.cuda.memory_reserved(plan.device))  # of other processes nothing: they may be loading too
+        card = CardMemory(total=total, free=free, own=own, step=step_bytes)
+        budget = kv_budget(card, fraction=plan.gpu_memory_fraction, asked=plan.engine.kv_memory_bytes)
+        runner = _runner(plan, weights, device, plan.num_blocks(budget))
+        runner.warm_up()
+    torch.cuda.synchronize(plan.device)
+    return runner, ()
+
+
+def _load_weights(plan: LoadPlan, free: int) -> Weights:
+    check_weights_fit(num_parameters(plan.config) * plan.dtype.itemsize, free)
+    make_product = None
+    if plan.engine.quantization == Quantization.FP8:
+        if (reason := refusal(plan.device, plan.dtype)) is not None:
+            raise ModelError(reason)
+        make_product = Fp8Product
+    with torch.inference_mode(), plan.tensors() as tensors:
+        return load_weights(tensors, plan.config, plan.dtype, make_product=make_product)
+
+
+def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:
+    """Bytes that steps take beside weights and KV: those of the largest, and of the largest that is recorded.
+
+    Over one block, which all of their tokens share.
+    """
+    torch.cuda.empty_cache()
+    before = int(torch.cuda.memory_reserved(plan.device))
+    torch.cuda.reset_peak_memory_stats(plan.device)
+    trial = _runner(plan, weights, device, num_blocks=1)
+    trial.run_largest()
+    taken = int(torch.cuda.max_memory_reserved(plan.device)) - before
+    del trial
+    gc.collect()
+    torch.cuda.empty_cache()
+    return taken
+
+
+def _runner(plan: LoadPlan, weights: Weights, device: CudaDevice, num_blocks: int) -> GpuRunner:
+    pool = torch.zeros(num_blocks, plan.layout.block_bytes, dtype=torch.uint8, device=plan.device)
+    limits = StepLimits(
+        max_num_seqs=plan.engine.max_num_seqs,
+        max_num_batched_tokens=plan.engine.max_num_batched_tokens,
+        max_model_len=plan.wanted_len,
+        split_keys=plan.engine.split_keys,
+    )
+    return GpuRunner(plan.config, weights, pool, plan.layout, device, limits, kv_scales=plan.kv_scales)
+
+
+@contextmanager
+def _refused_in_words() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:  # a shape that kernels do not have
+        raise ModelError(str(error)) from error
+    except RuntimeError as error:
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):
+            raise
+        raise ModelError(f"the GPU has too little memory for this model: {str(error).partition('. ')[0]}") from error

@@ -1,0 +1,182 @@
+"""What is decided of a model before its weights are read: where it runs, in which dtypes, how its KV lies.
+
+Whatever the configuration leaves open is decided here and in `load.py`, and whatever does not fit is refused.
+"""
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kvtransfer.layout import KvLayout, fingerprint
+from services.config import DEFAULT_GPU_MEMORY_FRACTION, Device, EngineConfig, KvCacheDtype, LoadFormat, Quantization
+from services.engine.models.base import DTYPES, ModelConfig
+from services.engine.models.checkpoint import weights_id
+from services.engine.models.dummy import dummy_id
+from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
+from services.engine.models.registry import open_tensors, parse_model_config, stored_dtype
+from services.engine.models.tensor_source import TensorSource
+from services.protocol.model_dir import ModelError, read_config, read_generation_defaults
+
+_CPU = torch.device("cpu")
+_FP8_CAPABILITY = (8, 9)  # of the first GPUs whose units multiply and convert e4m3
+_MIN_BLOCKS = 2  # a prompt and its next position
+
+# On a Xeon with AVX512-FP16 and AMX, [512, 1024] x [1024, 4096] took 26 ms in float16 and float32, 3.7 in bfloat16.
+_FLOAT16_IS_SLOW = (
+    "the checkpoint is float16 and runs in it, on a CPU as slowly as float32; dtype bfloat16 is faster, less exact"
+)
+_NO_SCALES = "KV is stored in FP8 with scale 1: the checkpoint has no scales for it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoadPlan:
+    """A model, and how it is to be run."""
+
+    engine: EngineConfig
+    config: ModelConfig
+    device: torch.device  # cpu, or a GPU with its number
+    dtype: torch.dtype  # that the model computes in
+    layout: KvLayout
+    kv_scales: KvScales | None  # of FP8 KV; None: KV is in `dtype`
+    wanted_len: int  # tokens of one sequence, where the pool has room for them
+    eos_token_ids: tuple[int, ...]
+    gpu_memory_fraction: float  # of a GPU's memory, in use by this worker at most
+    notices: tuple[str, ...]  # decisions that a person should hear of, one line each
+
+    def tensors(self) -> AbstractContextManager[TensorSource]:
+        """The weights as they are stored, to be read to the device. Raises ModelError."""
+        return _open(self.engine, self.config, self.device)
+
+    def fingerprint(self) -> str:
+        """Whose KV may be exchanged with this model's. Raises ModelError."""
+        if self.engine.load_format == LoadFormat.DUMMY:
+            weights = dummy_id(self.config, self.device)
+        else:
+            weights = weights_id(self.engine.model, self.config)
+        rope: dict[str, object] = {} if self.config.rope is None else asdict(self.config.rope)
+        return fingerprint(self.layout, weights, rope, self._precision())
+
+    def num_blocks(self, budget: int) -> int:
+        """Of a pool of so many bytes. Raises ModelError where it is too small to be one."""
+        num_blocks = budget // self.layout.block_bytes
+        if num_blocks < _MIN_BLOCKS:
+            needed = _MIN_BLOCKS * self.layout.block_bytes
+            raise ModelError(f"{budget} bytes of KV memory are too little for this model: it needs at least {needed}")
+        return num_blocks
+
+    def _precision(self) -> dict[str, object]:
+        """See `kvtransfer.layout.fingerprint`."""
+        parts: dict[str, object] = {}
+        if self.engine.quantization != Quantization.NONE:
+            parts["quantization"] = self.engine.quantization.value
+        if self.kv_scales is not None:
+            parts |= {"dtype": dtype_name(self.dtype), "kv_scales": self.kv_scales.values()}
+        return parts
+
+
+def plan_load(engine: EngineConfig) -> LoadPlan:
+    """Reads config.json, and what else has to be known of the checkpoint. Raises ModelError."""
+    device = _device(engine)
+    raw = read_config(engine.model)
+    config = parse_model_config(raw)
+    wanted_len = _wanted_len(engine, config)
+    dtype, dtype_notices = _dtype(engine, config, device)
+    scales, scale_notices = _kv_scales(engine, config)
+    return LoadPlan(
+        engine=engine,
+        config=config,
+        device=device,
+        dtype=dtype,
+        layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
+        kv_scales=scales,
+        wanted_len=wanted_len,
+        eos_token_ids=read_generation_defaults(engine.model, raw).eos_token_ids,
+        gpu_memory_fraction=_memory_fraction(engine),
+        notices=(*dtype_notices, *scale_notices),
+    )
+
+
+def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
+    """The geometry of a model's KV blocks."""
+    return KvLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=dtype_name(dtype),
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As config.json and `KvLayout` have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
+    """Raises ModelError where a GPU of this compute capability cannot do what is asked for."""
+    fp8 = [option for option in engine.gpu_options if option.endswith(" fp8")]
+    if fp8 and capability < _FP8_CAPABILITY:
+        raise ModelError(f"{fp8[0]} needs a GPU of compute capability 8.9 or later, this one has {_dotted(capability)}")
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+def _device(engine: EngineConfig) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if engine.device == Device.CUDA and not has_gpu:
+        raise ModelError("device 'cuda': torch sees no CUDA GPU here")
+    if engine.device == Device.CPU or not has_gpu:
+        if engine.gpu_options:
+            reason = "the device is the CPU" if engine.device == Device.CPU else "torch sees no CUDA GPU here"
+            raise ModelError(f"{engine.gpu_options[0]} is for GPUs alone: {reason}")
+        return _CPU
+    if engine.kernels != "auto":
+        raise ModelError(f"--kernels {engine.kernels} is for the CPU alone: the device is a GPU")
+    device = torch.device("cuda", engine.worker_index % torch.cuda.device_count())
+    check_capability(engine, torch.cuda.get_device_capability(device))
+    return device
+
+
+def _memory_fraction(engine: EngineConfig) -> float:
+    """An equal share of the GPU for each worker on it."""
+    whole = DEFAULT_GPU_MEMORY_FRACTION if engine.gpu_memory_fraction is None else engine.gpu_memory_fraction
+    num_gpus = max(1, torch.cuda.device_count())
+    return whole / max(1, len(range(engine.worker_index % num_gpus, engine.num_workers, num_gpus)))
+
+
+def _wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
+    limit = config.max_position_embeddings
+    if engine.max_model_len is None:
+        return limit
+    if engine.max_model_len > limit:
+        raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
+    return engine.max_model_len
+
+
+def _dtype(engine: EngineConfig, config: ModelConfig, device: torch.device) -> tuple[torch.dtype, tuple[str, ...]]:
+    if engine.dtype in DTYPES:
+        return getattr(torch, engine.dtype), ()
+    if engine.dtype != "auto":
+        raise ModelError(f"dtype {engine.dtype!r} is not supported (auto, {', '.join(DTYPES)})")
+    own = _stored_dtype(engine, config) if config.dtype is None else getattr(torch, config.dtype)
+    return own, (_FLOAT16_IS_SLOW,) if own == torch.float16 and device == _CPU else ()
+
+
+def _stored_dtype(engine: EngineConfig, config: ModelConfig) -> torch.dtype:
+    with _open(engine, config, _CPU) as source:
+        return stored_dtype(source)
+
+
+def _kv_scales(engine: EngineConfig, config: ModelConfig) -> tuple[KvScales | None, tuple[str, ...]]:
+    if engine.kv_cache_dtype == KvCacheDtype.AUTO:
+        return None, ()
+    with _open(engine, config, _CPU) as source:
+        scales = read_kv_scales(source, config)
+    return (unit_scales(config), (_NO_SCALES,)) if scales is None else (scales, ())
+
+
+def _open(engine: EngineConfig, config: ModelConfig, device: torch.device) -> AbstractContextManager[TensorSource]:
+    return open_tensors(None if engine.load_format == LoadFormat.DUMMY else engine.model, config, device)

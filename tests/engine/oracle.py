@@ -1,0 +1,50 @@
+"""What `transformers` makes of a checkpoint: the oracle for every runner."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+
+class Reference:
+    """A checkpoint in `transformers`, float32."""
+
+    def __init__(self, directory: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+    def tokens(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """Its greedy continuation."""
+        return self.run(prompt, num_tokens)[0]
+
+    def kv(self, prompt: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """K and V of each layer, [kv_heads, tokens, head_dim]."""
+        with torch.inference_mode():
+            cache = self._model(torch.tensor([prompt]), use_cache=True).past_key_values
+        return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+    def scores(self, prompt: list[int]) -> torch.Tensor:
+        """Log-probabilities of what follows each token but the last, [tokens - 1, vocab]."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([prompt])).logits[0, :-1]
+        return logits.log_softmax(-1)
+
+    def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
+        """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
+        found = self._model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        logprobs = torch.cat(found.logits).log_softmax(-1)
+        return found.sequences[0, len(prompt) :].tolist(), logprobs
+
+
+def prompts_of(lengths: list[int], vocab: int = 320) -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    return [rng.integers(2, vocab, length).tolist() for length in lengths]

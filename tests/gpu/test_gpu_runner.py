@@ -1,0 +1,201 @@
+"""The whole model on Triton's kernels: what GpuRunner computes is what `transformers` computes, recorded or not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.decode.scheduler import DecodeScheduler
+from services.engine.engine import Engine
+from services.engine.models.kv_scales import KvScales
+from services.engine.models.registry import load_weights, open_tensors, parse_model_config
+from services.engine.runner.base import SamplingBatch, StepInput
+from services.engine.runner.device import CudaDevice, Device, HostDevice
+from services.engine.runner.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.load_plan import kv_layout
+from services.protocol.model_dir import read_config
+from tests.checkpoints import write_checkpoint
+from tests.engine.harness import Driven
+from tests.engine.oracle import Reference, prompts_of
+from tests.engine.stepping import run_greedy
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-gqa2-tied": ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
+    "llama-gqa3-80-biases": (
+        "llama",
+        {"num_attention_heads": 6, "hidden_size": 96, "head_dim": 80, "attention_bias": True, "mlp_bias": True},
+    ),
+    "qwen3-gqa4-128": ("qwen3", {"num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 128}),
+    "mistral-window": ("mistral", {"sliding_window": 24}),
+    "opt-norm-first-tied": ("opt", {"tie_word_embeddings": True}),
+    "opt-norm-after-projected": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+}
+
+
+def make_runner(
+    directory: Path,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_scales: KvScales | None = None,
+    **limits: Any,
+) -> GpuRunner:
+    """A runner whose pool is full of NaN, on a GPU where there is one. kv_scales: its KV is FP8."""
+    device: Device = CudaDevice() if torch.cuda.is_available() else HostDevice()
+    config = parse_model_config(read_config(directory))
+    with open_tensors(directory, config, device.torch) as tensors:
+        weights = load_weights(tensors, config, dtype)
+    layout = kv_layout(config, block_size, dtype if kv_scales is None else torch.float8_e4m3fn)
+    pool = torch.full((num_blocks, layout.block_bytes), 0xFF, dtype=torch.uint8, device=device.torch)
+    steps = StepLimits(**{"max_num_seqs": 5, "max_num_batched_tokens": 256, "max_model_len": 256} | limits)
+    return GpuRunner(config, weights, pool, layout, device, steps, kv_scales=kv_scales)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path) -> None:
+    """Mixed lengths in one batch, odd chunks, scattered blocks; steps of chunks, and recorded ones that decode."""
+    family, shape = SHAPES[name]
+    directory = write_checkpoint(tmp_path / "model", family, **shape)
+    prompts, reference = prompts_of([1, 19, 33]), Reference(directory)
+    rows = run_greedy(make_runner(directory), prompts, 8, chunk=17, num_logprobs=4)
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens, logprobs = reference.run(prompt, 8)
+        assert row.generated == tokens
+        for (sampled, top_ids, top), token, expected in zip(row.logprobs, tokens, logprobs, strict=True):
+            assert sampled == pytest.approx(float(expected[token]), abs=1e-4)
+            assert top == pytest.approx(expected.topk(4).values.tolist(), abs=1e-4)
+            assert expected[top_ids].tolist() == pytest.approx(top, abs=1e-4)
+    assert len({token for row in rows for token in row.generated}) >= 6, "tokens that repeat prove little"
+
+
+@pytest.mark.parametrize(("family", "fp8"), [("llama", False), ("opt", False), ("llama", True)])
+def test_bfloat16_and_fp8_kv_stay_near_float32(family: str, fp8: bool, tmp_path: Path) -> None:
+    """The first tokens of some prompts: their log-probabilities are near those of float32."""
+    directory = write_checkpoint(tmp_path / "model", family, dtype=torch.bfloat16)
+    prompts, reference = prompts_of([5, 20, 37]), Reference(directory)
+    scales = KvScales(torch.tensor([[0.05, 0.1], [0.2, 0.04]]), torch.tensor([[0.01, 0.02], [0.03, 0.015]]))
+    runner = make_runner(directory, dtype=torch.bfloat16, kv_scales=scales if fp8 else None)
+    rows = run_greedy(runner, prompts, 2, chunk=16, num_logprobs=0)
+    for prompt, row in zip(prompts, rows, strict=True):
+        _, logprobs = reference.run(prompt, 1)
+        assert row.logprobs[0][0] == pytest.approx(float(logprobs[0, row.generated[0]]), abs=0.5)
+        assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < 0.5
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_engine_one_step_ahead_generates_the_same(depth: int, tmp_path: Path) -> None:
+    """Requests come and go, prompts are computed beside decoding rows, and some tokens the host knows only later."""
+    directory = write_checkpoint(tmp_path / "model")
+    scheduler = DecodeScheduler(64, prefill_chunk=16)
+    engine = Engine(
+        make_runner(directory, block_size=8),
+        scheduler,
+        max_num_seqs=5,
+        max_model_len=128,
+        eos_token_ids=(),
+        pipeline_depth=depth,
+    )
+    driven, prompts = Driven(engine), prompts_of([30, 5, 41])
+    handles = [driven.submit(prompts[0], 12), driven.submit(prompts[1], 5)]
+    for _ in range(4):
+        driven.step()
+    handles.append(driven.submit(prompts[2], 7))
+    branched = driven.submit(prompts[1], 6, seeds=(1, 2), num_prompt_logprobs=2)
+    driven.run()
+    reference = Reference(directory)
+    for handle, prompt, count in zip(handles, prompts, (12, 5, 7), strict=True):
+        assert driven.tokens[handle] == reference.tokens(prompt, count)
+    assert [driven.tokens[branched + choice] for choice in (1, 2)] == [reference.tokens(prompts[1], 6)] * 2
+    for score, token, logprobs in zip(
+        driven.scores[branched], prompts[1][1:], reference.scores(prompts[1]), strict=True
+    ):
+        assert score.sampled == pytest.approx(float(logprobs[token]), abs=1e-4)
+    driven.assert_baseline()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_penalties_and_bans_see_every_token(depth: int, tmp_path: Path) -> None:
+    """Where logits depend on tokens so far: no token comes twice under a penalty that outweighs everything."""
+    directory = write_checkpoint(tmp_path / "model")
+    engine = Engine(
+        make_runner(directory),
+        DecodeScheduler(64, prefill_chunk=64),
+        max_num_seqs=4,
+        max_model_len=128,
+        eos_token_ids=(),
+        pipeline_depth=depth,
+    )
+    driven, prompt = Driven(engine), prompts_of([9])[0]
+    handle = driven.submit(prompt, 20, presence_penalty=2.0, frequency_penalty=2.0, logit_bias=((5, -100.0), (7, 60.0)))
+    driven.run()
+    assert 7 in driven.tokens[handle]
+    assert 5 not in driven.tokens[handle]
+
+
+def test_a_draw_is_a_function_of_seed_and_position(tmp_path: Path) -> None:
+    """Alone, in company, with and without a pipeline."""
+    directory = write_checkpoint(tmp_path / "model")
+    prompts, found = prompts_of([9, 12, 20]), []
+    for depth, company in ((0, False), (1, True)):
+        engine = Engine(
+            make_runner(directory, split_keys=128),
+            DecodeScheduler(64, prefill_chunk=16),
+            max_num_seqs=5,
+            max_model_len=128,
+            eos_token_ids=(),
+            pipeline_depth=depth,
+        )
+        driven = Driven(engine)
+        handle = driven.submit(prompts[0], 12, temperature=1.0, top_k=50, top_p=0.9, seed=11)
+        if company:
+            driven.submit(prompts[1], 9)
+            driven.submit(prompts[2], 15, temperature=0.7, seed=3)
+        driven.run()
+        found.append(driven.tokens[handle])
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 4
+
+
+def test_rows_that_get_several_tokens_or_none_are_no_step_of_decoding(tmp_path: Path) -> None:
+    """As many sampled tokens as rows and as query tokens, but both of the first row: a prompt's last token with two
+    choices, beside one token of a prompt that goes on.
+    """
+    runner = make_runner(write_checkpoint(tmp_path / "model"))
+    step = StepInput(
+        token_ids=np.array([5, 9], dtype=np.int32),
+        positions=np.zeros(2, dtype=np.int32),
+        query_starts=np.array([0, 1, 2], dtype=np.int32),
+        seq_lens=np.ones(2, dtype=np.int32),
+        block_tables=np.array([[3], [4]], dtype=np.int32),
+        sample_rows=np.array([0, 1], dtype=np.int32),
+        sampling=SamplingBatch.greedy(2),
+    )
+    runner.launch(step)
+    first, second = runner.collect().token_ids
+    assert first != second
+    runner.launch(replace(step, sample_rows=np.zeros(2, dtype=np.int32)))
+    assert runner.collect().token_ids.tolist() == [first, first]
+
+
+def test_a_block_is_copied_after_all_steps(tmp_path: Path) -> None:
+    runner = make_runner(write_checkpoint(tmp_path / "model"))
+    row = run_greedy(runner, prompts_of([20]), 3, chunk=64)[0]
+    source, destination = (int(block) for block in (row.blocks[0], np.setdiff1d(np.arange(64), row.blocks)[0]))
+    pool = runner.kv_memory().pool
+    assert not torch.equal(pool[source], pool[destination])
+    runner.copy_block(source, destination)
+    assert torch.equal(pool[source], pool[destination])
+
+
+def test_warm_up_leaves_a_runner_that_computes_the_same(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    warm = make_runner(directory, max_num_seqs=2, max_num_batched_tokens=24)
+    warm.warm_up()
+    prompts = prompts_of([7, 20])
+    assert [row.generated for row in run_greedy(warm, prompts, 4, chunk=12)] == [
+        row.generated for row in run_greedy(make_runner(directory), prompts, 4, chunk=12)
+    ]
