@@ -59,6 +59,10 @@ _PARTS = {
         "a decode step without the model: schedule, blocks, stop checks, frames",
         (("steps", 400, "steps of each batch"),),
     ),
+    "staging": _Part(
+        "what the host does for a decode step on a GPU, but for launches: index work and one copy",
+        (("steps", 400, "steps of each kind"),),
+    ),
     "step": _Part(
         "a decode step beside the publishing of the blocks that it fills",
         (("batch", 256, "sequences"),),

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 import grpc
 import numpy as np
 
+from kvtransfer.block_memory import BlockMemory, HostBlocks
 from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
 from loadtest.micro.rows import Row, spread
@@ -28,6 +29,7 @@ _POLL_S = 0.0005  # as the transfer thread's
 _GENERATION = 1
 
 Read = Callable[[int], float]  # of so many blocks: seconds
+MakeBlocks = Callable[[int, int, int], BlockMemory]  # so many, of so many bytes, each of which is this; to be pickled
 
 
 def measure() -> list[Row]:
@@ -45,17 +47,24 @@ def _rate(name: TransportName) -> Row:
     return spread([_NUM_BLOCKS * _BLOCK_BYTES / value / 1e9 for value in seconds], (0, 50, 100))
 
 
+def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
+    """In host memory."""
+    return HostBlocks(np.full((num_blocks, block_bytes), content, dtype=np.uint8))
+
+
 @contextmanager
-def reading(name: TransportName, num_blocks: int, block_bytes: int) -> Iterator[Read]:
+def reading(
+    name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks = host_blocks
+) -> Iterator[Read]:
     """Reads of another process's pool. Raises TransportError, and EOFError where that process ends."""
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, name, num_blocks, block_bytes), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, name, num_blocks, block_bytes, make_blocks), daemon=True)
     process.start()
     theirs.close()  # ours: so that its end is noticed
     try:
         incarnation, address, descriptor = pipe.recv()
-        with _end(name, 0, num_blocks, block_bytes) as (source, transport, _):
+        with _end(name, make_blocks(num_blocks, block_bytes, 0), 0) as (source, transport, _):
             transport.add_peer(incarnation, address, descriptor)
             ids = count()
 
@@ -64,7 +73,8 @@ def reading(name: TransportName, num_blocks: int, block_bytes: int) -> Iterator[
                 first = number * wanted % (num_blocks - wanted + 1)  # other blocks, which no cache holds, if it can
                 blocks = np.arange(first, first + wanted, dtype=np.uint32)
                 seconds = _read(transport, incarnation, number, blocks)
-                assert (source.memory.blocks[blocks] == _GENERATION).all()
+                arrived = source.memory.blocks.read(blocks, 0, wanted * block_bytes)
+                assert (np.frombuffer(arrived, np.uint8) == _GENERATION).all()
                 return seconds
 
             yield read
@@ -74,13 +84,13 @@ def reading(name: TransportName, num_blocks: int, block_bytes: int) -> Iterator[
         process.join()
 
 
-def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int) -> None:
-    """The producer: polls until it is killed."""
-    with _end(name, _GENERATION, num_blocks, block_bytes) as (source, transport, address):
+def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks) -> None:
+    """The producer: polls until it is killed, or nobody holds the pipe."""
+    blocks = make_blocks(num_blocks, block_bytes, _GENERATION)
+    with _end(name, blocks, _GENERATION) as (source, transport, address):
         pipe.send((source.incarnation, address, transport.descriptor()))
-        while True:
+        while not pipe.poll(_POLL_S):
             transport.poll()
-            time.sleep(_POLL_S)
 
 
 def _read(transport: Transport, peer: Incarnation, read_id: int, blocks: np.ndarray) -> float:
@@ -98,12 +108,9 @@ def _read(transport: Transport, peer: Incarnation, read_id: int, blocks: np.ndar
 
 
 @contextmanager
-def _end(
-    name: TransportName, content: int, num_blocks: int, block_bytes: int
-) -> Iterator[tuple[BlockSource, Transport, str]]:
+def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[tuple[BlockSource, Transport, str]]:
     """One worker's transport and address, with its event loop on a thread, as in a worker."""
-    blocks = np.full((num_blocks, block_bytes), content, dtype=np.uint8)
-    memory = Memory(blocks, np.full(num_blocks, content, dtype=np.uint64))
+    memory = Memory(blocks, np.full(blocks.num_blocks, generation, dtype=np.uint64))
     source = BlockSource(Incarnation(secrets.randbits(64)), memory)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

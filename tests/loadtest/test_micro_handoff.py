@@ -1,11 +1,29 @@
 """The handoff benchmark between two real worker processes, small."""
 
+import pytest
+
 from loadtest.micro import handoff
+from loadtest.micro.worker_process import StartError, running_pair
+from services.config import TransportName, WorkerRole
+from services.worker.worker import WorkerParts
 
 
 async def test_every_moment_of_a_handoff_is_noted() -> None:
     found = await handoff.handoffs(max_num_batched_tokens=32, sizes=[1, 5], rounds=2)
-    assert {blocks: len(moments) for blocks, moments in found.items()} == {1: 2, 5: 2}
-    for moments in found.values():
-        for ready, read, gap in moments:
-            assert 0 < read < ready < gap + 1
+    assert {blocks: len(handoffs) for blocks, handoffs in found.items()} == {1: 2, 5: 2}
+    for blocks, handoffs in found.items():
+        for noted in handoffs:
+            assert 0 < noted.read_s < noted.ready_s < noted.gap_s + 1
+            assert noted.first_s > 0
+            assert noted.read_blocks in (1, 2)  # a chunk's at most
+            assert noted.read_blocks <= blocks
+            assert noted.transport is TransportName.NIXL
+
+
+def test_a_worker_that_does_not_start_says_why() -> None:
+    with pytest.raises(StartError, match=r"(?s)the prefill worker: .*no prefill here"), running_pair(_refuse):
+        pass
+
+
+def _refuse(role: WorkerRole) -> WorkerParts:
+    raise ValueError(f"no {role} here")

@@ -1,0 +1,147 @@
+"""A model with random weights behind the runner that workers use, and steps for it."""
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtransfer.layout import KvLayout
+from services.engine.models.base import ModelConfig, Weights
+from services.engine.models.kv_scales import unit_scales
+from services.engine.models.registry import load_weights, num_parameters, open_tensors, parse_model_config
+from services.engine.runner.base import SamplingBatch, StepInput
+from services.engine.runner.device import Device
+from services.engine.runner.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.load_plan import kv_layout
+
+BLOCK_SIZE = 16
+FP8 = torch.float8_e4m3fn
+_FILLED_AT_ONCE = 1 << 28  # elements
+_WARM_UP = 3
+_TOKENS = 256  # that every vocabulary has
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BenchModel:
+    """Weights on a device, without KV."""
+
+    name: str
+    config: ModelConfig
+    weights: Weights
+    dtype: torch.dtype
+    device: Device
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a decode step reads: all but an embedding that is not the output layer as well."""
+        unread = 0 if self.config.tie_word_embeddings else self.config.vocab_size * self.config.hidden_size
+        return int((num_parameters(self.config) - unread) * self.dtype.itemsize)
+
+    def layout(self, kv_dtype: torch.dtype | None = None) -> KvLayout:
+        """Of KV in the model's dtype, or in another."""
+        return kv_layout(self.config, BLOCK_SIZE, kv_dtype or self.dtype)
+
+    def runner(
+        self, num_blocks: int, limits: StepLimits, kv_dtype: torch.dtype | None = None, *, share_prefixes: bool = True
+    ) -> GpuRunner:
+        """Over a pool full of random numbers: zeros take less power, and so less time. Runners before are given up."""
+        give_up_memory(self.device.torch)
+        layout = self.layout(kv_dtype)
+        pool = torch.empty(num_blocks, layout.block_bytes, dtype=torch.uint8, device=self.device.torch)
+        _randomize(pool.view(-1).view(kv_dtype or self.dtype))
+        scales = unit_scales(self.config) if kv_dtype == FP8 else None
+        return GpuRunner(
+            self.config,
+            self.weights,
+            pool,
+            layout,
+            self.device,
+            limits,
+            kv_scales=scales,
+            share_prefixes=share_prefixes,
+        )
+
+
+def give_up_memory(device: torch.device) -> None:
+    """Of what nobody uses any more. Pools take most of a card: the next one finds no room beside the last."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def load(name: str, raw: dict[str, Any], device: Device) -> BenchModel:
+    """Makes the weights."""
+    config = parse_model_config(raw)
+    dtype = getattr(torch, raw["torch_dtype"])
+    with torch.inference_mode(), open_tensors(None, config, device.torch) as source:
+        return BenchModel(name, config, load_weights(source, config, dtype), dtype, device)
+
+
+def decode_step(batch: int, context: int, shared: int = 0) -> StepInput:
+    """Each of `batch` rows computes its token number `context`. They share the first `shared` blocks."""
+    per_row = -(-context // BLOCK_SIZE)
+    own = shared + np.arange(batch * (per_row - shared)).reshape(batch, -1)
+    tables = np.concatenate([np.tile(np.arange(shared), (batch, 1)), own], axis=1).astype(np.int32)
+    lens = np.full(batch, context, dtype=np.int32)
+    return _step(np.ones(batch, dtype=np.int32), lens, tables)
+
+
+def prefill_step(num_tokens: int) -> StepInput:
+    """A whole prompt."""
+    length = np.array([num_tokens], dtype=np.int32)
+    return _step(length, length, np.arange(-(-num_tokens // BLOCK_SIZE), dtype=np.int32)[None])
+
+
+def steady_s(runner: GpuRunner, step: StepInput, rounds: int) -> float:
+    """Seconds of a step in a row of them, each launched while the one before runs."""
+    _run(runner, step, _WARM_UP)
+    begin = time.perf_counter()
+    _run(runner, step, rounds)
+    return (time.perf_counter() - begin) / rounds
+
+
+def host_s(runner: GpuRunner, step: StepInput, rounds: int, device: Device) -> float:
+    """Seconds of the host's own work for a step: the launch, and the taking of what came of it once it is there."""
+    spent = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        runner.launch(step)
+        launched = time.perf_counter()
+        device.mark().wait()
+        there = time.perf_counter()
+        runner.collect()
+        spent.append(launched - begin + time.perf_counter() - there)
+    return float(np.median(spent))
+
+
+def _run(runner: GpuRunner, step: StepInput, rounds: int) -> None:
+    runner.launch(step)
+    for _ in range(rounds - 1):
+        runner.launch(step)
+        runner.collect()
+    runner.collect()
+
+
+def _step(counts: np.ndarray, lens: np.ndarray, tables: np.ndarray) -> StepInput:
+    num_rows, starts = len(counts), np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=starts[1:])
+    positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(lens - counts - starts[:-1], counts)
+    random = np.random.default_rng(0)
+    return StepInput(
+        token_ids=random.integers(0, _TOKENS, int(starts[-1]), dtype=np.int32),
+        positions=positions.astype(np.int32),
+        query_starts=starts,
+        seq_lens=lens,
+        block_tables=tables,
+        sample_rows=np.arange(num_rows, dtype=np.int32),
+        sampling=SamplingBatch.greedy(num_rows),
+    )
+
+
+def _randomize(flat: Tensor) -> None:
+    for piece in flat.split(_FILLED_AT_ONCE):
+        piece.copy_(torch.randn(piece.shape, dtype=torch.bfloat16, device=piece.device))

@@ -1,0 +1,33 @@
+"""Decoding behind a long prefix that all rows share: attended to once for all of them, and once for each."""
+
+from collections.abc import Iterator
+
+from loadtest.gpu.bench_model import BLOCK_SIZE, BenchModel, decode_step, steady_s
+from loadtest.micro.rows import Row
+from services.engine.runner.gpu_runner import StepLimits
+
+BATCH, SHARED, OWN = 64, 16_384, 128  # rows; tokens
+_ROUNDS = 20
+
+
+def measure(
+    model: BenchModel, batch: int = BATCH, shared: int = SHARED, own: int = OWN, rounds: int = _ROUNDS
+) -> Iterator[Row]:
+    """The same step without and with."""
+    step = decode_step(batch, shared + own, shared=shared // BLOCK_SIZE)
+    limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=shared + own)
+    without_s = 0.0
+    for together in (False, True):
+        runner = model.runner(int(step.block_tables.max()) + 1, limits, share_prefixes=together)
+        taken = steady_s(runner, step, rounds)
+        del runner  # and its pool
+        without_s = without_s or taken
+        yield {
+            "model": model.name,
+            "batch": batch,
+            "shared": shared,
+            "own": own,
+            "cascade": "yes" if together else "no",
+            "step_ms": taken * 1e3,
+            "times_faster": without_s / taken,
+        }

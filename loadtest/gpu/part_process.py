@@ -1,0 +1,134 @@
+"""A process in which pieces of parts run: whatever becomes of one, the next has a process and a GPU that work.
+
+What a kernel does wrong spoils all that its process does on the GPU later, and some kinds of wrong end the process, or
+never end. So after a piece that failed the next gets a new process. Rows come as they are measured, and stay.
+"""
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Self
+
+from loadtest.micro.rows import Row
+
+if TYPE_CHECKING:
+    from loadtest.gpu.bench import Bench
+
+Found = Row | str  # a row of the part's table, or a note: a line for people
+Piece = Callable[["Bench"], Iterator[Found]]  # to be pickled
+
+_LAST_LINES = 12
+_START_S = 60.0
+_DYING_S = 10.0  # more than that only where it waits for a driver that hangs
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a piece."""
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def add(self, found: Found) -> None:
+        """A row or a note."""
+        if isinstance(found, str):
+            self.notes.append(found)
+        else:
+            self.rows.append(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Of a piece, by itself."""
+
+    missing: str = ""  # a module that is not there
+    error: str = ""  # the last lines of a traceback
+
+
+class PartProcess:
+    """Runs one piece after the other. Use as a context manager."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed  # of random cases
+        self._process: multiprocessing.process.BaseProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def run(self, piece: Piece, limit_s: float) -> Outcome:
+        """Returns within so many seconds, the start of a process not counted."""
+        outcome = Outcome()
+        try:
+            if self._process is None:
+                self._start()
+            deadline = time.monotonic() + limit_s
+            self._pipe.send(piece)
+            while self._pipe.poll(max(0.0, deadline - time.monotonic())):
+                found: Found | _End = self._pipe.recv()
+                if isinstance(found, _End):
+                    return self._ended(outcome, found)
+                outcome.add(found)
+            why = f"no end after {limit_s:.0f} s"
+        except (EOFError, OSError):
+            assert self._process is not None
+            self._process.join(_DYING_S)
+            why = f"its process ended with {self._process.exitcode}"
+        return self._ended(outcome, _End(error=why))
+
+    def _ended(self, outcome: Outcome, end: _End) -> Outcome:
+        if end.missing:
+            outcome.notes.append(f"left out: {end.missing}")
+        if end.error:
+            outcome.notes.append(f"failed: {end.error}")
+            outcome.failed = True
+            self._end()
+        return outcome
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._seed))
+        self._process.start()
+        theirs.close()  # ours: so that its end is noticed
+        if not self._pipe.poll(_START_S):
+            raise EOFError
+        self._pipe.recv()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join(_DYING_S)
+            self._pipe.close()
+            self._process = None
+
+
+def _serve(pipe: Connection, seed: int) -> None:
+    """Until nobody sends pieces any more."""
+    from loadtest.gpu.bench import Bench  # here alone, with torch
+
+    bench = Bench(seed)
+    pipe.send(_End())  # we are there
+    while True:
+        try:
+            piece: Piece = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_run(piece, bench, pipe))
+
+
+def _run(piece: Piece, bench: "Bench", pipe: Connection) -> _End:
+    try:
+        for found in piece(bench):
+            pipe.send(found)
+    except ModuleNotFoundError as error:
+        return _End(missing=str(error))
+    except Exception:
+        return _End(error="\n".join(traceback.format_exc().splitlines()[-_LAST_LINES:]))
+    return _End()

@@ -1,0 +1,62 @@
+"""What the parts found, as it grows: a Markdown table for each, and all of it as JSON."""
+
+import json
+import platform
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+from loadtest.micro.rows import Row, table
+
+
+@dataclass(slots=True)
+class Report:
+    """Sections in the order in which parts ended. With `out` they are written there after each."""
+
+    out: Path | None
+    about: str  # where it ran, one line
+    sections: list[tuple[str, list[Row]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)  # that parts took
+
+    def add(self, title: str, rows: list[Row]) -> None:
+        """Prints a part's rows, and writes all that there is."""
+        sys.stdout.write(f"\n## {title}\n\n{table(rows)}")
+        sys.stdout.flush()
+        self.sections.append((title, rows))
+        self._write()
+
+    def took(self, name: str, seconds: float) -> None:
+        """A part has ended."""
+        self.seconds[name] = seconds
+        sys.stdout.write(f"\n{name} took {seconds:.0f} s\n")
+        sys.stdout.flush()
+        self._write()
+
+    def note(self, text: str) -> None:
+        """Says what is not in a table."""
+        sys.stdout.write(f"\n{text}\n")
+        sys.stdout.flush()
+        self.notes.append(text)
+        self._write()
+
+    def _write(self) -> None:
+        if self.out is None:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        taken = ", ".join(f"{name} {seconds:.0f}" for name, seconds in self.seconds.items())
+        lines = ["# The GPU path", "", self.about, "", f"Seconds: {taken or 'none so far'}."]
+        for note in self.notes:
+            lines += ["", note]
+        for title, rows in self.sections:
+            lines += ["", f"## {title}", "", "```", table(rows).rstrip(), "```"]
+        (self.out / "gpu.md").write_text("\n".join(lines) + "\n")
+        found = {"about": self.about, "seconds": self.seconds, "notes": self.notes, "sections": dict(self.sections)}
+        (self.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def software() -> str:
+    """Python and the libraries that decide."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton"))
+    return f"Python {platform.python_version()}, {libraries}"

@@ -1,0 +1,24 @@
+"""Compiles every kernel that later parts use, by running a step of each kind once.
+
+Later processes find them in Triton's cache (`TRITON_CACHE_DIR`).
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from loadtest.gpu.bench_model import BLOCK_SIZE, BenchModel
+from loadtest.micro.rows import Row
+from services.engine.runner.gpu_runner import StepLimits
+
+_BATCH, _TOKENS = 8, 512
+
+
+def measure(model: BenchModel, kv_dtype: torch.dtype, batch: int = _BATCH, num_tokens: int = _TOKENS) -> Iterator[Row]:
+    """Kernels do not depend on batch or context, but on the model's shape and on the dtype of KV."""
+    limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=num_tokens, max_model_len=num_tokens)
+    began = time.perf_counter()
+    model.runner(num_tokens // BLOCK_SIZE, limits, kv_dtype).warm_up()
+    seconds = time.perf_counter() - began
+    yield {"model": model.name, "kv": str(kv_dtype).removeprefix("torch."), "seconds": seconds}
