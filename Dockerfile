@@ -20,6 +20,8 @@ COPY loadtest loadtest
 RUN /opt/baton/bin/pip install --constraint constraints.txt .
 
 FROM python:3.11-slim
+# With a compiler: Triton builds what starts a kernel on a GPU when a worker starts.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 # A number, because Kubernetes cannot tell of a name that it is not root. Whoever looks for a home finds what is writable.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin baton
 COPY --from=build /opt/baton /opt/baton
