@@ -24,6 +24,9 @@ OUT_OF_TIME = "not started: out of time"
 
 # Several test processes share the cores, and so do the workers that they start: no thread may spin against the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Triton asks for this when it is first imported, which torch and others do when they please.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -42,7 +42,7 @@ def test_a_checkpoint_that_cannot_be_served_is_one_line_and_no_port(
         probe.connect(("127.0.0.1", port))
 
 
-@pytest.mark.parametrize("options", [["--device", "cuda"], ["--quantization", "fp8"]], ids=" ".join)
+@pytest.mark.parametrize("options", [["--device", "cuda"], ["--device", "auto", "--quantization", "fp8"]], ids=" ".join)
 def test_what_needs_a_gpu_is_one_line_without_one(options: list[str], llama: Path):
     command = [sys.executable, "-m", "services.cli", "prefill", "--model", str(llama), *options]
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
