@@ -304,6 +304,10 @@ def _find_engine(options: EngineOptions, model: str, revision: str | None) -> tu
 def _checked(config: EngineConfig) -> EngineConfig:
     if config.device is Device.CPU and config.gpu_options:
         raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
+    if config.device is Device.CUDA and config.kernels != "auto":
+        raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
+    if config.kv_memory_bytes is not None and config.gpu_memory_fraction is not None:
+        raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
     return config
 
 

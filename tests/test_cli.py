@@ -39,6 +39,14 @@ def test_a_directory_without_a_model_is_one_line(tmp_path: Path) -> None:
     assert (result.returncode, result.stderr) == (1, f"baton: no model at {tmp_path}: it has no config.json\n")
 
 
+def test_what_says_one_thing_twice_or_is_for_another_device_is_refused(checkpoint: Path) -> None:
+    options = ("decode", "--model", str(checkpoint), "--device", "cuda")
+    result = baton(*options, "--kv-memory", "1GiB", "--gpu-memory-fraction", "0.5")
+    assert result.stderr.endswith("both say how much memory KV gets: say one of both\n")
+    result = baton(*options, "--kernels", "torch")
+    assert result.stderr == "baton: --kernels torch is for the CPU alone: the device is a GPU\n"
+
+
 GPU_OPTIONS = [
     ("--quantization", "fp8"),
     ("--kv-cache-dtype", "fp8"),

@@ -12,8 +12,8 @@ from services.engine.runner.load_plan import check_capability, plan_load
 from services.protocol.model_dir import ModelError
 from tests.checkpoints import save_tensors, write_checkpoint
 
-FP8_KV = {"kv_cache_dtype": KvCacheDtype.FP8}
-FP8_WEIGHTS = {"quantization": Quantization.FP8}
+FP8_KV = {"kv_cache_dtype": KvCacheDtype.FP8, "dtype": "bfloat16"}
+FP8_WEIGHTS = {"quantization": Quantization.FP8, "dtype": "bfloat16"}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a Hopper GPU, as far as torch is asked here."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -106,8 +107,8 @@ def test_fp8_needs_a_gpu_that_has_it(options: dict[str, Any], directory: Path) -
 def test_fp8_kv_takes_a_byte_and_has_the_checkpoint_s_scales(directory: Path, tmp_path: Path) -> None:
     plain, fp8 = plan_load(engine(directory)), plan_load(engine(directory, **FP8_KV))
     assert plain.kv_scales is None
-    assert plain.layout.block_bytes == 4 * fp8.layout.block_bytes
-    assert (fp8.layout.dtype, fp8.dtype) == ("float8_e4m3fn", torch.float32)
+    assert plain.layout.block_bytes == 4 * fp8.layout.block_bytes, "float32 beside one byte"
+    assert (fp8.layout.dtype, fp8.dtype) == ("float8_e4m3fn", torch.bfloat16)
     assert fp8.kv_scales is not None
     assert fp8.kv_scales.values() == [[[1.0, 1.0]] * 2] * 2
     assert len(fp8.notices) == 1
@@ -118,13 +119,33 @@ def test_fp8_kv_takes_a_byte_and_has_the_checkpoint_s_scales(directory: Path, tm
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("options", "dtype", "words"),
+    [
+        (FP8_WEIGHTS, "float16", "--quantization fp8 needs a model in bfloat16, not float16"),
+        (FP8_KV, "float32", "--kv-cache-dtype fp8 needs a model in bfloat16 or float16, not float32"),
+    ],
+)
+def test_fp8_needs_a_model_that_computes_in_few_bits(
+    options: dict[str, Any], dtype: str, words: str, directory: Path
+) -> None:
+    assert refusal(directory, **options | {"dtype": dtype}) == words
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_is_not_nvidias_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert refusal(directory, device=Device.CUDA) == "device 'cuda': torch sees no CUDA GPU here"
+
+
+@pytest.mark.usefixtures("gpu")
 def test_kv_that_was_rounded_otherwise_is_not_interchangeable(directory: Path) -> None:
     kinds: list[dict[str, Any]] = [
         {},
         {"dtype": "bfloat16"},
         FP8_WEIGHTS,
         FP8_KV,
-        FP8_KV | {"dtype": "bfloat16"},
+        FP8_KV | {"dtype": "float16"},
         FP8_KV | FP8_WEIGHTS,
         {"load_format": LoadFormat.DUMMY},
         {"load_format": LoadFormat.DUMMY, "device": Device.CPU},

@@ -41,7 +41,7 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     else:
         from services.engine.runner.load_gpu import load_gpu  # Triton comes with torch for GPUs alone
 
-        runner, notices = load_gpu(plan)
+        runner, notices = load_gpu(plan), ()
     max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
     return LoadedModel(
         runner=runner,

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import torch
 
 from services.config import Quantization
-from services.engine.kernels.gpu.fp8_linear import Fp8Product, refusal
+from services.engine.kernels.gpu.fp8_linear import Fp8Product
+from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights, num_parameters
 from services.engine.runner.device import CudaDevice
@@ -17,8 +18,8 @@ from services.engine.runner.load_plan import LoadPlan
 from services.protocol.model_dir import ModelError
 
 
-def load_gpu(plan: LoadPlan) -> tuple[GpuRunner, tuple[str, ...]]:
-    """The runner, ready for its first step, and what a person should hear of. Raises ModelError."""
+def load_gpu(plan: LoadPlan) -> GpuRunner:
+    """The runner, ready for its first step. Raises ModelError."""
     device = CudaDevice(plan.device.index)
     free, total = torch.cuda.mem_get_info(plan.device)
     with _refused_in_words():
@@ -31,16 +32,12 @@ def load_gpu(plan: LoadPlan) -> tuple[GpuRunner, tuple[str, ...]]:
         runner = _runner(plan, weights, device, plan.num_blocks(budget))
         runner.warm_up()
     torch.cuda.synchronize(plan.device)
-    return runner, ()
+    return runner
 
 
 def _load_weights(plan: LoadPlan, free: int) -> Weights:
     check_weights_fit(num_parameters(plan.config) * plan.dtype.itemsize, free)
-    make_product = None
-    if plan.engine.quantization == Quantization.FP8:
-        if (reason := refusal(plan.device, plan.dtype)) is not None:
-            raise ModelError(reason)
-        make_product = Fp8Product
+    make_product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
     with torch.inference_mode(), plan.tensors() as tensors:
         return load_weights(tensors, plan.config, plan.dtype, make_product=make_product)
 
@@ -77,7 +74,7 @@ def _runner(plan: LoadPlan, weights: Weights, device: CudaDevice, num_blocks: in
 def _refused_in_words() -> Iterator[None]:
     try:
         yield
-    except ValueError as error:  # a shape that kernels do not have
+    except UnsupportedShape as error:
         raise ModelError(str(error)) from error
     except RuntimeError as error:
         if not isinstance(error, torch.cuda.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):

@@ -26,7 +26,7 @@ _MIN_BLOCKS = 2  # a prompt and its next position
 _FLOAT16_IS_SLOW = (
     "the checkpoint is float16 and runs in it, on a CPU as slowly as float32; dtype bfloat16 is faster, less exact"
 )
-_NO_SCALES = "KV is stored in FP8 with scale 1: the checkpoint has no scales for it"
+_NO_SCALES = "KV is stored in FP8 with scale 1: there are no scales for it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class LoadPlan:
     kv_scales: KvScales | None  # of FP8 KV; None: KV is in `dtype`
     wanted_len: int  # tokens of one sequence, where the pool has room for them
     eos_token_ids: tuple[int, ...]
-    gpu_memory_fraction: float  # of a GPU's memory, in use by this worker at most
+    gpu_memory_fraction: float  # of a GPU's memory, in use by this worker at most; 0 on a CPU
     notices: tuple[str, ...]  # decisions that a person should hear of, one line each
 
     def tensors(self) -> AbstractContextManager[TensorSource]:
@@ -82,6 +82,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     config = parse_model_config(raw)
     wanted_len = _wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
+    _check_fp8(engine, dtype)
     scales, scale_notices = _kv_scales(engine, config)
     return LoadPlan(
         engine=engine,
@@ -92,7 +93,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         kv_scales=scales,
         wanted_len=wanted_len,
         eos_token_ids=read_generation_defaults(engine.model, raw).eos_token_ids,
-        gpu_memory_fraction=_memory_fraction(engine),
+        gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
         notices=(*dtype_notices, *scale_notices),
     )
 
@@ -120,17 +121,25 @@ def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
         raise ModelError(f"{fp8[0]} needs a GPU of compute capability 8.9 or later, this one has {_dotted(capability)}")
 
 
+def _check_fp8(engine: EngineConfig, dtype: torch.dtype) -> None:
+    """Raises ModelError for what no GPU does."""
+    if engine.quantization == Quantization.FP8 and dtype != torch.bfloat16:
+        raise ModelError(f"--quantization fp8 needs a model in bfloat16, not {dtype_name(dtype)}")
+    if engine.kv_cache_dtype == KvCacheDtype.FP8 and dtype == torch.float32:
+        raise ModelError("--kv-cache-dtype fp8 needs a model in bfloat16 or float16, not float32")
+
+
 def _dotted(capability: tuple[int, int]) -> str:
     return ".".join(map(str, capability))
 
 
 def _device(engine: EngineConfig) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if engine.device == Device.CUDA and not has_gpu:
-        raise ModelError("device 'cuda': torch sees no CUDA GPU here")
-    if engine.device == Device.CPU or not has_gpu:
+    on_cpu = engine.device == Device.CPU
+    if on_cpu or not _has_gpu():
+        reason = "the device is the CPU" if on_cpu else "torch sees no CUDA GPU here"
+        if engine.device == Device.CUDA:
+            raise ModelError(f"device 'cuda': {reason}")
         if engine.gpu_options:
-            reason = "the device is the CPU" if engine.device == Device.CPU else "torch sees no CUDA GPU here"
             raise ModelError(f"{engine.gpu_options[0]} is for GPUs alone: {reason}")
         return _CPU
     if engine.kernels != "auto":
@@ -140,10 +149,15 @@ def _device(engine: EngineConfig) -> torch.device:
     return device
 
 
+def _has_gpu() -> bool:
+    """One of NVIDIA's: torch for others calls them cuda too."""
+    return torch.version.cuda is not None and bool(torch.cuda.is_available())
+
+
 def _memory_fraction(engine: EngineConfig) -> float:
     """An equal share of the GPU for each worker on it."""
     whole = DEFAULT_GPU_MEMORY_FRACTION if engine.gpu_memory_fraction is None else engine.gpu_memory_fraction
-    num_gpus = max(1, torch.cuda.device_count())
+    num_gpus = torch.cuda.device_count()
     return whole / max(1, len(range(engine.worker_index % num_gpus, engine.num_workers, num_gpus)))
 
 

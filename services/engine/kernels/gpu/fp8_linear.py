@@ -6,23 +6,10 @@ The product is cuBLAS's or CUTLASS's, by torch. On CUDA it needs compute capabil
 import torch
 from torch import Tensor
 
+from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.kernels.gpu.rows import quantize_rows
 
 _MULTIPLE = 16  # of in and out features
-_MIN_CAPABILITY = (8, 9)
-
-
-def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why there are no FP8 products of this dtype on this device; None where there are."""
-    if device.type != "cuda":
-        return f"FP8 weights need a CUDA GPU, not {device.type}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _MIN_CAPABILITY:
-        name, found = torch.cuda.get_device_name(device), ".".join(map(str, capability))
-        return f"FP8 weights need a GPU of compute capability 8.9 or later; {name} has {found}"
-    if dtype != torch.bfloat16:
-        return f"FP8 weights need bfloat16 activations, not {str(dtype).removeprefix('torch.')}"
-    return None
 
 
 def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +26,7 @@ class Fp8Product:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         if any(size % _MULTIPLE for size in weight.shape):
             shape = " x ".join(map(str, weight.shape))
-            raise ValueError(f"an FP8 product needs sizes that are multiples of {_MULTIPLE}, not {shape}")
+            raise UnsupportedShape(f"an FP8 product needs sizes that are multiples of {_MULTIPLE}, not {shape}")
         quantized, self._scales = quantize_channels(weight)
         self._weight = quantized.t()  # columns, as the product wants them, are what were rows
         self._bias = bias

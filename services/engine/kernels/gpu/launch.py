@@ -9,6 +9,10 @@ import triton.language as tl
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+class UnsupportedShape(ValueError):
+    """A model has sizes that there are no kernels for: one line for a person."""
+
+
 def is_interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on the CPU. Fixed when a kernel is defined."""
     return bool(triton.knobs.runtime.interpret)

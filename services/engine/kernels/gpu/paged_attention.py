@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.gpu.attention import attend_items, merge_partials
-from services.engine.kernels.gpu.launch import dot_dtype
+from services.engine.kernels.gpu.launch import UnsupportedShape, dot_dtype
 
 Kind = Literal["decode", "prefill", "shared"]
 
@@ -91,7 +91,7 @@ class PagedAttentionKernels:
             raise ValueError("a pool of float8_e4m3fn is for models in bfloat16 or float16")
         group, rest = divmod(num_heads, layout.num_kv_heads)
         if rest or group > 16:
-            raise ValueError(f"{num_heads} query heads over {layout.num_kv_heads} KV heads are not supported")
+            raise UnsupportedShape(f"{num_heads} query heads over {layout.num_kv_heads} KV heads are not supported")
         self._pool = pool
         self._layout = layout
         self._qk_scale = scale * math.log2(math.e)
