@@ -27,7 +27,7 @@ class PagedQueries:
 PlanT = TypeVar("PlanT")
 
 # Of plan, layer, heads, cos, signed_sin, weight, eps; see `Attention.rotate_and_write`.
-RotateAndWrite = Callable[[Any, int, Tensor, Tensor, Tensor, Tensor | None, float], None]
+RotateAndWrite = Callable[[Any, int, Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
 
 
 class Attention(Protocol[PlanT]):
@@ -58,7 +58,7 @@ class Attention(Protocol[PlanT]):
     @property
     def rotate_and_write(self) -> RotateAndWrite | None:
         """Where one kernel does both: what `Operations.rotate` does to Q and K in heads, [T, heads + 2 * kv_heads,
-        head_dim] with Q first and V last, and `write` with K and V. K in heads may stay as it was.
+        head_dim] with Q first and V last, and `write` with K and V. Returns Q, K and V; K may be as it was.
         """
 
     def write(self, plan: PlanT, layer: int, k: Tensor, v: Tensor) -> None:

@@ -100,7 +100,7 @@ class TritonAttention:
     @property
     def writes_by_kernel(self) -> bool:
         """See `Attention.writes_by_kernel`."""
-        return False
+        return True
 
     def rotate_and_write(
         self,
@@ -111,9 +111,12 @@ class TritonAttention:
         signed_sin: Tensor,
         weight: Tensor | None,
         eps: float,
-    ) -> None:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Attention.rotate_and_write`."""
         rotate_and_store(heads, (cos, signed_sin), weight, eps, kv=self._kv, layer=layer, slots=plan.slots)
+        num_kv = self._layout.num_kv_heads
+        q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
+        return q, k, v
 
     def kernel_inputs(self, plan: TritonPlan) -> None:
         """See `Attention.kernel_inputs`."""

@@ -106,20 +106,16 @@ class Decoder:
         """A layer up to its attention: q, k and v, [T, heads or kv_heads, head_dim]."""
         layer = self._weights.layers[index]
         heads = layer.qkv(normed).unflatten(1, (-1, self._config.head_dim))
-        self._rotate_and_write(plan, index, heads, *turn, layer.qk_norm, self._config.rms_norm_eps)
-        return self._split(heads)
+        return self._rotate_and_write(plan, index, heads, *turn, layer.qk_norm, self._config.rms_norm_eps)
 
     def _rotate_then_write(
         self, plan: Any, index: int, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float
-    ) -> None:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Attention.rotate_and_write`."""
-        self._operations.rotate(heads[:, : -self._config.num_kv_heads], cos, signed_sin, weight, eps)
-        self._attention.write(plan, index, *self._split(heads)[1:])
-
-    def _split(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of heads, [T, heads + 2 * kv_heads, head_dim]."""
         config = self._config
+        self._operations.rotate(heads[:, : config.num_heads + config.num_kv_heads], cos, signed_sin, weight, eps)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        self._attention.write(plan, index, k, v)
         return q, k, v
 
     def _end(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
