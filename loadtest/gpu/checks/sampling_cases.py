@@ -49,7 +49,6 @@ def on_device(rows: list[Settings], device: torch.device) -> DeviceSampling:
         seed=seeds.to(device),
         position=torch.tensor([row.position for row in rows], dtype=torch.int64, device=device),
         any_filtered=any(row.is_filtered for row in rows),
-        all_greedy=all(row.temperature == 0 for row in rows),
     )
 
 

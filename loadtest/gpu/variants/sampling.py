@@ -17,8 +17,7 @@ def variants() -> list[Variant]:
     raw, edited = (torch.empty(_ROWS, _VOCAB, dtype=dtype, device=_META) for dtype in (torch.bfloat16, torch.float32))
     edits = DeviceEdits(longs, longs, floats, longs, longs, floats, floats, floats, floats)
     free, filtered = (
-        DeviceSampling(floats, ids, floats, floats, longs, longs, any_filtered, all_greedy=False)
-        for any_filtered in (False, True)
+        DeviceSampling(floats, ids, floats, floats, longs, longs, any_filtered) for any_filtered in (False, True)
     )
     return [
         *of_launch("greedy", lambda: greedy(raw, ids)),

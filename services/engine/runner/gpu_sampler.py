@@ -74,7 +74,6 @@ def _params(batch: SamplingBatch, buffer: StepBuffer) -> DeviceSampling:
         seed=buffer.put(batch.seed.view(np.int64)),
         position=buffer.put(batch.position),
         any_filtered=bool((drawn & filtered).any()),
-        all_greedy=False,
     )
 
 

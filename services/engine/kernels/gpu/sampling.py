@@ -45,7 +45,7 @@ class DeviceEdits:
 
 @dataclass(slots=True, eq=False)
 class DeviceSampling:
-    """Parameters of N rows, on the device, and two things about all of them that the host knows."""
+    """Parameters of N rows, on the device, and what the host knows of all of them."""
 
     temperature: Tensor  # float32[N]; 0: greedy
     top_k: Tensor  # int32[N]; below 1: off
@@ -54,7 +54,6 @@ class DeviceSampling:
     seed: Tensor  # int64[N], the bits of a uint64
     position: Tensor  # int64[N]: index in its sequence of the token to be sampled
     any_filtered: bool  # whether a row with a temperature has top_k, top_p or min_p
-    all_greedy: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -112,9 +111,6 @@ def draw(logits: Tensor, params: DeviceSampling, out: Tensor) -> None:
     the smallest number of best ones whose weight reaches top_p of the weight of those top_k; tokens that weigh at
     least min_p. Tokens that tie with the last one that top_k or top_p keeps are kept as well.
     """
-    if params.all_greedy:
-        greedy(logits, out)
-        return
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return
