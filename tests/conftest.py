@@ -65,7 +65,9 @@ class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> TogetherScheduling:
+    config.option.loadscopereorder = False  # else the largest groups come first
     return TogetherScheduling(config, log)
 
 

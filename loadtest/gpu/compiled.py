@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 _OPCODE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _HOPPER = (90,)
+_SHOWN = ("HGMMA", "HMMA", "LDGSTS.128", "LDGSTS.64", "LDG.128", "STG.128")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def _main(arguments: list[str]) -> None:
         return
     print(f"{'kernel':<48} {'sm':>3} {'registers':>9} {'spilled':>8} {'shared':>8}  instructions")
     for result in results:
-        shown = [name for name in ("HGMMA", "HMMA", "LDG.128", "STG.128") if result.has(name)]
+        shown = [name for name in _SHOWN if result.has(name)]
         numbers = f"{result.capability:>3} {result.registers:>9} {result.spilled_bytes:>8} {result.shared_bytes:>8}"
         print(f"{result.name:<48} {numbers}  {' '.join(shown)}")
 

@@ -56,7 +56,8 @@ class Driver:
         for outcome in outcomes:
             for note in outcome.notes:
                 self._report.note(f"{name}: {note}")
-            self.failed |= outcome.failed or any(row.get("failed") for row in outcome.rows)
+            self.failed |= outcome.failed or (outcome.left_out and name == WITHOUT_GPU)
+            self.failed |= any(row.get("failed") for row in outcome.rows)
 
 
 def run_without_gpu(driver: Driver, report: Report, names: Sequence[str], parts: Mapping[str, Part]) -> None:

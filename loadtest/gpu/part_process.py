@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Found = Row | str  # a row of the part's table, or a note: a line for people
 Piece = Callable[["Bench"], Iterator[Found]]  # to be pickled
 
+_OURS = ("kvtransfer", "loadtest", "protos", "services")
 _LAST_LINES = 12
 _START_S = 60.0
 _DYING_S = 10.0  # more than that only where it waits for a driver that hangs
@@ -32,6 +33,7 @@ class Outcome:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failed: bool = False
+    left_out: bool = False  # something is not installed that it needs
 
     def add(self, found: Found) -> None:
         """A row or a note."""
@@ -85,6 +87,7 @@ class PartProcess:
     def _ended(self, outcome: Outcome, end: _End) -> Outcome:
         if end.missing:
             outcome.notes.append(f"left out: {end.missing}")
+            outcome.left_out = True
         if end.error:
             outcome.notes.append(f"failed: {end.error}")
             outcome.failed = True
@@ -127,8 +130,8 @@ def _run(piece: Piece, bench: "Bench", pipe: Connection) -> _End:
     try:
         for found in piece(bench):
             pipe.send(found)
-    except ModuleNotFoundError as error:
-        return _End(missing=str(error))
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in _OURS:
+            return _End(missing=str(error))
         return _End(error="\n".join(traceback.format_exc().splitlines()[-_LAST_LINES:]))
     return _End()

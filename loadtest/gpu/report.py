@@ -4,7 +4,7 @@ import json
 import platform
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from loadtest.micro.rows import Row, table
@@ -58,5 +58,11 @@ class Report:
 
 def software() -> str:
     """Python and the libraries that decide."""
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "triton"))
-    return f"Python {platform.python_version()}, {libraries}"
+    return f"Python {platform.python_version()}, torch {_version('torch')}, triton {_version('triton')}"
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "is not installed"

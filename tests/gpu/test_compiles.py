@@ -25,11 +25,19 @@ def test_rows_move_16_bytes_at_a_time(compiled):
             assert kernel.has("STG.128"), kernel
 
 
-def test_kv_and_logits_are_read_16_bytes_at_a_time(compiled):
-    """FP8 KV of head_dim 128 has 16 of them in a row too."""
-    for kernel in compiled:
-        if any(part in kernel.name for part in ("decode, attend", "prefill", "scan_")):
-            assert kernel.has("LDG.128") or kernel.has("LDGSTS.128"), kernel
+def test_kv_is_read_ahead_16_bytes_at_a_time(compiled):
+    """Of FP8 KV a part in 8 bytes."""
+    attention = [kernel for kernel in compiled if "decode, attend" in kernel.name or "prefill" in kernel.name]
+    assert len(attention) == 8
+    for kernel in attention:
+        assert kernel.has("LDGSTS.128"), kernel
+        assert kernel.has("LDGSTS.64") == ("float8, decode" in kernel.name), kernel
+
+
+def test_logits_are_read_16_bytes_at_a_time(compiled):
+    scans = [kernel for kernel in compiled if "scan_" in kernel.name]
+    assert len(scans) == 5
+    assert all(kernel.has("LDG.128") for kernel in scans)
 
 
 def test_prompts_are_multiplied_by_hoppers_matrix_units(compiled):

@@ -27,7 +27,9 @@ def test_a_handoff_is_measured_between_two_workers_and_named_by_its_transport() 
     setup = handoff.Setup(pair=pair, prompts=(64, 300), rounds=2, raw_rounds=2)
     rows: list[Any] = list(handoff.measure(setup))
 
-    assert [(row["prompt"], row["blocks"], row["read_blocks"]) for row in rows] == [(64, 4, 4), (300, 19, 3)]
+    assert [(row["prompt"], row["blocks"]) for row in rows] == [(64, 4), (300, 19)]
+    assert rows[0]["read_blocks"] == 4
+    assert rows[1]["read_blocks"] in (3, 11, 19), "whole steps of 128 tokens: as many as decode had not read yet"
     for row in rows:
         assert row["mib"] == row["blocks"] * 2 * 2 * 2 * 16 * 16 * 4 / 2**20
         assert row["transport"] == "nixl"
