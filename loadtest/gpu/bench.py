@@ -10,7 +10,7 @@ import torch
 
 from loadtest.gpu.card import Card, measure_card
 from loadtest.gpu.shapes import SHAPES
-from services.engine.runner.device import CudaDevice, Device, HostDevice
+from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 
 if TYPE_CHECKING:
     from loadtest.gpu.bench_model import BenchModel

@@ -14,8 +14,8 @@ from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.kv_scales import unit_scales
 from services.engine.models.registry import load_weights, num_parameters, open_tensors, parse_model_config
 from services.engine.runner.base import SamplingBatch, StepInput
-from services.engine.runner.device import Device
-from services.engine.runner.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.gpu.device import Device
+from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 
 BLOCK_SIZE = 16

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from loadtest.gpu.bench_model import BLOCK_SIZE, BenchModel, decode_step, steady_s
 from loadtest.micro.rows import Row
-from services.engine.runner.gpu_runner import StepLimits
+from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCH, SHARED, OWN = 64, 16_384, 128  # rows; tokens
 _ROUNDS = 20

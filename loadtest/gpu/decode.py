@@ -10,7 +10,7 @@ import torch
 from loadtest.gpu.bench_model import FP8, BenchModel, decode_step, host_s, steady_s
 from loadtest.gpu.card import Card
 from loadtest.micro.rows import Row
-from services.engine.runner.gpu_runner import StepLimits
+from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (512, 4096, 32_768)

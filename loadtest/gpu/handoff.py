@@ -21,7 +21,7 @@ from loadtest.micro.rows import Row
 from loadtest.micro.transport import host_blocks, reading
 from loadtest.micro.worker_pair import Handoff, WorkerPair
 from services.config import Device, TransportName
-from services.engine.runner.device_blocks import DeviceBlocks
+from services.engine.runner.gpu.device_blocks import DeviceBlocks
 
 _RAW_TIMEOUT_S = 60.0
 

@@ -13,7 +13,7 @@ import torch
 from loadtest.gpu.bench_model import BenchModel, decode_step, prefill_step, steady_s
 from loadtest.micro.rows import Row
 from services.engine.runner.base import StepInput
-from services.engine.runner.gpu_runner import StepLimits
+from services.engine.runner.gpu.gpu_runner import StepLimits
 
 _CELLS = ((64, 512), (8, 4096), (1, 512), (8, 512))  # batch, context
 _PROMPT = 4096

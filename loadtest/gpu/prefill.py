@@ -6,7 +6,7 @@ from loadtest.gpu.bench_model import BenchModel, prefill_step, steady_s
 from loadtest.gpu.card import Card
 from loadtest.micro.rows import Row
 from services.engine.models.registry import num_parameters
-from services.engine.runner.gpu_runner import StepLimits
+from services.engine.runner.gpu.gpu_runner import StepLimits
 
 _PROMPTS = (8192, 2048)
 _ROUNDS = 5

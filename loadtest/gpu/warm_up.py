@@ -10,7 +10,7 @@ import torch
 
 from loadtest.gpu.bench_model import BLOCK_SIZE, BenchModel
 from loadtest.micro.rows import Row
-from services.engine.runner.gpu_runner import StepLimits
+from services.engine.runner.gpu.gpu_runner import StepLimits
 
 _BATCH, _TOKENS = 8, 512
 

@@ -11,8 +11,8 @@ from kvtransfer.layout import KvLayout
 from loadtest.micro.rows import Row, spread
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention
-from services.engine.runner.device import HostDevice
-from services.engine.runner.step_buffer import StepBuffer
+from services.engine.runner.gpu.device import HostDevice
+from services.engine.runner.gpu.step_buffer import StepBuffer
 
 _LAYOUT = KvLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")  # Llama 3 8B
 _HEADS = 32

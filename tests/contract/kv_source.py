@@ -25,7 +25,7 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
 from protos import kv_pb2_grpc
-from services.engine.runner.device_blocks import DeviceBlocks
+from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from tests.forkserver import FORKSERVER
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvtransfer.block_memory import BlockMemory
-from services.engine.runner.device_blocks import _STAGING_BYTES, DeviceBlocks
+from services.engine.runner.gpu.device_blocks import _STAGING_BYTES, DeviceBlocks
 from tests.contract.kv_source import Place, make_blocks
 
 NUM_BLOCKS = 12

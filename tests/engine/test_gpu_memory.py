@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.runner.gpu_memory import CardMemory, check_weights_fit, kv_budget
+from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
 from services.protocol.model_dir import ModelError
 
 GIB = 1 << 30

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.runner.device import HostDevice
-from services.engine.runner.step_buffer import StepBuffer
+from services.engine.runner.gpu.device import HostDevice
+from services.engine.runner.gpu.step_buffer import StepBuffer
 
 
 class WatchedDevice(HostDevice):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvtransfer.transports.cuda_driver import CudaDriver
-from services.engine.runner.device_blocks import _STAGING_BYTES, DeviceBlocks
+from services.engine.runner.gpu.device_blocks import _STAGING_BYTES, DeviceBlocks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

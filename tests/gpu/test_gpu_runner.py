@@ -13,8 +13,8 @@ from services.engine.engine import Engine
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.registry import load_weights, open_tensors, parse_model_config
 from services.engine.runner.base import SamplingBatch, StepInput
-from services.engine.runner.device import CudaDevice, Device, HostDevice
-from services.engine.runner.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
+from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 from services.protocol.model_dir import read_config
 from tests.checkpoints import write_checkpoint

@@ -11,7 +11,7 @@ from loadtest.gpu import cascade, correctness, decode, peer, prefill, warm_up
 from loadtest.gpu.bench_model import FP8, BenchModel, load
 from loadtest.gpu.card import Card
 from loadtest.gpu.shapes import LLAMA_3_8B, OPT_125M
-from services.engine.runner.device import CudaDevice, HostDevice
+from services.engine.runner.gpu.device import CudaDevice, HostDevice
 from tests.loadtest.tiny_shapes import TINY_LLAMA
 
 SHAPE = {**TINY_LLAMA, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}

@@ -1,1 +1,3 @@
-"""Runners: what executes a planned step. `TorchRunner` runs a model, `SimulatedRunner` a checkable stand-in."""
+"""Runners: what executes a planned step. `TorchRunner` runs a model on the CPU, `GpuRunner` on a GPU, `SimulatedRunner`
+a checkable stand-in.
+"""

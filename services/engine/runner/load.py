@@ -39,7 +39,7 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     if plan.device.type == "cpu":
         runner, notices = _load_cpu(plan, cores)
     else:
-        from services.engine.runner.load_gpu import load_gpu  # Triton comes with torch for GPUs alone
+        from services.engine.runner.gpu.load import load_gpu  # Triton comes with torch for GPUs alone
 
         runner, notices = load_gpu(plan), ()
     max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.runner.device import Device, Mark
+from services.engine.runner.gpu.device import Device, Mark
 
 _ALIGNMENT = 16  # bytes: kernels read whole vectors
 _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}

@@ -25,10 +25,10 @@ from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.registry import make_model
 from services.engine.runner.base import LogitEdits, SamplingBatch, ScoredTokens, StepInput, StepLogprobs, StepOutput
-from services.engine.runner.device import Device, Fetched, Recorded
-from services.engine.runner.device_blocks import DeviceBlocks
-from services.engine.runner.gpu_sampler import GpuSampler, Wanted, score
-from services.engine.runner.step_buffer import StepBuffer
+from services.engine.runner.gpu.device import Device, Fetched, Recorded
+from services.engine.runner.gpu.device_blocks import DeviceBlocks
+from services.engine.runner.gpu.sampler import GpuSampler, Wanted, score
+from services.engine.runner.gpu.step_buffer import StepBuffer
 
 _SCORED_AT_ONCE = 256  # tokens of prompts
 _TOKEN_BYTES = 64  # of a prompt's token in a step: id, position, slot, entry, place, and edits of logits

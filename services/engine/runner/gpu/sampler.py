@@ -8,8 +8,8 @@ from torch import Tensor
 
 from services.engine.kernels.gpu.sampling import DeviceEdits, DeviceSampling, draw, edit_logits, greedy, logprobs
 from services.engine.runner.base import LogitEdits, SamplingBatch
-from services.engine.runner.device import Device
-from services.engine.runner.step_buffer import StepBuffer
+from services.engine.runner.gpu.device import Device
+from services.engine.runner.gpu.step_buffer import StepBuffer
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,9 @@ from services.engine.kernels.gpu.fp8_linear import Fp8Product
 from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights, num_parameters
-from services.engine.runner.device import CudaDevice
-from services.engine.runner.gpu_memory import CardMemory, check_weights_fit, kv_budget
-from services.engine.runner.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.gpu.device import CudaDevice
+from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
+from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
 from services.engine.runner.load_plan import LoadPlan
 from services.protocol.model_dir import ModelError
 
