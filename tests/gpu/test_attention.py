@@ -105,7 +105,7 @@ def test_more_rows_share_a_prefix_than_a_tile_takes(device: torch.device) -> Non
 
 
 def has_shared_items(step: Step) -> bool:
-    plan = step.attention().prepare(step.queries, None, step.case.padded_rows)
+    plan = step.plan(step.attention())
     return any(launch.kind == "shared" and int(launch.items[0, 0]) > 0 for launch in plan.launches)
 
 
@@ -188,7 +188,7 @@ def test_steps_of_a_bucket_launch_the_same(device: torch.device) -> None:
         staging.start()
         starts = np.arange(len(lengths) + 1, dtype=np.int32)
         queries = PagedQueries(starts, np.array(lengths, np.int32), table[: len(lengths)])
-        plan = attention.prepare(queries, padded_rows=6)
+        plan = attention.prepare_recorded(queries, 6)
         kept.append((addresses(plan), staging.addresses))
     assert all(other == kept[0] for other in kept)
 
@@ -196,7 +196,7 @@ def test_steps_of_a_bucket_launch_the_same(device: torch.device) -> None:
 def test_smaller_buckets_use_the_buffers_of_larger_ones(device: torch.device) -> None:
     step = Step(Case(seq_lens=(20,), counts=(1,), padded_rows=8), device)
     attention = step.attention()
-    large, small, again = (attention.prepare(step.queries, None, rows).outputs for rows in (8, 4, 8))
+    large, small, again = (attention.prepare_recorded(step.queries, rows).outputs for rows in (8, 4, 8))
     assert small.out.data_ptr() == large.out.data_ptr() == again.out.data_ptr()
     assert small.partial_out.data_ptr() == large.partial_out.data_ptr()
     assert len(small.out) == len(small.lse) == 4
@@ -207,8 +207,8 @@ def test_a_step_for_a_graph_has_one_token_a_row(device: torch.device) -> None:
     for starts, padded_rows in (([0, 2], 4), ([0, 1, 2], 1)):
         lengths = np.full(len(starts) - 1, 20, np.int32)
         queries = PagedQueries(np.array(starts, np.int32), lengths, np.ones((len(lengths), 2), np.int32))
-        with pytest.raises(ValueError, match="step for a graph"):
-            attention.prepare(queries, padded_rows=padded_rows)
+        with pytest.raises(ValueError, match="step that is replayed"):
+            attention.prepare_recorded(queries, padded_rows)
 
 
 def test_what_it_does_not_support_is_refused(device: torch.device) -> None:
@@ -284,7 +284,7 @@ def test_a_graph_serves_other_steps(device: torch.device) -> None:
     k, v = torch.zeros(2, 6, 1, 64, device=device)
 
     staging.start()
-    plan = attention.prepare(steps[0].queries, None, 6)
+    plan = attention.prepare_recorded(steps[0].queries, 6)
     out, lse = plan.outputs.out, plan.outputs.lse
 
     def launch() -> None:
@@ -299,7 +299,7 @@ def test_a_graph_serves_other_steps(device: torch.device) -> None:
         for target, new in zip((k, v), step.new_kv(1), strict=True):
             target[:num_rows] = new[:num_rows]
         staging.start()
-        attention.prepare(step.queries, None, 6)
+        attention.prepare_recorded(step.queries, 6)
         for tensor in (out, lse, plan.outputs.partial_out, plan.outputs.partial_lse):
             tensor.fill_(math.nan)
         replay()
@@ -314,7 +314,7 @@ def test_a_step_for_a_graph_may_have_no_rows(device: torch.device) -> None:
     step = Step(Case(seq_lens=(20,), counts=(1,), padded_rows=3, **ONE), device)
     none = PagedQueries(np.zeros(1, np.int32), np.empty(0, np.int32), np.empty((0, 2), np.int32))
     attention = step.attention()
-    plan = attention.prepare(none, padded_rows=3)
+    plan = attention.prepare_recorded(none, 3)
     before = step.pool.clone()
     k, v = torch.ones(2, 3, 1, 64, device=device)
     attention.write(plan, 0, k, v)

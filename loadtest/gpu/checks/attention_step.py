@@ -14,7 +14,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.staging import DirectStaging
-from services.engine.attention.triton_attention import TritonAttention
+from services.engine.attention.triton_attention import TritonAttention, TritonPlan
 from services.engine.kernels.gpu.paged_attention import Outputs
 
 FP8_MAX = 448.0
@@ -114,10 +114,17 @@ class Step:
         moved = wide.to(self.device)
         return moved[:, 0], moved[:, 1]
 
+    def plan(self, attention: TritonAttention) -> TritonPlan:
+        """As one that is replayed, where the case has padded_rows."""
+        case = self.case
+        if case.padded_rows is None:
+            return attention.prepare(self.queries, case.window)
+        return attention.prepare_recorded(self.queries, case.padded_rows, case.window)
+
     def run(self) -> list[tuple[Tensor, Tensor]]:
         """Output and log-sum-exp of each layer, of the real tokens."""
         attention = self.attention()
-        plan = attention.prepare(self.queries, self.case.window, self.case.padded_rows)
+        plan = self.plan(attention)
         wide, outputs = _guarded(plan.outputs)
         plan = replace(plan, outputs=outputs)
         num_tokens = sum(self.case.counts)

@@ -121,12 +121,8 @@ class TritonAttention:
     def kernel_inputs(self, plan: TritonPlan) -> None:
         """See `Attention.kernel_inputs`."""
 
-    def prepare(self, queries: PagedQueries, window: int | None = None, padded_rows: int | None = None) -> TritonPlan:
-        """See `Attention.prepare`. padded_rows: the step is one for a graph, with at most so many rows, of one query
-        token each; q, k and v have that many tokens.
-        """
-        if padded_rows is not None:
-            return self._for_graph(queries, window, padded_rows)
+    def prepare(self, queries: PagedQueries, window: int | None = None) -> TritonPlan:
+        """See `Attention.prepare`. What it launches is the step's own: see `prepare_recorded`."""
         counts = np.diff(queries.query_starts)
         max_slots = self._planner.max_slots(int((counts == 1).sum()), bool((counts > 1).any()))
         tables, table_starts = self._tables(queries)
@@ -142,6 +138,26 @@ class TritonAttention:
         merged = merges if work.num_slots else None
         return TritonPlan(slots, entries, tuple(launches), merged, outputs, window or 0)
 
+    def prepare_recorded(self, queries: PagedQueries, padded_rows: int, window: int | None = None) -> TritonPlan:
+        """For a step that is replayed: what it launches is the same for all with these padded_rows.
+
+        It has at most so many rows, of one query token each; q, k and v have as many tokens. Raises ValueError.
+        """
+        num_rows = len(queries.seq_lens)
+        if num_rows > padded_rows or queries.query_starts[-1] != num_rows or (np.diff(queries.query_starts) != 1).any():
+            raise ValueError(f"a step that is replayed has at most {padded_rows} rows, with one query token each")
+        max_slots = self._planner.max_slots(padded_rows)
+        tables, table_starts = self._tables(queries)
+        work = self._planner.plan(queries, window, max_slots, table_starts)
+        slots = np.full(padded_rows, -1, np.int64)
+        slots[:num_rows] = self._slots(queries)
+        on_device = self._staging.put(slots, fixed=True)
+        entries, items, merges = self._staged(work, tables, padded_rows)
+        kinds: tuple[Kind, ...] = ("decode",) if window or not self._planner.shares else ("shared", "decode")
+        launches = tuple(Launch(kind, items[kind], self._programs[kind]) for kind in kinds)
+        outputs = self._bucket_outputs(padded_rows, max_slots)
+        return TritonPlan(on_device, entries, launches, merges, outputs, window or 0)
+
     def write(self, plan: TritonPlan, layer: int, k: Tensor, v: Tensor) -> None:
         """See `Attention.write`."""
         store_kv(k, v, kv=self._kv, layer=layer, slots=plan.slots)
@@ -155,22 +171,6 @@ class TritonAttention:
         if plan.merges is not None:
             self._kernels.merge(plan.outputs, plan.merges)
         return plan.outputs.out, plan.outputs.lse
-
-    def _for_graph(self, queries: PagedQueries, window: int | None, padded_rows: int) -> TritonPlan:
-        num_rows = len(queries.seq_lens)
-        if num_rows > padded_rows or queries.query_starts[-1] != num_rows or (np.diff(queries.query_starts) != 1).any():
-            raise ValueError(f"a step for a graph has at most {padded_rows} rows, with one query token each")
-        max_slots = self._planner.max_slots(padded_rows)
-        tables, table_starts = self._tables(queries)
-        work = self._planner.plan(queries, window, max_slots, table_starts)
-        slots = np.full(padded_rows, -1, np.int64)
-        slots[:num_rows] = self._slots(queries)
-        on_device = self._staging.put(slots, fixed=True)
-        entries, items, merges = self._staged(work, tables, padded_rows)
-        kinds: tuple[Kind, ...] = ("decode",) if window or not self._planner.shares else ("shared", "decode")
-        launches = tuple(Launch(kind, items[kind], self._programs[kind]) for kind in kinds)
-        outputs = self._bucket_outputs(padded_rows, max_slots)
-        return TritonPlan(on_device, entries, launches, merges, outputs, window or 0)
 
     def _bucket_outputs(self, padded_rows: int, max_slots: int) -> Outputs:
         """Made once for a bucket, or a part of what a larger one has: buckets are best begun with the largest."""

@@ -172,7 +172,7 @@ class GpuRunner:
         self._buffer.begin()
         ids = self._buffer.put(_padded(_with_carried(step), bucket), fixed=True)
         positions = self._buffer.put(_padded(step.positions, bucket), fixed=True)
-        plan = self._attention.prepare(_queries(step), self.window, padded_rows=bucket)
+        plan = self._attention.prepare_recorded(_queries(step), bucket, self.window)
         wanted = self._sampler.stage(step.sampling, self._buffer)
         self._buffer.copy()
         if bucket not in self._recorded:
