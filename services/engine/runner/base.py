@@ -1,5 +1,6 @@
 """The seam between the step loop and whatever executes a step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +110,11 @@ class StepLogprobs:
     sampled: np.ndarray  # float32[N]
     top_ids: np.ndarray  # int32[N, K], best first
     top: np.ndarray  # float32[N, K]
+
+    @classmethod
+    def joined(cls, parts: "Sequence[StepLogprobs]") -> "StepLogprobs":
+        """Those of all parts, one part after the other."""
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
 
 @dataclass(slots=True, eq=False)

@@ -109,9 +109,7 @@ class TorchRunner:
             score(self._model.logits(some), scored.successors[start : start + len(some)], width)
             for start, some in zip(count(0, _SCORED_AT_ONCE), hidden.split(_SCORED_AT_ONCE), strict=False)
         ]
-        return StepLogprobs(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in StepLogprobs.__slots__)
-        )
+        return StepLogprobs.joined(parts)
 
 
 def _nothing(with_logprobs: bool) -> StepOutput:

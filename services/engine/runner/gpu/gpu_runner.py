@@ -133,7 +133,7 @@ class GpuRunner:
         token_ids, *rest = launched.fetched.arrays()
         parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
         logprobs = parts.pop(0) if launched.any_logprobs else None
-        return StepOutput(token_ids, logprobs, _joined(parts) if parts else None)
+        return StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None)
 
     def warm_up(self) -> None:
         """Runs a step of each kind: kernels are compiled, steps recorded. KV of block 0 is overwritten."""
@@ -249,10 +249,6 @@ def _padded(array: np.ndarray, size: int) -> np.ndarray:
     padded = np.zeros(size, dtype=array.dtype)
     padded[: len(array)] = array
     return padded
-
-
-def _joined(parts: list[StepLogprobs]) -> StepLogprobs:
-    return StepLogprobs(*(np.concatenate([getattr(part, name) for part in parts]) for name in StepLogprobs.__slots__))
 
 
 def _kinds_of_sampling(num_rows: int) -> Iterator[SamplingBatch]:
