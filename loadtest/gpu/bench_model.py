@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
+from loadtest.gpu.shapes import BLOCK_SIZE
 from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.kv_scales import unit_scales
 from services.engine.models.registry import load_weights, num_parameters, open_tensors, parse_model_config
@@ -18,7 +19,6 @@ from services.engine.runner.gpu.device import Device
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 
-BLOCK_SIZE = 16
 FP8 = torch.float8_e4m3fn
 _FILLED_AT_ONCE = 1 << 28  # elements
 _WARM_UP = 3

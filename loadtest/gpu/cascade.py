@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from loadtest.gpu.bench_model import BLOCK_SIZE, BenchModel, decode_step, steady_s
+from loadtest.gpu.bench_model import BenchModel, decode_step, steady_s
+from loadtest.gpu.shapes import BLOCK_SIZE
 from loadtest.micro.rows import Row
 from services.engine.runner.gpu.gpu_runner import StepLimits
 

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from kvtransfer.transports.base import TransportError
-from loadtest.gpu.workers import BLOCK_SIZE, PairSetup, in_turn, pair_of
+from loadtest.gpu.shapes import BLOCK_SIZE
+from loadtest.gpu.workers import PairSetup, in_turn, pair_of
 from loadtest.micro.rows import Row
 from loadtest.micro.transport import host_blocks, reading
 from loadtest.micro.worker_pair import Handoff, WorkerPair

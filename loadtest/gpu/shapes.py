@@ -2,6 +2,8 @@
 
 from typing import Any
 
+BLOCK_SIZE = 16  # of KV, in all that is measured
+
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from loadtest.gpu.bench_model import BLOCK_SIZE, BenchModel
+from loadtest.gpu.bench_model import BenchModel
+from loadtest.gpu.shapes import BLOCK_SIZE
 from loadtest.micro.rows import Row
 from services.engine.runner.gpu.gpu_runner import StepLimits
 

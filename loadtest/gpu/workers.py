@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvtransfer.layout import KvLayout
-from loadtest.gpu.shapes import LLAMA_3_8B
+from loadtest.gpu.shapes import BLOCK_SIZE, LLAMA_3_8B
 from loadtest.micro.rows import Row
 from loadtest.micro.worker_pair import WorkerPair, worker_pair
 from services.config import Device, EngineConfig, LoadFormat, TransportName, WorkerRole
@@ -26,8 +26,6 @@ from services.prefill.scheduler import PrefillScheduler
 from services.worker.engine_thread import no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import WorkerParts
-
-BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from kvtransfer.layout import KvLayout
 from loadtest.gpu.checks import attention as checks
 from loadtest.gpu.checks.attention import run_case
 from loadtest.gpu.checks.attention_step import Case, Step
+from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.staging import DirectStaging
 from services.engine.attention.triton_attention import TritonAttention, TritonPlan
 
 MIXED: dict[str, Any] = {"seq_lens": (1, 33, 17, 70, 64, 5), "counts": (1, 33, 1, 20, 1, 2)}

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
+from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.staging import DirectStaging
 from services.engine.attention.triton_attention import TritonAttention, TritonPlan
 from services.engine.kernels.gpu.paged_attention import Outputs
 

@@ -5,8 +5,8 @@ import torch
 
 from kvtransfer.layout import KvLayout
 from loadtest.gpu.compiled import Variant, of_launch
+from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.staging import DirectStaging
 from services.engine.attention.triton_attention import TritonAttention
 
 _META = torch.device("meta")

@@ -1,9 +1,8 @@
-"""How a step's index arrays reach the device: in one copy where the runner collects them, or each at once."""
+"""How a step's index arrays reach the device."""
 
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 
@@ -16,15 +15,3 @@ class Staging(Protocol):
         Its address is a multiple of 16 bytes. fixed: a graph reads it there, so it has the same address in all steps
         that put arrays of the same sizes before. Raises RuntimeError where there is no room for one that is fixed.
         """
-
-
-class DirectStaging:
-    """Copies each array at once, to wherever there is room: for steps outside of a graph."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def put(self, array: np.ndarray, *, fixed: bool = False) -> Tensor:
-        """See `Staging.put`. The next step's arrays lie elsewhere: no graph may be made of such a step."""
-        copy = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, device=self._device)
-        return copy.copy_(torch.from_numpy(array))
