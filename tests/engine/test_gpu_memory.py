@@ -9,7 +9,7 @@ GIB = 1 << 30
 
 
 def card(**sizes: int) -> CardMemory:
-    """Of 80 GiB; of 20 for weights and libraries are all taken by this process, unless something else is said."""
+    """Of 80 GiB; 20 for weights are taken, by this process, unless something else is said."""
     chosen = {"total": 80, "free": 60, "own": 20, "step": 4} | sizes
     return CardMemory(**{name: size * GIB for name, size in chosen.items()})
 

@@ -28,8 +28,8 @@ def kv_budget(card: CardMemory, *, fraction: float, asked: int | None) -> int:
     left = min(int(fraction * card.total) - card.own - card.step, free)
     if left <= 0:
         raise ModelError(
-            f"no memory is left for KV: this worker may take {fraction:.0%} of {_gib(card.total)}, weights and "
-            f"libraries take {_gib(card.own)}, the largest step {_gib(card.step)}, and {_gib(card.free)} are free"
+            f"no memory is left for KV: this worker may take {fraction:.0%} of {_gib(card.total)}, weights "
+            f"take {_gib(card.own)}, the largest step {_gib(card.step)}, and {_gib(card.free)} are free"
         )
     return left
 
