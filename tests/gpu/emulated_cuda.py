@@ -1,0 +1,513 @@
+"""A CUDA GPU as torch shows it, emulated on the CPU: asynchronous, with streams, graphs and a memory of its own.
+
+Triton's interpreter shows what kernels compute. It does not show what happens when the host is ahead of them, since
+there they have always run already. Here a tensor on the device is a `DeviceTensor`, and what is started waits in the
+queue of a stream until the host waits for it. How far everything else has come then is the worst of two: not at all,
+or as far as it may. So what the host does too early shows: it reads what is not there yet, or overwrites what has not
+been read. What a GPU refuses is a `Violation`: tensors of host and device in one operation, waiting within a capture;
+so is memory that is freed while a stream it was not made for has yet to use it.
+
+Nothing is known of speed, of the order of things within a kernel or of drivers. Views and what has been captured work
+as in torch; modules that patch torch while this is on are better imported before.
+"""
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo  # which torch itself imports late
+import triton.runtime.interpreter as interpreter
+from torch.utils import _pytree as pytree
+
+DEVICE = torch.device("cuda", 0)
+TOTAL_BYTES = 256 << 20
+_FACTORIES = ("empty", "zeros", "ones", "full", "arange", "tensor", "rand", "randn", "randint")
+_HOST_WAITS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")  # what comes of them depends on data
+
+_torch_to, _torch_empty, _torch_generator = torch.Tensor.to, torch.empty, torch.Generator
+_run_kernel = interpreter.GridExecutor.__call__
+
+
+class Violation(AssertionError):
+    """What a GPU refuses, or what goes wrong on one now and then."""
+
+
+class Order(Enum):
+    """What has run when the host waits for a moment of a stream, beside all that comes before this moment."""
+
+    LATE = "nothing"
+    EARLY = "all that needs nothing of that stream"
+
+
+# ---- What waits in a stream
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """A kernel or a copy."""
+
+    run: Callable[[], object]
+    uses: frozenset[int] = frozenset()  # allocations
+
+
+@dataclass(eq=False)
+class Moment:
+    """An event that was recorded."""
+
+    stream: "Stream"
+    passed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Wait:
+    """What follows runs after a moment of another stream."""
+
+    moment: Moment
+
+
+class Stream:
+    """torch.cuda.Stream."""
+
+    def __init__(self, device: object = None) -> None:
+        self.device = DEVICE
+        self.queue: deque[Work | Moment | Wait] = deque()
+        _card().streams.append(self)
+
+    def synchronize(self) -> None:
+        """Of torch, as all of these."""
+        event = Event()
+        event.record(self)
+        event.synchronize()
+
+    def wait_event(self, event: "Event") -> None:
+        if event.moment is not None:
+            _card().enqueue(self, Wait(event.moment))
+
+    def wait_stream(self, other: "Stream") -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
+
+class Event:
+    """torch.cuda.Event."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.moment: Moment | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.moment = Moment(stream or _current_stream())
+        _card().enqueue(self.moment.stream, self.moment)
+
+    def query(self) -> bool:
+        return self.moment is None or self.moment.passed
+
+    def synchronize(self) -> None:
+        if self.moment is not None:
+            _card().host_waits_for(self.moment)
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 1.0
+
+
+class Graph:
+    """torch.cuda.CUDAGraph."""
+
+    def __init__(self) -> None:
+        self.work: list[Work] = []
+        self.made: list[torch.Tensor] = []  # memory that belongs to it, and to others of its pool
+        self.pool: object = None
+        self.stream: Stream | None = None
+
+    def replay(self) -> None:
+        """What graphs of this pool computed before is lost."""
+        made = [here for graph in _card().graphs if graph.pool is self.pool for here in graph.made]
+        for work in (Work(lambda: _spoil(*made)), *self.work):
+            _card().enqueue(_current_stream(), work)
+
+
+# ---- Tensors
+
+
+@dataclass(eq=False)
+class _Allocation:
+    """Shared by all views of it. Freed with the last of them."""
+
+    key: int
+    num_bytes: int
+    streams: set[Stream]  # on which it is used
+
+
+class DeviceTensor(torch.Tensor):  # type: ignore[misc]
+    """A tensor on the device. To torch it is one without data."""
+
+    here: torch.Tensor  # where its data lies
+    allocation: _Allocation
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, here: torch.Tensor, allocation: _Allocation) -> "DeviceTensor":
+        """A tensor of the same shape and strides."""
+        made: DeviceTensor = torch.Tensor._make_wrapper_subclass(
+            cls, here.shape, here.stride(), here.storage_offset(), dtype=here.dtype, device="meta"
+        )
+        made.here, made.allocation = here, allocation
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """All operations on one come here."""
+        return _card().dispatch(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:
+        """As of any that is on a GPU; so is what follows."""
+        return DEVICE
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+    def data_ptr(self) -> int:
+        return int(self.here.data_ptr())
+
+    def record_stream(self, stream: Any) -> None:
+        self.allocation.streams.add(stream)
+
+    def to(self, *args: Any, copy: bool = False, **kwargs: Any) -> torch.Tensor:
+        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if device is not None and device.type == "cpu":
+            return super().to("cpu", dtype or self.dtype)
+        return super().to(dtype or self.dtype, copy=copy)
+
+    def numpy(self, **_: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        target = self[index]
+        target.copy_(value) if isinstance(value, torch.Tensor) else target.fill_(value)
+
+    def __repr__(self) -> str:
+        return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
+
+
+# ---- The device
+
+
+@dataclass(eq=False)
+class Card:
+    """The device: what was started on it, and when that runs."""
+
+    order: Order
+    streams: list[Stream] = field(default_factory=list)
+    graphs: list[Graph] = field(default_factory=list)
+    waits: list[str] = field(default_factory=list)  # for which the host stood still, other than for an event or stream
+    violations: list[str] = field(default_factory=list)  # found where nothing can be raised
+    taken: int = 0  # bytes
+    most_taken: int = 0
+    capturing: Graph | None = None
+    pinned: set[int] = field(default_factory=set)  # addresses of memory on the host
+    local: threading.local = field(default_factory=threading.local)
+    lock: Any = field(default_factory=threading.RLock)
+
+    @property
+    def free(self) -> int:
+        """Bytes."""
+        return TOTAL_BYTES - self.taken
+
+    def enqueue(self, stream: Stream, item: Work | Moment | Wait) -> None:
+        """Starts it, or adds it to the graph that is captured from this stream."""
+        with self.lock:
+            if self.capturing is None or self.capturing.stream is not stream:
+                stream.queue.append(item)
+            elif isinstance(item, Work):
+                self.capturing.work.append(item)
+            elif isinstance(item, Moment):
+                item.passed = True
+
+    def host_waits_for(self, moment: Moment) -> None:
+        """Runs what has to run until then."""
+        with self.lock:
+            self._refuse_in_capture("waiting")
+            if self.order is Order.EARLY:
+                for stream in self.streams:
+                    while stream is not moment.stream and stream.queue and not _is_held(stream.queue[0]):
+                        self._advance(stream)
+            self._run_until(moment)
+
+    def run_all(self) -> None:
+        """torch.cuda.synchronize."""
+        for stream in self.streams:
+            stream.synchronize()
+
+    def _run_until(self, moment: Moment) -> None:
+        while not moment.passed:
+            self._advance(moment.stream)
+
+    def _advance(self, stream: Stream) -> None:
+        item = stream.queue.popleft()
+        if isinstance(item, Work):
+            with torch.no_grad():
+                item.run()
+        elif isinstance(item, Moment):
+            item.passed = True
+        else:
+            self._run_until(item.moment)
+
+    def _stand_still(self, what: str) -> None:
+        self._refuse_in_capture(what)
+        self.waits.append(what)
+        _current_stream().synchronize()
+
+    def _captures_here(self) -> bool:
+        return self.capturing is not None and self.capturing.stream is _current_stream()
+
+    def _refuse_in_capture(self, what: str) -> None:
+        if self._captures_here():
+            raise Violation(f"{what} while a graph is captured")
+
+    # -- memory
+
+    def _wrap(self, here: torch.Tensor) -> DeviceTensor:
+        """Takes memory of the device for it."""
+        storage = here.untyped_storage()
+        allocation = _Allocation(storage.data_ptr(), storage.nbytes(), {_current_stream()})
+        self.taken += allocation.num_bytes
+        self.most_taken = max(self.most_taken, self.taken)
+        weakref.finalize(allocation, self._freed, allocation.key, allocation.num_bytes, allocation.streams)
+        return DeviceTensor(here, allocation)
+
+    def _freed(self, key: int, num_bytes: int, streams: set[Stream]) -> None:
+        self.taken -= num_bytes
+        for stream in set(self.streams) - streams:
+            if any(isinstance(item, Work) and key in item.uses for item in list(stream.queue)):
+                self.violations.append("memory is freed that a stream has yet to use, for which it was not recorded")
+
+    def _new(self, like: torch.Tensor) -> DeviceTensor:
+        """A tensor of this shape that nothing has written."""
+        here = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        _spoil(here)
+        if self._captures_here():
+            assert self.capturing is not None
+            self.capturing.made.append(here)
+        return self._wrap(here)
+
+    # -- operations
+
+    def _start(self, run: Callable[[], object], tensors: Sequence[DeviceTensor]) -> None:
+        self.enqueue(_current_stream(), Work(run, frozenset(tensor.allocation.key for tensor in tensors)))
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Any operation of torch with a tensor of the device."""
+        with self.lock:
+            name = func._schema.name.removeprefix("aten::")
+            if name == "copy_":
+                return self.copy(*args, **kwargs)
+            if name == "_to_copy":
+                return self.converted(args[0], kwargs)
+            tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+            ours = [one for one in tensors if isinstance(one, DeviceTensor)]
+            if any(one.dim() for one in tensors if not isinstance(one, DeviceTensor)):
+                raise Violation(f"{func}: tensors of the host and of the device")
+            here = pytree.tree_map_only(DeviceTensor, lambda one: one.here, (args, kwargs))
+            return self._run(func, name, here, ours, args, kwargs)
+
+    def _run(self, func: Any, name: str, here: Any, ours: list[DeviceTensor], args: Any, kwargs: dict[str, Any]) -> Any:
+        if name in _HOST_WAITS or (name.startswith("index") and any(one.dtype == torch.bool for one in ours[1:])):
+            self._stand_still(name)
+            return pytree.tree_map_only(torch.Tensor, self._wrap, func(*here[0], **here[1]))
+        aliases = [one.alias_info for one in func._schema.returns]
+        if aliases and all(alias is not None and not alias.is_write for alias in aliases):
+            views = func(*here[0], **here[1])
+            return pytree.tree_map_only(torch.Tensor, lambda one: DeviceTensor(one, ours[0].allocation), views)
+        if not all(alias is None for alias in aliases):  # it writes what it was given
+            self._start(lambda: func(*here[0], **here[1]), ours)
+            return kwargs.get("out", args[0])
+        meta_args, meta_kwargs = pytree.tree_map_only(DeviceTensor, _meta, (args, kwargs))
+        found = pytree.tree_map_only(torch.Tensor, self._new, func(*meta_args, **meta_kwargs))
+        outs = [one for one in pytree.tree_leaves(found) if isinstance(one, DeviceTensor)]
+        if "empty" not in name:
+            self._start(lambda: _copy_all(outs, func(*here[0], **here[1])), [*ours, *outs])
+        return found
+
+    def make(self, factory: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """torch.zeros and the like, anywhere."""
+        device = torch.device(kwargs.get("device") or "cpu")
+        pin = kwargs.pop("pin_memory", False)
+        if device.type == "cuda":
+            values = factory(*args, **kwargs | {"device": "cpu"})
+            found = self._new(values)
+            if factory is not _torch_empty:
+                self._start(lambda: found.here.copy_(values), [found])
+            return found
+        made = factory(*args, **kwargs)
+        if pin:
+            self.pinned.add(made.untyped_storage().data_ptr())
+        return made
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """Tensor.copy_: only between the device and pinned memory does the host not wait, if it says so."""
+        into, what = (one.here if isinstance(one, DeviceTensor) else one for one in (target, source))
+        ours = [one for one in (target, source) if isinstance(one, DeviceTensor)]
+        waits = len(ours) == 1 and not (non_blocking and self._is_pinned(target, source))
+        if waits and not isinstance(source, DeviceTensor):
+            what = what.clone()
+        self._start(lambda: into.copy_(what), ours)
+        if waits and what.dim() > 0:
+            self._stand_still("a copy between the device and the host")
+        return target
+
+    def _is_pinned(self, *tensors: torch.Tensor) -> bool:
+        on_host = [one for one in tensors if not isinstance(one, DeviceTensor)]
+        return all(one.untyped_storage().data_ptr() in self.pinned for one in on_host)
+
+    def converted(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
+        """A copy with another dtype or on another device. Of a tensor of the device the device is "meta"."""
+        dtype = options.get("dtype") or source.dtype
+        if isinstance(source, DeviceTensor) and torch.device(options.get("device") or "meta").type == "cpu":
+            self._stand_still("a copy to the host")
+            return source.here.to(dtype, copy=True)
+        like = _meta(source) if isinstance(source, DeviceTensor) else source
+        found = self._new(torch.empty_like(like, dtype=dtype, device="meta"))
+        self.copy(found, source)
+        return found
+
+    def launch(self, kernel: Any, *args: Any, **kwargs: Any) -> None:
+        """A kernel, which Triton's interpreter runs when its turn has come."""
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        ours = [one for one in tensors if isinstance(one, DeviceTensor)]
+        if len(ours) < len(tensors):
+            raise Violation(f"{kernel.fn.__name__}: a tensor of the host")
+        here = pytree.tree_map_only(DeviceTensor, lambda one: one.here, (args, kwargs))
+        self._start(lambda: _run_kernel(kernel, *here[0], **here[1]), ours)
+
+
+# ---- torch.cuda
+
+
+_on: list[Card] = []
+
+
+def _card() -> Card:
+    return _on[-1]
+
+
+def _current_stream(device: object = None) -> Stream:
+    stream: Stream = getattr(_card().local, "stream", _card().streams[0])
+    return stream
+
+
+@contextmanager
+def _use_stream(stream: Stream) -> Iterator[None]:
+    before, _card().local.stream = _current_stream(), stream
+    try:
+        yield
+    finally:
+        _card().local.stream = before
+
+
+@contextmanager
+def _capture(
+    graph: Graph, pool: object = None, stream: Stream | None = None, capture_error_mode: str = "global"
+) -> Iterator[None]:
+    card = _card()
+    card.run_all()
+    graph.pool, graph.stream = pool or graph, stream or Stream()
+    with _use_stream(graph.stream):
+        card.capturing = graph
+        try:
+            yield
+        finally:
+            card.capturing = None
+    card.graphs.append(graph)
+
+
+def _is_held(item: Work | Moment | Wait) -> bool:
+    return isinstance(item, Wait) and not item.moment.passed
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _spoil(*tensors: torch.Tensor) -> None:
+    """Makes of them memory that nothing has written: NaN, or numbers that are no index."""
+    for here in tensors:
+        whole = _torch_empty(0, dtype=torch.uint8).set_(here.untyped_storage())
+        whole.fill_(0xFF if here.is_floating_point() else 0x7F)
+
+
+def _copy_all(outs: list[DeviceTensor], found: object) -> None:
+    results = [one for one in pytree.tree_leaves(found) if isinstance(one, torch.Tensor)]
+    for out, result in zip(outs, results, strict=True):
+        out.here.copy_(result)
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **{key: kwargs[key] for key in kwargs if key != "copy"})
+    if device is None or device.type != "cuda":
+        return _torch_to(tensor, *args, **kwargs)
+    return _card().converted(tensor, {"dtype": dtype})
+
+
+def _launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+    _card().launch(kernel, *args, **kwargs)
+
+
+@contextmanager
+def emulated_cuda(order: Order) -> Iterator[Card]:
+    """torch.cuda is an emulated device inside, in all threads. Raises what it found at the end."""
+    card = Card(order)
+    _on.append(card)
+    Stream()
+    properties = SimpleNamespace(multi_processor_count=4, name="emulated", total_memory=TOTAL_BYTES)
+    cuda = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "set_device": lambda device: None,
+        "get_device_properties": lambda device: properties,
+        "get_device_capability": lambda device=None: (9, 0),
+        "mem_get_info": lambda device=None: (card.free, TOTAL_BYTES),
+        "memory_reserved": lambda device=None: card.taken,
+        "max_memory_reserved": lambda device=None: card.most_taken,
+        "reset_peak_memory_stats": lambda device=None: setattr(card, "most_taken", card.taken),
+        "empty_cache": lambda: None,
+        "synchronize": lambda device=None: card.run_all(),
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "current_stream": _current_stream,
+        "stream": _use_stream,
+        "graph": _capture,
+        "graph_pool_handle": object,
+    }
+    torch_itself = {
+        "Generator": lambda device=None: _torch_generator(),
+        "inference_mode": torch.no_grad,  # in the former, views of what was made outside are refused to subclasses
+    }
+    for name in _FACTORIES:
+        made_by = getattr(torch, name)
+        torch_itself[name] = lambda *args, _made_by=made_by, **kwargs: card.make(_made_by, *args, **kwargs)
+    with ExitStack() as stack:
+        for owner, fakes in ((torch.cuda, cuda), (torch, torch_itself)):
+            for name, fake in fakes.items():
+                stack.enter_context(mock.patch.object(owner, name, fake))
+        stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(mock.patch.object(torch.Tensor, "to", _to))
+        stack.enter_context(mock.patch.object(interpreter.GridExecutor, "__call__", _launch))
+        yield card
+        card.run_all()
+        if card.violations:
+            raise Violation("; ".join(card.violations))
+    _on.pop()

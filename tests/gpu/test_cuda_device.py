@@ -1,0 +1,99 @@
+"""What the host does beside a GPU, on an emulated one where everything runs at the worst moment.
+
+Some tests of the runner and of workers again, which elsewhere run where nothing is ever late; then what only a device
+with a memory of its own has: loading, graphs, transports' copies.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from services.config import Device, EngineConfig, KvCacheDtype, Quantization
+from services.engine.runner.load import LoadedModel, load_runner
+from services.protocol.model_dir import ModelError
+from tests.checkpoints import write_checkpoint
+from tests.engine.oracle import Reference, prompts_of
+from tests.engine.stepping import run_greedy
+from tests.gpu import test_device_blocks, test_gpu_runner, test_gpu_workers
+from tests.gpu.emulated_cuda import TOTAL_BYTES, Card, Order, emulated_cuda
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Imported with its first model, which must not happen on the emulated device."""
+    Reference(write_checkpoint(tmp_path_factory.mktemp("any") / "model"))
+
+
+@pytest.fixture(params=Order)
+def card(request: pytest.FixtureRequest, transformers: None) -> Iterator[Card]:
+    """For tests of what runs when."""
+    with emulated_cuda(request.param) as card:
+        yield card
+
+
+@pytest.fixture
+def late_card(transformers: None) -> Iterator[Card]:
+    """For tests of other things."""
+    with emulated_cuda(Order.LATE) as card:
+        yield card
+
+
+def test_an_engine_one_step_ahead(card: Card, tmp_path: Path) -> None:
+    test_gpu_runner.test_an_engine_one_step_ahead_generates_the_same(1, tmp_path)
+    assert card.graphs
+
+
+def test_penalties_and_bans(card: Card, tmp_path: Path) -> None:
+    test_gpu_runner.test_penalties_and_bans_see_every_token(1, tmp_path)
+
+
+async def test_workers_with_a_pool_each(card: Card, tmp_path: Path) -> None:
+    await test_gpu_workers.test_a_request_is_handed_from_one_pool_on_a_device_to_another(tmp_path)
+
+
+@pytest.mark.parametrize("block_bytes", [7, (1 << 20) + 1])
+def test_bytes_of_blocks(card: Card, block_bytes: int) -> None:
+    test_device_blocks.test_pieces_of_blocks_are_read_and_written_and_nothing_else(block_bytes)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
+    late_card: Card, fp8: bool, tmp_path: Path
+) -> None:
+    directory = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16 if fp8 else torch.float32)
+    options = {"kv_cache_dtype": KvCacheDtype.FP8, "quantization": Quantization.FP8} if fp8 else {}
+    runner = load(directory, gpu_memory_fraction=0.25, **options).runner
+    share = TOTAL_BYTES // 4
+    assert 0.99 * share <= late_card.taken <= share
+    assert runner.kv_memory().device == 0
+
+    late_card.waits.clear()
+    prompts = prompts_of([30, 5])
+    rows = run_greedy(runner, prompts, 6, chunk=16)
+    assert late_card.waits == []
+    if not fp8:
+        reference = Reference(directory)
+        assert [row.generated for row in rows] == [reference.tokens(prompt, 6) for prompt in prompts]
+
+
+def test_a_model_that_does_not_fit_is_refused(late_card: Card, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model")
+    with pytest.raises(ModelError, match=r"no memory is left for KV: this worker may take 0% of 0.25 GiB"):
+        load(directory, gpu_memory_fraction=1e-6)
+    with pytest.raises(ModelError, match=r"the KV pool needs 1.00 GiB, 0.25 GiB of 0.25 GiB are left"):
+        load(directory, kv_memory_bytes=1 << 30)
+    occupied = torch.empty(late_card.free - 1024, dtype=torch.uint8, device="cuda")
+    with pytest.raises(ModelError, match=r"the model's weights need 0.00 GiB, 0.00 GiB are free"):
+        load(directory)
+    del occupied
+
+
+def load(directory: Path, **options: Any) -> LoadedModel:
+    return load_runner(
+        EngineConfig(model=directory, device=Device.CUDA, max_num_seqs=2, max_num_batched_tokens=32, **options)
+    )

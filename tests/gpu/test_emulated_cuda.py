@@ -1,0 +1,110 @@
+"""The emulated GPU shows what a GPU would only show now and then."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tests.gpu.emulated_cuda import Card, Order, Violation, emulated_cuda
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.fixture
+def late() -> Iterator[Card]:
+    with emulated_cuda(Order.LATE) as card:
+        yield card
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def increment(numbers: tl.tensor) -> None:
+    tl.store(numbers, tl.load(numbers) + 1)
+
+
+def pinned(value: float) -> torch.Tensor:
+    return torch.full((1,), value, dtype=torch.float32, pin_memory=True)
+
+
+def test_kernels_and_operations_run_in_the_order_of_their_stream(late: Card) -> None:
+    numbers = torch.zeros(3, device="cuda")
+    increment[(1,)](numbers)
+    doubled = (numbers + numbers)[:1]
+    increment[(1,)](numbers)
+    assert (doubled.item(), numbers.tolist()) == (2, [2, 0, 0])
+    assert late.waits == ["_local_scalar_dense", "a copy to the host"]
+
+
+def test_what_was_not_waited_for_is_not_there(late: Card) -> None:
+    host, done = pinned(0), torch.cuda.Event()
+    host.copy_(torch.ones(1, device="cuda"), non_blocking=True)
+    done.record()
+    assert host.item() == 0
+    done.synchronize()
+    assert host.item() == 1
+
+
+def test_a_copy_to_the_device_reads_what_is_there_then(late: Card) -> None:
+    host, device = pinned(1), torch.zeros(1, device="cuda")
+    device.copy_(host, non_blocking=True)
+    host.fill_(2)
+    assert device.item() == 2
+    device.copy_(host)
+    host.fill_(3)
+    assert device.item() == 2
+
+
+@pytest.mark.parametrize(("order", "found"), [(Order.LATE, 1), (Order.EARLY, 2)])
+def test_streams_that_do_not_wait_for_each_other_run_in_the_worst_order(order: Order, found: int) -> None:
+    with emulated_cuda(order):
+        device, host, side = torch.zeros(1, device="cuda"), pinned(0), torch.cuda.Stream()
+        device.fill_(1)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            host.copy_(device, non_blocking=True)
+        device.fill_(2)
+        side.synchronize()
+        assert host.item() == found
+
+
+def test_memory_is_not_freed_before_another_stream_has_used_it() -> None:
+    def use(*, record: bool) -> None:
+        with emulated_cuda(Order.LATE):
+            device, host, side = torch.zeros(1, device="cuda"), pinned(0), torch.cuda.Stream()
+            with torch.cuda.stream(side):
+                host.copy_(device, non_blocking=True)
+            if record:
+                device.record_stream(side)
+            del device
+
+    use(record=True)
+    with pytest.raises(Violation, match="freed"):
+        use(record=False)
+
+
+def test_a_graph_runs_when_it_is_replayed_and_takes_the_memory_of_its_pool(late: Card) -> None:
+    numbers, pool = torch.zeros(1, device="cuda"), torch.cuda.graph_pool_handle()
+    graphs, outputs = [], []
+    for number in (1, 2):
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], pool=pool):
+            outputs.append(numbers + number)
+    numbers.fill_(5)
+    graphs[0].replay()
+    assert outputs[0].item() == 6
+    graphs[1].replay()
+    assert (outputs[0].isnan().item(), outputs[1].item()) == (True, 7)
+
+
+def test_what_a_gpu_refuses_is_refused(late: Card) -> None:
+    device, host = torch.zeros(2, device="cuda"), torch.zeros(2)
+    with pytest.raises(Violation, match="host and of the device"):
+        device.add_(host)
+    with pytest.raises(Violation, match="increment: a tensor of the host"):
+        increment[(1,)](host)
+    with pytest.raises(TypeError, match="numpy"):
+        device.numpy()
+    for wait in (device.cpu, torch.cuda.synchronize, lambda: device.copy_(host)):
+        with pytest.raises(Violation, match="while a graph is captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            wait()
