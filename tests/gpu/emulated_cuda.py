@@ -33,7 +33,6 @@ _FACTORIES = ("empty", "zeros", "ones", "full", "arange", "tensor", "rand", "ran
 _HOST_WAITS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")  # what comes of them depends on data
 
 _torch_to, _torch_empty, _torch_generator = torch.Tensor.to, torch.empty, torch.Generator
-_run_kernel = interpreter.GridExecutor.__call__
 
 
 class Violation(AssertionError):
@@ -210,6 +209,7 @@ class Card:
     """The device: what was started on it, and when that runs."""
 
     order: Order
+    run_kernel: Callable[..., None]  # Triton's, on tensors of the host
     streams: list[Stream] = field(default_factory=list)
     graphs: list[Graph] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)  # for which the host stood still, other than for an event or stream
@@ -390,7 +390,7 @@ class Card:
         if len(ours) < len(tensors):
             raise Violation(f"{kernel.fn.__name__}: a tensor of the host")
         here = pytree.tree_map_only(DeviceTensor, lambda one: one.here, (args, kwargs))
-        self._start(lambda: _run_kernel(kernel, *here[0], **here[1]), ours)
+        self._start(lambda: self.run_kernel(kernel, *here[0], **here[1]), ours)
 
 
 # ---- torch.cuda
@@ -468,7 +468,7 @@ def _launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
 @contextmanager
 def emulated_cuda(order: Order) -> Iterator[Card]:
     """torch.cuda is an emulated device inside, in all threads. Raises what it found at the end."""
-    card = Card(order)
+    card = Card(order, interpreter.GridExecutor.__call__)
     _on.append(card)
     Stream()
     properties = SimpleNamespace(multi_processor_count=4, name="emulated", total_memory=TOTAL_BYTES)

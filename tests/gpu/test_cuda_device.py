@@ -48,7 +48,7 @@ def test_an_engine_one_step_ahead(card: Card, tmp_path: Path) -> None:
     assert card.graphs
 
 
-def test_penalties_and_bans(card: Card, tmp_path: Path) -> None:
+def test_penalties_and_bans(late_card: Card, tmp_path: Path) -> None:
     test_gpu_runner.test_penalties_and_bans_see_every_token(1, tmp_path)
 
 
@@ -61,6 +61,7 @@ def test_bytes_of_blocks(card: Card, block_bytes: int) -> None:
     test_device_blocks.test_pieces_of_blocks_are_read_and_written_and_nothing_else(block_bytes)
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("fp8", [False, True])
 def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
     late_card: Card, fp8: bool, tmp_path: Path
@@ -81,6 +82,7 @@ def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
         assert [row.generated for row in rows] == [reference.tokens(prompt, 6) for prompt in prompts]
 
 
+@pytest.mark.trial
 def test_a_model_that_does_not_fit_is_refused(late_card: Card, tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     with pytest.raises(ModelError, match=r"no memory is left for KV: this worker may take 0% of 0.25 GiB"):

@@ -86,6 +86,7 @@ def test_transformers_runs_the_same_shape(model: BenchModel) -> None:
     assert config.rope_parameters["rope_theta"] == SHAPE["rope_theta"]
 
 
+@pytest.mark.trial
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
 def test_kernels_are_compiled_for_kv_of_any_dtype(model: BenchModel, kv_dtype: torch.dtype) -> None:
     row: Any
@@ -105,3 +106,21 @@ def test_a_case_beyond_its_bound_is_named_and_counted(monkeypatch: pytest.Monkey
     assert (row["kernels"], row["from_seed"], row["cases"], row["failed"], row["worst"]) == ("rows", 7, 3, 1, "wrong")
     assert notes == ["beyond its bound: wrong: nan > 1"]
     assert correctness.summary("rows", 7, found[:2])["worst"] == "near"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted")
+def test_a_kernel_that_writes_beside_its_tensors_fails(own_memory: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from loadtest.gpu.checks import rows
+    from loadtest.gpu.checks.result import Check
+    from services.engine.kernels.gpu.rows import quantize_rows_into
+
+    def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
+        quantize_rows_into(torch.ones(4, 8), torch.empty(4, 8, dtype=torch.float8_e4m3fn), torch.empty(4, 1)[:2])
+        return [Check("fine", 0.0, 1.0)]
+
+    monkeypatch.setattr(rows, "check", check)
+    row, *notes = correctness.measure("rows", torch.device("cpu"), seed=7, seconds=0.0)
+    assert isinstance(row, dict)
+    assert row["failed"] == 1
+    assert notes == ["beyond its bound: quantize_kernel: write outside of its tensors: 1 > 0"]
+    own_memory.clear()

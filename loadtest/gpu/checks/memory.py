@@ -1,0 +1,174 @@
+"""Whose memory kernels touch, as Triton's interpreter sees it: what compute-sanitizer tells of a GPU, and some more.
+
+The interpreter runs programs one after the other, so results alone do not show what goes wrong when they run at once.
+Here every access of a launch is noted, and whatever would depend on luck is found:
+
+    outside      beside every tensor that the launch was given
+    two writes   of different values to one place, by two programs or by two lanes of one store
+    a race       one program reads what another writes
+    no barrier   a program reads back what other threads of it may have stored
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from triton.runtime.interpreter import GridExecutor, interpreter_builder
+
+_Accesses = tuple[np.ndarray, np.ndarray, np.ndarray]  # of single bytes: uint64 addresses, programs, uint8 values
+
+
+class _Launch:
+    """What one launch has touched so far."""
+
+    def __init__(self, name: str, tensors: list[torch.Tensor], found: list[str]) -> None:
+        self._name = name
+        self._found = found
+        self._spans = np.array(sorted(map(_span, tensors)), dtype=np.uint64).reshape(-1, 2)
+        self._program = -1
+        self._stored: list[np.ndarray] = []  # by this program, since its last barrier
+        self._accesses: dict[str, list[_Accesses]] = {"read": [], "write": [], "atomic": []}
+
+    def begin_program(self) -> None:
+        self._program += 1
+        self._stored = []
+
+    def barrier(self) -> None:
+        self._stored = []
+
+    def access(self, kind: str, pointers: Any, mask: Any, values: Any = None) -> None:
+        """Of the lanes that the mask has, TensorHandles all."""
+        size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
+        lanes = np.broadcast_to(mask.data, shape).astype(bool)
+        starts = np.broadcast_to(pointers.data, shape)[lanes].astype(np.uint64)
+        if not self._inside(starts, size):
+            self._note(f"{kind} outside of its tensors")
+            return
+        given = np.zeros((starts.size, size), np.uint8)
+        if values is not None:
+            given = np.ascontiguousarray(np.broadcast_to(values.data, shape)[lanes]).view(np.uint8).reshape(-1, size)
+        places = (starts[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)
+        accesses = places, np.full(places.size, self._program), given.reshape(-1)
+        if kind == "write" and _conflict(*_sorted(accesses), across=False):
+            self._note("one store writes different values to one place")
+        if kind == "read" and any(np.isin(places, stored).any() for stored in self._stored):
+            self._note("a program reads what it has stored, without a barrier")
+        if kind != "read":
+            self._stored.append(places)
+        self._accesses[kind].append(accesses)
+
+    def end(self) -> None:
+        """Looks at what programs did to each other."""
+        reads, writes, atomics = (_sorted(*self._accesses[kind]) for kind in ("read", "write", "atomic"))
+        if _conflict(*writes, across=True):
+            self._note("two programs write different values to one place")
+        if _meet(reads, writes):
+            self._note("a program reads what another writes")
+        if _meet(atomics, writes) or _meet(atomics, reads):
+            self._note("a program changes in one step what another reads or writes")
+
+    def _inside(self, starts: np.ndarray, size: int) -> bool:
+        if not len(starts):
+            return True
+        if not len(self._spans):
+            return False
+        ends = np.maximum.accumulate(self._spans[:, 1])  # of all that begin no later
+        at = np.searchsorted(self._spans[:, 0], starts, side="right").astype(np.int64) - 1
+        return bool((at >= 0).all() and (starts + np.uint64(size) <= ends[at]).all())
+
+    def _note(self, what: str) -> None:
+        text = f"{self._name}: {what}"
+        if text not in self._found:
+            self._found.append(text)
+
+
+@contextmanager
+def watched_memory() -> Iterator[list[str]]:
+    """What was found in launches inside, in words, each once. Only where kernels are interpreted."""
+    found: list[str] = []
+    launches: list[_Launch] = []
+    run, builder = GridExecutor.__call__, interpreter_builder
+    originals = {name: getattr(builder, name) for name in ("create_masked_load", "create_masked_store")}
+    atomic, barrier, begin = builder.create_atomic_rmw, builder.create_barrier, builder.set_grid_idx
+
+    def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        launches.append(_Launch(kernel.fn.__name__, tensors, found))
+        try:
+            run(kernel, *args, **kwargs)
+        finally:
+            launches.pop().end()
+
+    def load(pointers: Any, mask: Any, *rest: Any) -> Any:
+        launches[-1].access("read", pointers, mask)
+        return originals["create_masked_load"](pointers, mask, *rest)
+
+    def store(pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        launches[-1].access("write", pointers, mask, values)
+        return originals["create_masked_store"](pointers, values, mask, *rest)
+
+    def rmw(operation: Any, pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
+        launches[-1].access("atomic", pointers, mask)
+        return atomic(operation, pointers, values, mask, *rest)
+
+    def at_barrier() -> Any:
+        launches[-1].barrier()
+        return barrier()
+
+    def at_program(*index: int) -> None:
+        launches[-1].begin_program()
+        begin(*index)
+
+    hooks = {
+        "create_masked_load": load,
+        "create_masked_store": store,
+        "create_atomic_rmw": rmw,
+        "create_barrier": at_barrier,
+        "set_grid_idx": at_program,
+    }
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(GridExecutor, "__call__", launch))
+        for name, hook in hooks.items():
+            stack.enter_context(mock.patch.object(builder, name, hook))
+        yield found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor, from and to. Of numbers that say where things are it is all that their memory holds: a
+    recorded launch finds there what later steps have put, which may be more.
+    """
+    if tensor.dtype in (torch.int32, torch.int64):
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() * (tensor.numel() > 0)
+
+
+def _sorted(*accesses: _Accesses) -> _Accesses:
+    """All of them, by address."""
+    if not accesses:
+        return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint8)
+    places, programs, values = (np.concatenate(parts) for parts in zip(*accesses, strict=True))
+    order = np.argsort(places, kind="stable")
+    return places[order], programs[order], values[order]
+
+
+def _conflict(places: np.ndarray, programs: np.ndarray, values: np.ndarray, *, across: bool) -> bool:
+    """Whether one place gets two values; across: from two programs. Places rise."""
+    same = (places[1:] == places[:-1]) & (values[1:] != values[:-1])
+    return bool((same & (programs[1:] != programs[:-1])).any() if across else same.any())
+
+
+def _meet(some: _Accesses, others: _Accesses) -> bool:
+    """Whether a program has something in `some` that another one has in `others`."""
+    places, programs, _ = others
+    if not len(places):
+        return False
+    first = np.minimum(np.searchsorted(places, some[0], side="left"), len(places) - 1)
+    last = np.searchsorted(places, some[0], side="right") - 1
+    there = places[first] == some[0]
+    return bool((there & ((programs[first] != some[1]) | (programs[last] != some[1]))).any())
