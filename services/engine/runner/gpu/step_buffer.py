@@ -5,14 +5,14 @@
     device   [ ids | positions | ... | block tables | ... ]      one, always at the same address
 
 A step's copy runs after the steps before it, so one piece of device memory is enough. The host's is written while the
-copy of the step before may not have run yet.
+copy of the step before may not have run yet; that of the one before has, since its results have been collected.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.runner.gpu.device import Device, Mark
+from services.engine.runner.gpu.device import Device
 
 _ALIGNMENT = 16  # bytes: kernels read whole vectors
 _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.dtype(np.float32): torch.float32}
@@ -32,15 +32,12 @@ class StepBuffer:
         """Makes room for so many bytes, once, before the first step."""
         self._hosts = [self._device.host_bytes(num_bytes) for _ in range(2)]
         self._arrays = [host.numpy() for host in self._hosts]
-        self._copied: list[Mark | None] = [None, None]
         self._there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device.torch)
 
     def begin(self) -> None:
-        """Starts the next step's."""
+        """Starts the next step's: the device has run all but the last one."""
         self._turn = 1 - self._turn
         self._used = 0
-        if (copied := self._copied[self._turn]) is not None:
-            copied.wait()
 
     def put(self, array: np.ndarray, *, fixed: bool = False) -> Tensor:
         """See `Staging.put`, of int32, int64 or float32. What finds no room and is not fixed is copied on its own."""
@@ -56,4 +53,3 @@ class StepBuffer:
     def copy(self) -> None:
         """Starts the copy."""
         self._there[: self._used].copy_(self._hosts[self._turn][: self._used], non_blocking=True)
-        self._copied[self._turn] = self._device.mark()
