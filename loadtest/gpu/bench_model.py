@@ -3,7 +3,7 @@
 import gc
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -96,26 +96,19 @@ def prefill_step(num_tokens: int) -> StepInput:
     return _step(length, length, np.arange(-(-num_tokens // BLOCK_SIZE), dtype=np.int32)[None])
 
 
-def steady_s(runner: GpuRunner, step: StepInput, rounds: int) -> float:
+class StepTime(NamedTuple):
     """Seconds of a step in a row of them, each launched while the one before runs."""
+
+    wall: float
+    cpu: float  # of the thread that launches and collects it: all the host's work for it, and waiting if it is busy
+
+
+def steady(runner: GpuRunner, step: StepInput, rounds: int) -> StepTime:
+    """The mean of so many steps, after some others."""
     _run(runner, step, _WARM_UP)
-    begin = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.thread_time()
     _run(runner, step, rounds)
-    return (time.perf_counter() - begin) / rounds
-
-
-def host_s(runner: GpuRunner, step: StepInput, rounds: int, device: Device) -> float:
-    """Seconds of the host's own work for a step: the launch, and the taking of what came of it once it is there."""
-    spent = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        runner.launch(step)
-        launched = time.perf_counter()
-        device.mark().wait()
-        there = time.perf_counter()
-        runner.collect()
-        spent.append(launched - begin + time.perf_counter() - there)
-    return float(np.median(spent))
+    return StepTime((time.perf_counter() - wall) / rounds, (time.thread_time() - cpu) / rounds)
 
 
 def _run(runner: GpuRunner, step: StepInput, rounds: int) -> None:

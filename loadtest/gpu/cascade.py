@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from loadtest.gpu.bench_model import BenchModel, decode_step, steady_s
+from loadtest.gpu.bench_model import BenchModel, decode_step, steady
 from loadtest.gpu.shapes import BLOCK_SIZE
 from loadtest.micro.rows import Row
 from services.engine.runner.gpu.gpu_runner import StepLimits
@@ -20,7 +20,7 @@ def measure(
     without_s = 0.0
     for together in (False, True):
         runner = model.runner(int(step.block_tables.max()) + 1, limits, share_prefixes=together)
-        taken = steady_s(runner, step, rounds)
+        taken = steady(runner, step, rounds).wall
         del runner  # and its pool
         without_s = without_s or taken
         yield {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from loadtest.gpu.bench_model import BenchModel, decode_step, prefill_step, steady_s
+from loadtest.gpu.bench_model import BenchModel, decode_step, prefill_step, steady
 from loadtest.micro.rows import Row
 from services.engine.runner.base import StepInput
 from services.engine.runner.gpu.gpu_runner import StepLimits
@@ -55,7 +55,7 @@ def _peer(model: BenchModel, raw: dict[str, Any]) -> Any:
 
 def _our_s(model: BenchModel, step: StepInput, rows: int, tokens: int, longest: int, rounds: int) -> float:
     limits = StepLimits(max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=longest)
-    return steady_s(model.runner(int(step.block_tables.max()) + 1, limits), step, rounds)
+    return steady(model.runner(int(step.block_tables.max()) + 1, limits), step, rounds).wall
 
 
 def _row(model: BenchModel, what: str, ours: float, theirs: float) -> Row:

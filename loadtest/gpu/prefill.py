@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from loadtest.gpu.bench_model import BenchModel, prefill_step, steady_s
+from loadtest.gpu.bench_model import BenchModel, prefill_step, steady
 from loadtest.gpu.card import Card
 from loadtest.micro.rows import Row
 from services.engine.models.registry import num_parameters
@@ -35,7 +35,7 @@ def _row(model: BenchModel, card: Card, num_tokens: int, rounds: int) -> Row:
     limits = StepLimits(max_num_seqs=1, max_num_batched_tokens=num_tokens, max_model_len=num_tokens)
     step = prefill_step(num_tokens)
     runner = model.runner(int(step.block_tables.max()) + 1, limits)
-    taken = steady_s(runner, step, rounds)
+    taken = steady(runner, step, rounds).wall
     rate = prompt_flops(model, num_tokens) / taken
     return {
         "model": model.name,

@@ -80,11 +80,16 @@ class Stream:
         self.queue: deque[Work | Moment | Wait] = deque()
         _card().streams.append(self)
 
+    def finish(self) -> None:
+        """Runs all that is in it."""
+        moment = Moment(self)
+        _card().enqueue(self, moment)
+        _card().host_waits_for(moment)
+
     def synchronize(self) -> None:
-        """Of torch, as all of these."""
-        event = Event()
-        event.record(self)
-        event.synchronize()
+        """Of torch, as all that follow."""
+        _card().waits.append("a stream")
+        self.finish()
 
     def wait_event(self, event: "Event") -> None:
         if event.moment is not None:
@@ -99,7 +104,8 @@ class Stream:
 class Event:
     """torch.cuda.Event."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        self._sleeps = blocking
         self.moment: Moment | None = None
 
     def record(self, stream: Stream | None = None) -> None:
@@ -110,6 +116,8 @@ class Event:
         return self.moment is None or self.moment.passed
 
     def synchronize(self) -> None:
+        if not self._sleeps:
+            _card().waits.append("an event")
         if self.moment is not None:
             _card().host_waits_for(self.moment)
 
@@ -212,7 +220,7 @@ class Card:
     run_kernel: Callable[..., None]  # Triton's, on tensors of the host
     streams: list[Stream] = field(default_factory=list)
     graphs: list[Graph] = field(default_factory=list)
-    waits: list[str] = field(default_factory=list)  # for which the host stood still, other than for an event or stream
+    waits: list[str] = field(default_factory=list)  # of the host that keep a core busy
     violations: list[str] = field(default_factory=list)  # found where nothing can be raised
     taken: int = 0  # bytes
     most_taken: int = 0
@@ -249,7 +257,7 @@ class Card:
     def run_all(self) -> None:
         """torch.cuda.synchronize."""
         for stream in self.streams:
-            stream.synchronize()
+            stream.finish()
 
     def _run_until(self, moment: Moment) -> None:
         while not moment.passed:
@@ -268,7 +276,7 @@ class Card:
     def _stand_still(self, what: str) -> None:
         self._refuse_in_capture(what)
         self.waits.append(what)
-        _current_stream().synchronize()
+        _current_stream().finish()
 
     def _captures_here(self) -> bool:
         return self.capturing is not None and self.capturing.stream is _current_stream()

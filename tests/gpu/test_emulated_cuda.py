@@ -43,6 +43,11 @@ def test_what_was_not_waited_for_is_not_there(late: Card) -> None:
     assert host.item() == 0
     done.synchronize()
     assert host.item() == 1
+    assert late.waits == ["an event"]
+    sleeping = torch.cuda.Event(blocking=True)
+    sleeping.record()
+    sleeping.synchronize()
+    assert late.waits == ["an event"]
 
 
 def test_a_copy_to_the_device_reads_what_is_there_then(late: Card) -> None:

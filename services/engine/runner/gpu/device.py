@@ -67,6 +67,11 @@ class Recorder(Protocol):
         """Runs `body`, which only starts kernels, and records it. It must use no host memory."""
 
 
+def sleeping_event() -> "torch.cuda.Event":
+    """One for which a thread sleeps. For any other it would keep a core busy as long as it waits."""
+    return torch.cuda.Event(blocking=True)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Event:
     event: "torch.cuda.Event"
@@ -107,13 +112,13 @@ class CudaDevice:
 
     def mark(self) -> Mark:
         """See Device."""
-        event = torch.cuda.Event()
+        event = sleeping_event()
         event.record()
         return _Event(event)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """See Device."""
-        ready, done = torch.cuda.Event(), torch.cuda.Event()
+        ready, done = torch.cuda.Event(), sleeping_event()
         ready.record()
         with torch.cuda.stream(self._copies):
             self._copies.wait_event(ready)
