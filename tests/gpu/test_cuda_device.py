@@ -61,6 +61,10 @@ def test_bytes_of_blocks(card: Card, block_bytes: int) -> None:
     test_device_blocks.test_pieces_of_blocks_are_read_and_written_and_nothing_else(block_bytes)
 
 
+def test_a_block_lands_in_a_pool_that_has_been_cleared(card: Card) -> None:
+    test_device_blocks.test_a_pool_made_in_inference_mode_takes_blocks()
+
+
 @pytest.mark.trial
 @pytest.mark.parametrize("fp8", [False, True])
 def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
