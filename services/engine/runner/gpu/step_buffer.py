@@ -35,7 +35,7 @@ class StepBuffer:
         self._there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device.torch)
 
     def begin(self) -> None:
-        """Starts the next step's: the device has run all but the last one."""
+        """Starts the next step's. The caller has seen that the device ran all but the last one."""
         self._turn = 1 - self._turn
         self._used = 0
 
