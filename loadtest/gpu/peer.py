@@ -89,12 +89,18 @@ def _median_s(step: Callable[[], object], model: BenchModel, rounds: int) -> flo
     """Seconds of a step until the device has run it, after some others."""
     times = []
     for _ in range(_WARM_UP + rounds):
-        model.device.mark().wait()
+        _finish(model)
         begin = time.perf_counter()
         step()
-        model.device.mark().wait()
+        _finish(model)
         times.append(time.perf_counter() - begin)
     return float(np.median(times[_WARM_UP:]))
+
+
+def _finish(model: BenchModel) -> None:
+    """Waits without sleeping: to wake up takes time."""
+    if model.device.torch.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _random_ids(model: BenchModel, batch: int, length: int) -> torch.Tensor:

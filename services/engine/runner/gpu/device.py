@@ -67,8 +67,8 @@ class Recorder(Protocol):
         """Runs `body`, which only starts kernels, and records it. It must use no host memory."""
 
 
-def sleeping_event() -> "torch.cuda.Event":
-    """One for which a thread sleeps. For any other it would keep a core busy as long as it waits."""
+def _sleeping_event() -> "torch.cuda.Event":
+    """One for which a thread sleeps. For any other it would keep a core busy, as long as a step takes."""
     return torch.cuda.Event(blocking=True)
 
 
@@ -112,13 +112,13 @@ class CudaDevice:
 
     def mark(self) -> Mark:
         """See Device."""
-        event = sleeping_event()
+        event = _sleeping_event()
         event.record()
         return _Event(event)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
         """See Device."""
-        ready, done = torch.cuda.Event(), sleeping_event()
+        ready, done = torch.cuda.Event(), _sleeping_event()
         ready.record()
         with torch.cuda.stream(self._copies):
             self._copies.wait_event(ready)
@@ -144,11 +144,10 @@ class _GraphRecorder:
         self._memory = torch.cuda.graph_pool_handle()
 
     def record(self, body: Callable[[], Tensor]) -> Recorded:
-        """See Recorder. `body` runs once before, so that kernels are compiled and libraries are set up."""
+        """See Recorder. `body` runs once before, which compiles kernels and sets up libraries; captures wait for it."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             body()
-        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may allocate meanwhile, for their own streams.
         with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):

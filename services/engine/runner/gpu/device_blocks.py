@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from kvtransfer.block_memory import spans
-from services.engine.runner.gpu.device import sleeping_event
 
 _STAGING_BYTES = 1 << 20  # pieces of a byte stream are smaller
 
@@ -74,11 +73,6 @@ class DeviceBlocks:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())  # which the pool may have been made in
             if self._stream is not None:
-                stack.callback(self._wait)
+                stack.callback(self._stream.synchronize)
                 stack.enter_context(torch.cuda.stream(self._stream))
             yield
-
-    def _wait(self) -> None:
-        done = sleeping_event()
-        done.record(self._stream)
-        done.synchronize()
