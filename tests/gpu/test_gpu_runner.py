@@ -1,5 +1,6 @@
 """The whole model on Triton's kernels: what GpuRunner computes is what `transformers` computes, recorded or not."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,11 +193,11 @@ def test_a_block_is_copied_after_all_steps(tmp_path: Path) -> None:
     assert torch.equal(pool[source], pool[destination])
 
 
-@pytest.mark.trial
-def test_warm_up_leaves_a_runner_that_computes_the_same(tmp_path: Path) -> None:
+def test_warm_up_leaves_a_runner_that_computes_the_same(forget_trial: Callable[[], None], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     warm = make_runner(directory, max_num_seqs=2, max_num_batched_tokens=24)
     warm.warm_up()
+    forget_trial()
     prompts = prompts_of([7, 20])
     assert [row.generated for row in run_greedy(warm, prompts, 4, chunk=12)] == [
         row.generated for row in run_greedy(make_runner(directory), prompts, 4, chunk=12)

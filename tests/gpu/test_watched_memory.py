@@ -45,6 +45,13 @@ def write_one(target: tl.tensor, value: tl.tensor) -> None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def write_twice(target: tl.tensor) -> None:
+    """The second program as the first, and then something else."""
+    tl.store(target, 1)
+    tl.store(target, 1 + tl.program_id(0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def add_up(total: tl.tensor, other: tl.tensor) -> None:
     tl.atomic_add(total, 1.0)
     tl.load(other)
@@ -60,15 +67,18 @@ def test_what_is_inside_and_apart_is_fine() -> None:
 
 
 def test_reads_and_writes_outside_of_a_tensor_are_found() -> None:
-    wide = torch.zeros(32)
+    wide = torch.full((32,), 2.0)
     assert found_in(move, 2, torch.zeros(8), wide[8:15], 0, 8, 4) == ["read outside of its tensors"]
     assert found_in(move, 2, wide[8:15], torch.zeros(7), 1, 7, 4) == ["write outside of its tensors"]
+    assert wide[8:16].tolist() == [2, 0, 0, 0, 0, 0, 0, 2], "and not carried out"
     assert found_in(move, 2, wide[:, None].expand(32, 2), torch.zeros(7), 25, 7, 4) == []
 
 
 def test_indices_may_be_anywhere_in_their_memory() -> None:
     places = torch.zeros(32, dtype=torch.int32)
-    assert found_in(move, 2, torch.zeros(8, dtype=torch.int32), places[8:15], 0, 8, 4) == []
+    target = torch.zeros(8, dtype=torch.int32)
+    assert found_in(move, 2, target, places[8:15], 0, 8, 4) == []
+    assert found_in(move, 2, places[8:15], target, 0, 8, 4) == ["write outside of its tensors"], "what is read may be"
 
 
 def test_programs_that_depend_on_each_other_are_found() -> None:
@@ -78,6 +88,8 @@ def test_programs_that_depend_on_each_other_are_found() -> None:
     overlapping = torch.as_strided(numbers, (2, 4), (0, 1))
     assert found_in(write_one, 1, overlapping, 1) == ["one store writes different values to one place"]
     assert found_in(write_one, 1, overlapping, 0) == []
+    assert found_in(write_twice, 2, numbers) == ["two programs write different values to one place"]
+    assert found_in(write_twice, 1, numbers) == []
     assert found_in(add_up, 2, numbers[:1], numbers[:1]) == [
         "a program reads what it has stored, without a barrier",
         "a program changes in one step what another reads or writes",

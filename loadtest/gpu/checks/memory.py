@@ -1,12 +1,15 @@
 """Whose memory kernels touch, as Triton's interpreter sees it: what compute-sanitizer tells of a GPU, and some more.
 
 The interpreter runs programs one after the other, so results alone do not show what goes wrong when they run at once.
-Here every access of a launch is noted, and whatever would depend on luck is found:
+Here every access of a launch is noted, and these are found:
 
-    outside      beside every tensor that the launch was given
+    outside      beside every tensor that the launch was given; it is not carried out
     two writes   of different values to one place, by two programs or by two lanes of one store
     a race       one program reads what another writes
     no barrier   a program reads back what other threads of it may have stored
+
+Not seen: what a program reads and then writes without a barrier, one tensor's end that another one's memory follows,
+and compare-and-swap.
 """
 
 from collections.abc import Iterator
@@ -27,7 +30,10 @@ class _Launch:
     def __init__(self, name: str, tensors: list[torch.Tensor], found: list[str]) -> None:
         self._name = name
         self._found = found
-        self._spans = np.array(sorted(map(_span, tensors)), dtype=np.uint64).reshape(-1, 2)
+        self._spans = {
+            "read": _sorted_spans([_all_memory(one) if _is_index(one) else _span(one) for one in tensors]),
+            "write": _sorted_spans([_span(one) for one in tensors]),
+        }
         self._program = -1
         self._stored: list[np.ndarray] = []  # by this program, since its last barrier
         self._accesses: dict[str, list[_Accesses]] = {"read": [], "write": [], "atomic": []}
@@ -39,46 +45,47 @@ class _Launch:
     def barrier(self) -> None:
         self._stored = []
 
-    def access(self, kind: str, pointers: Any, mask: Any, values: Any = None) -> None:
-        """Of the lanes that the mask has, TensorHandles all."""
+    def access(self, kind: str, pointers: Any, mask: Any, values: Any = None) -> Any:
+        """Of lanes that the mask has, which is returned without those that are outside. All are TensorHandles."""
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
-        lanes = np.broadcast_to(mask.data, shape).astype(bool)
-        starts = np.broadcast_to(pointers.data, shape)[lanes].astype(np.uint64)
-        if not self._inside(starts, size):
+        lanes = mask.data.astype(bool) & np.ones(pointers.data.shape, bool)
+        starts = np.broadcast_to(pointers.data, lanes.shape).astype(np.uint64)
+        inside = self._inside(starts, size, "read" if kind == "read" else "write")
+        if (lanes & ~inside).any():
             self._note(f"{kind} outside of its tensors")
-            return
+            lanes &= inside
+            mask = type(mask)(lanes, mask.dtype)
+        starts = starts[lanes]
         given = np.zeros((starts.size, size), np.uint8)
         if values is not None:
-            given = np.ascontiguousarray(np.broadcast_to(values.data, shape)[lanes]).view(np.uint8).reshape(-1, size)
+            given = np.ascontiguousarray(np.broadcast_to(values.data, lanes.shape)[lanes])
+            given = given.view(np.uint8).reshape(-1, size)
         places = (starts[:, None] + np.arange(size, dtype=np.uint64)).reshape(-1)
         accesses = places, np.full(places.size, self._program), given.reshape(-1)
-        if kind == "write" and _conflict(*_sorted(accesses), across=False):
+        if kind == "write" and _conflict(_sorted(accesses), across=False):
             self._note("one store writes different values to one place")
         if kind == "read" and any(np.isin(places, stored).any() for stored in self._stored):
             self._note("a program reads what it has stored, without a barrier")
         if kind != "read":
             self._stored.append(places)
         self._accesses[kind].append(accesses)
+        return mask
 
     def end(self) -> None:
         """Looks at what programs did to each other."""
         reads, writes, atomics = (_sorted(*self._accesses[kind]) for kind in ("read", "write", "atomic"))
-        if _conflict(*writes, across=True):
+        if _conflict(writes, across=True):
             self._note("two programs write different values to one place")
         if _meet(reads, writes):
             self._note("a program reads what another writes")
         if _meet(atomics, writes) or _meet(atomics, reads):
             self._note("a program changes in one step what another reads or writes")
 
-    def _inside(self, starts: np.ndarray, size: int) -> bool:
-        if not len(starts):
-            return True
-        if not len(self._spans):
-            return False
-        ends = np.maximum.accumulate(self._spans[:, 1])  # of all that begin no later
-        at = np.searchsorted(self._spans[:, 0], starts, side="right").astype(np.int64) - 1
-        return bool((at >= 0).all() and (starts + np.uint64(size) <= ends[at]).all())
+    def _inside(self, starts: np.ndarray, size: int, kind: str) -> np.ndarray:
+        """Which of them."""
+        begins, ends = self._spans[kind]
+        at = np.searchsorted(begins, starts, side="right")  # how many begin no later
+        return starts + np.uint64(size) <= np.append(np.uint64(0), ends)[at]
 
     def _note(self, what: str) -> None:
         text = f"{self._name}: {what}"
@@ -104,15 +111,15 @@ def watched_memory() -> Iterator[list[str]]:
             launches.pop().end()
 
     def load(pointers: Any, mask: Any, *rest: Any) -> Any:
-        launches[-1].access("read", pointers, mask)
+        mask = launches[-1].access("read", pointers, mask)
         return originals["create_masked_load"](pointers, mask, *rest)
 
     def store(pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
-        launches[-1].access("write", pointers, mask, values)
+        mask = launches[-1].access("write", pointers, mask, values)
         return originals["create_masked_store"](pointers, values, mask, *rest)
 
     def rmw(operation: Any, pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
-        launches[-1].access("atomic", pointers, mask)
+        mask = launches[-1].access("atomic", pointers, mask)
         return atomic(operation, pointers, values, mask, *rest)
 
     def at_barrier() -> Any:
@@ -137,15 +144,26 @@ def watched_memory() -> Iterator[list[str]]:
         yield found
 
 
+def _is_index(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.int32, torch.int64)
+
+
+def _all_memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """From and to. A recorded launch reads there what later steps have put, which may be more than at first."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of a tensor, from and to. Of numbers that say where things are it is all that their memory holds: a
-    recorded launch finds there what later steps have put, which may be more.
-    """
-    if tensor.dtype in (torch.int32, torch.int64):
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    """From and to."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() * (tensor.numel() > 0)
+
+
+def _sorted_spans(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Where they begin, rising, and the last end of all that begin no later."""
+    begins, ends = np.array(sorted(spans), dtype=np.uint64).reshape(-1, 2).T
+    return begins, np.maximum.accumulate(ends)
 
 
 def _sorted(*accesses: _Accesses) -> _Accesses:
@@ -157,14 +175,23 @@ def _sorted(*accesses: _Accesses) -> _Accesses:
     return places[order], programs[order], values[order]
 
 
-def _conflict(places: np.ndarray, programs: np.ndarray, values: np.ndarray, *, across: bool) -> bool:
-    """Whether one place gets two values; across: from two programs. Places rise."""
-    same = (places[1:] == places[:-1]) & (values[1:] != values[:-1])
-    return bool((same & (programs[1:] != programs[:-1])).any() if across else same.any())
+def _conflict(accesses: _Accesses, *, across: bool) -> bool:
+    """Whether one place gets two values; across: and from two programs. Places rise."""
+    places, programs, values = accesses
+    if not len(places):
+        return False
+    firsts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+    conflicts = _differ(values, firsts) & _differ(programs, firsts) if across else _differ(values, firsts)
+    return bool(conflicts.any())
+
+
+def _differ(array: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+    """Of each stretch that begins there."""
+    return np.asarray(np.minimum.reduceat(array, firsts) != np.maximum.reduceat(array, firsts))
 
 
 def _meet(some: _Accesses, others: _Accesses) -> bool:
-    """Whether a program has something in `some` that another one has in `others`."""
+    """Whether a program has something in `some` that another one has in `others`, where programs rise at each place."""
     places, programs, _ = others
     if not len(places):
         return False
