@@ -7,8 +7,8 @@ or as far as it may. So what the host does too early shows: it reads what is not
 been read. What a GPU refuses is a `Violation`: tensors of host and device in one operation, waiting within a capture;
 so is memory that is freed while a stream it was not made for has yet to use it.
 
-Nothing is known of speed, of the order of things within a kernel or of drivers. Views and what has been captured work
-as in torch; modules that patch torch while this is on are better imported before.
+Nothing is known of speed, of the order of things within a kernel or of drivers; memory is not cut into pieces. Modules
+that patch torch are better imported before this is on.
 """
 
 import threading
@@ -32,7 +32,7 @@ TOTAL_BYTES = 256 << 20
 _FACTORIES = ("empty", "zeros", "ones", "full", "arange", "tensor", "rand", "randn", "randint")
 _HOST_WAITS = ("_local_scalar_dense", "nonzero", "equal", "masked_select")  # what comes of them depends on data
 
-_torch_to, _torch_empty, _torch_generator = torch.Tensor.to, torch.empty, torch.Generator
+_torch_to, _torch_empty, _torch_tensor, _torch_generator = torch.Tensor.to, torch.empty, torch.tensor, torch.Generator
 
 
 class Violation(AssertionError):
@@ -40,10 +40,10 @@ class Violation(AssertionError):
 
 
 class Order(Enum):
-    """What has run when the host waits for a moment of a stream, beside all that comes before this moment."""
+    """What has run when the host has waited for a moment of a stream, beside all that has to come before."""
 
     LATE = "nothing"
-    EARLY = "all that needs nothing of that stream"
+    EARLY = "everything; before that moment, all that need not come after it"
 
 
 # ---- What waits in a stream
@@ -88,7 +88,7 @@ class Stream:
 
     def synchronize(self) -> None:
         """Of torch, as all that follow."""
-        _card().waits.append("a stream")
+        _card().waits.append("busy: for a stream")
         self.finish()
 
     def wait_event(self, event: "Event") -> None:
@@ -116,8 +116,7 @@ class Event:
         return self.moment is None or self.moment.passed
 
     def synchronize(self) -> None:
-        if not self._sleeps:
-            _card().waits.append("an event")
+        _card().waits.append("asleep" if self._sleeps else "busy: for an event")
         if self.moment is not None:
             _card().host_waits_for(self.moment)
 
@@ -130,13 +129,16 @@ class Graph:
 
     def __init__(self) -> None:
         self.work: list[Work] = []
-        self.made: list[torch.Tensor] = []  # memory that belongs to it, and to others of its pool
+        self.made: list[DeviceTensor] = []  # memory that belongs to it, and to others of its pool
+        self.has_lost = False  # memory that it uses, and that somebody else may have by now
         self.pool: object = None
         self.stream: Stream | None = None
 
     def replay(self) -> None:
         """What graphs of this pool computed before is lost."""
-        made = [here for graph in _card().graphs if graph.pool is self.pool for here in graph.made]
+        if self.has_lost:
+            raise Violation("a graph is replayed that uses memory which has been freed")
+        made = [one.here for graph in _card().graphs if graph.pool is self.pool for one in graph.made]
         for work in (Work(lambda: _spoil(*made)), *self.work):
             _card().enqueue(_current_stream(), work)
 
@@ -219,11 +221,13 @@ class Card:
     order: Order
     run_kernel: Callable[..., None]  # Triton's, on tensors of the host
     streams: list[Stream] = field(default_factory=list)
-    graphs: list[Graph] = field(default_factory=list)
-    waits: list[str] = field(default_factory=list)  # of the host that keep a core busy
+    graphs: weakref.WeakSet[Graph] = field(default_factory=weakref.WeakSet)
+    waits: list[str] = field(default_factory=list)  # of the host: "asleep", or what for
     violations: list[str] = field(default_factory=list)  # found where nothing can be raised
+    captures: int = 0
     taken: int = 0  # bytes
-    most_taken: int = 0
+    kept: int = 0  # bytes that nobody uses, and that torch keeps for whoever is next
+    most_reserved: int = 0
     capturing: Graph | None = None
     pinned: set[int] = field(default_factory=set)  # addresses of memory on the host
     local: threading.local = field(default_factory=threading.local)
@@ -232,7 +236,12 @@ class Card:
     @property
     def free(self) -> int:
         """Bytes."""
-        return TOTAL_BYTES - self.taken
+        return TOTAL_BYTES - self.reserved
+
+    @property
+    def reserved(self) -> int:
+        """Bytes."""
+        return self.taken + self.kept
 
     def enqueue(self, stream: Stream, item: Work | Moment | Wait) -> None:
         """Starts it, or adds it to the graph that is captured from this stream."""
@@ -249,15 +258,28 @@ class Card:
         with self.lock:
             self._refuse_in_capture("waiting")
             if self.order is Order.EARLY:
-                for stream in self.streams:
-                    while stream is not moment.stream and stream.queue and not _is_held(stream.queue[0]):
-                        self._advance(stream)
+                self._run_what_may(behind=moment.stream)
             self._run_until(moment)
+            if self.order is Order.EARLY:
+                self._run_what_may()
 
     def run_all(self) -> None:
-        """torch.cuda.synchronize."""
+        """Until nothing is left."""
         for stream in self.streams:
             stream.finish()
+
+    def synchronize(self, device: object = None) -> None:
+        """torch.cuda.synchronize."""
+        self.waits.append("busy: for the device")
+        self.run_all()
+
+    def _run_what_may(self, behind: Stream | None = None) -> None:
+        """Everything that waits for nothing, but in one stream."""
+        ready: list[Stream] | None = None
+        while ready is None or ready:
+            ready = [one for one in self.streams if one is not behind and one.queue and not _is_held(one.queue[0])]
+            for stream in ready:
+                self._advance(stream)
 
     def _run_until(self, moment: Moment) -> None:
         while not moment.passed:
@@ -275,7 +297,7 @@ class Card:
 
     def _stand_still(self, what: str) -> None:
         self._refuse_in_capture(what)
-        self.waits.append(what)
+        self.waits.append(f"busy: {what}")
         _current_stream().finish()
 
     def _captures_here(self) -> bool:
@@ -292,12 +314,16 @@ class Card:
         storage = here.untyped_storage()
         allocation = _Allocation(storage.data_ptr(), storage.nbytes(), {_current_stream()})
         self.taken += allocation.num_bytes
-        self.most_taken = max(self.most_taken, self.taken)
+        self.kept -= min(self.kept, allocation.num_bytes)
+        self.most_reserved = max(self.most_reserved, self.reserved)
         weakref.finalize(allocation, self._freed, allocation.key, allocation.num_bytes, allocation.streams)
         return DeviceTensor(here, allocation)
 
     def _freed(self, key: int, num_bytes: int, streams: set[Stream]) -> None:
         self.taken -= num_bytes
+        self.kept += num_bytes
+        for graph in self.graphs:
+            graph.has_lost |= any(key in work.uses for work in graph.work)
         for stream in set(self.streams) - streams:
             if any(isinstance(item, Work) and key in item.uses for item in list(stream.queue)):
                 self.violations.append("memory is freed that a stream has yet to use, for which it was not recorded")
@@ -306,10 +332,10 @@ class Card:
         """A tensor of this shape that nothing has written."""
         here = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         _spoil(here)
-        if self._captures_here():
-            assert self.capturing is not None
-            self.capturing.made.append(here)
-        return self._wrap(here)
+        found = self._wrap(here)
+        if self.capturing is not None and self._captures_here():
+            self.capturing.made.append(found)
+        return found
 
     # -- operations
 
@@ -333,7 +359,7 @@ class Card:
 
     def _run(self, func: Any, name: str, here: Any, ours: list[DeviceTensor], args: Any, kwargs: dict[str, Any]) -> Any:
         if name in _HOST_WAITS or (name.startswith("index") and any(one.dtype == torch.bool for one in ours[1:])):
-            self._stand_still(name)
+            self._stand_still(f"for {name}")
             return pytree.tree_map_only(torch.Tensor, self._wrap, func(*here[0], **here[1]))
         aliases = [one.alias_info for one in func._schema.returns]
         if aliases and all(alias is not None and not alias.is_write for alias in aliases):
@@ -345,8 +371,9 @@ class Card:
         meta_args, meta_kwargs = pytree.tree_map_only(DeviceTensor, _meta, (args, kwargs))
         found = pytree.tree_map_only(torch.Tensor, self._new, func(*meta_args, **meta_kwargs))
         outs = [one for one in pytree.tree_leaves(found) if isinstance(one, DeviceTensor)]
+        into = [one.here for one in outs]
         if "empty" not in name:
-            self._start(lambda: _copy_all(outs, func(*here[0], **here[1])), [*ours, *outs])
+            self._start(lambda: _copy_all(into, func(*here[0], **here[1])), [*ours, *outs])
         return found
 
     def make(self, factory: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -355,13 +382,18 @@ class Card:
         pin = kwargs.pop("pin_memory", False)
         if device.type == "cuda":
             values = factory(*args, **kwargs | {"device": "cpu"})
+            if factory is _torch_tensor:
+                return self.converted(values, {})
             found = self._new(values)
+            into = found.here
             if factory is not _torch_empty:
-                self._start(lambda: found.here.copy_(values), [found])
+                self._start(lambda: into.copy_(values), [found])
             return found
         made = factory(*args, **kwargs)
         if pin:
             self.pinned.add(made.untyped_storage().data_ptr())
+        if pin and factory is _torch_empty:
+            _spoil(made)
         return made
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -372,8 +404,8 @@ class Card:
         if waits and not isinstance(source, DeviceTensor):
             what = what.clone()
         self._start(lambda: into.copy_(what), ours)
-        if waits and what.dim() > 0:
-            self._stand_still("a copy between the device and the host")
+        if waits:
+            self._stand_still("for a copy between the device and the host")
         return target
 
     def _is_pinned(self, *tensors: torch.Tensor) -> bool:
@@ -384,7 +416,7 @@ class Card:
         """A copy with another dtype or on another device. Of a tensor of the device the device is "meta"."""
         dtype = options.get("dtype") or source.dtype
         if isinstance(source, DeviceTensor) and torch.device(options.get("device") or "meta").type == "cpu":
-            self._stand_still("a copy to the host")
+            self._stand_still("for a copy between the device and the host")
             return source.here.to(dtype, copy=True)
         like = _meta(source) if isinstance(source, DeviceTensor) else source
         found = self._new(torch.empty_like(like, dtype=dtype, device="meta"))
@@ -438,7 +470,8 @@ def _capture(
             yield
         finally:
             card.capturing = None
-    card.graphs.append(graph)
+    card.graphs.add(graph)
+    card.captures += 1
 
 
 def _is_held(item: Work | Moment | Wait) -> bool:
@@ -456,10 +489,10 @@ def _spoil(*tensors: torch.Tensor) -> None:
         whole.fill_(0xFF if here.is_floating_point() else 0x7F)
 
 
-def _copy_all(outs: list[DeviceTensor], found: object) -> None:
+def _copy_all(targets: list[torch.Tensor], found: object) -> None:
     results = [one for one in pytree.tree_leaves(found) if isinstance(one, torch.Tensor)]
-    for out, result in zip(outs, results, strict=True):
-        out.here.copy_(result)
+    for target, result in zip(targets, results, strict=True):
+        target.copy_(result)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -487,11 +520,11 @@ def emulated_cuda(order: Order) -> Iterator[Card]:
         "get_device_properties": lambda device: properties,
         "get_device_capability": lambda device=None: (9, 0),
         "mem_get_info": lambda device=None: (card.free, TOTAL_BYTES),
-        "memory_reserved": lambda device=None: card.taken,
-        "max_memory_reserved": lambda device=None: card.most_taken,
-        "reset_peak_memory_stats": lambda device=None: setattr(card, "most_taken", card.taken),
-        "empty_cache": lambda: None,
-        "synchronize": lambda device=None: card.run_all(),
+        "memory_reserved": lambda device=None: card.reserved,
+        "max_memory_reserved": lambda device=None: card.most_reserved,
+        "reset_peak_memory_stats": lambda device=None: setattr(card, "most_reserved", card.reserved),
+        "empty_cache": lambda: setattr(card, "kept", 0),
+        "synchronize": card.synchronize,
         "Stream": Stream,
         "Event": Event,
         "CUDAGraph": Graph,
@@ -508,6 +541,7 @@ def emulated_cuda(order: Order) -> Iterator[Card]:
         made_by = getattr(torch, name)
         torch_itself[name] = lambda *args, _made_by=made_by, **kwargs: card.make(_made_by, *args, **kwargs)
     with ExitStack() as stack:
+        stack.callback(_on.pop)
         for owner, fakes in ((torch.cuda, cuda), (torch, torch_itself)):
             for name, fake in fakes.items():
                 stack.enter_context(mock.patch.object(owner, name, fake))
@@ -518,4 +552,3 @@ def emulated_cuda(order: Order) -> Iterator[Card]:
         card.run_all()
         if card.violations:
             raise Violation("; ".join(card.violations))
-    _on.pop()

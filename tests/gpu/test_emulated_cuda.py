@@ -33,7 +33,7 @@ def test_kernels_and_operations_run_in_the_order_of_their_stream(late: Card) -> 
     doubled = (numbers + numbers)[:1]
     increment[(1,)](numbers)
     assert (doubled.item(), numbers.tolist()) == (2, [2, 0, 0])
-    assert late.waits == ["_local_scalar_dense", "a copy to the host"]
+    assert late.waits == ["busy: for _local_scalar_dense", "busy: for a copy between the device and the host"]
 
 
 def test_what_was_not_waited_for_is_not_there(late: Card) -> None:
@@ -43,11 +43,11 @@ def test_what_was_not_waited_for_is_not_there(late: Card) -> None:
     assert host.item() == 0
     done.synchronize()
     assert host.item() == 1
-    assert late.waits == ["an event"]
+    assert late.waits == ["busy: for an event"]
     sleeping = torch.cuda.Event(blocking=True)
     sleeping.record()
     sleeping.synchronize()
-    assert late.waits == ["an event"]
+    assert late.waits == ["busy: for an event", "asleep"]
 
 
 def test_a_copy_to_the_device_reads_what_is_there_then(late: Card) -> None:
@@ -102,14 +102,36 @@ def test_a_graph_runs_when_it_is_replayed_and_takes_the_memory_of_its_pool(late:
     assert (outputs[0].isnan().item(), outputs[1].item()) == (True, 7)
 
 
+def test_a_graph_that_has_lost_memory_is_not_replayed(late: Card) -> None:
+    numbers, graph = torch.zeros(4, device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = numbers + 1
+    graph.replay()
+    assert kept.tolist() == [1, 1, 1, 1]
+    del numbers
+    with pytest.raises(Violation, match="freed"):
+        graph.replay()
+
+
+def test_memory_that_is_freed_is_kept_until_the_cache_is_emptied(late: Card) -> None:
+    numbers = torch.zeros(1024, device="cuda")
+    for _ in range(5):
+        numbers = numbers + 1
+    assert (torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()) == (8192, 8192)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == 4096
+
+
 def test_what_a_gpu_refuses_is_refused(late: Card) -> None:
     device, host = torch.zeros(2, device="cuda"), torch.zeros(2)
+    assert torch.empty(1, pin_memory=True).isnan(), "as memory that nothing has written"
     with pytest.raises(Violation, match="host and of the device"):
         device.add_(host)
     with pytest.raises(Violation, match="increment: a tensor of the host"):
         increment[(1,)](host)
     with pytest.raises(TypeError, match="numpy"):
         device.numpy()
-    for wait in (device.cpu, torch.cuda.synchronize, lambda: device.copy_(host)):
+    waits = (device.cpu, torch.cuda.synchronize, lambda: device.copy_(host), lambda: torch.tensor(1, device="cuda"))
+    for wait in waits:
         with pytest.raises(Violation, match="while a graph is captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             wait()
