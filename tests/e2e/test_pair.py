@@ -158,13 +158,15 @@ def test_prompts_together_over_one_cold_prefix_compute_and_move_it_once(stack: S
     assert moved == (160 // 16 + handed_off) * (2 * 2 * 2 * 16 * 16 * 4)
 
 
-async def test_blocks_are_back_when_the_client_is_gone(stack: Stack):
-    gateway = stack.gateway
-    start = time.monotonic()
-    gateway.client.completions.create(prompt=prompt_of(69, 100), max_tokens=390, **GREEDY)
-    undisturbed_s = time.monotonic() - start
+@pytest.mark.parametrize("stream", [True, False])
+async def test_blocks_are_back_when_the_client_is_gone(stack: Stack, stream: bool):
+    """Long before the answer would have ended, or three times in a row the machine has stalled just then."""
+    gateway, took = stack.gateway, list[tuple[float, float]]()
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        for stream in (True, False):
+        for _ in range(3):
+            start = time.monotonic()
+            gateway.client.completions.create(prompt=prompt_of(69, 100), max_tokens=390, **GREEDY)
+            undisturbed_s = time.monotonic() - start
             call = asyncio.create_task(
                 client.completions.create(prompt=prompt_of(70, 100), max_tokens=390, stream=stream, **GREEDY)
             )
@@ -176,9 +178,10 @@ async def test_blocks_are_back_when_the_client_is_gone(stack: Stack):
                 await answer.close()
             else:
                 call.cancel()
-            back_s = await asyncio.to_thread(gateway.wait_for_baseline)
-            print(f"blocks were back after {back_s:.2f} s; the whole answer takes {undisturbed_s:.2f} s")
-            assert back_s < undisturbed_s / 2
+            took.append((await asyncio.to_thread(gateway.wait_for_baseline), undisturbed_s))
+            if took[-1][0] < undisturbed_s / 2:
+                break
+    assert took[-1][0] < took[-1][1] / 2, f"blocks were back, and whole answers, after {took} s"
 
 
 def test_a_streamed_chat_and_an_error_through_the_official_client(stack: Stack):
