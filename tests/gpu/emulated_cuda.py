@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -225,11 +226,12 @@ class Card:
     waits: list[str] = field(default_factory=list)  # of the host: "asleep", or what for
     violations: list[str] = field(default_factory=list)  # found where nothing can be raised
     captures: int = 0
+    keys: Iterator[int] = field(default_factory=count)  # of allocations
     taken: int = 0  # bytes
     kept: int = 0  # bytes that nobody uses, and that torch keeps for whoever is next
     most_reserved: int = 0
     capturing: Graph | None = None
-    pinned: set[int] = field(default_factory=set)  # addresses of memory on the host
+    pinned: dict[int, Any] = field(default_factory=dict)  # memory of the host by address, which nobody else gets
     local: threading.local = field(default_factory=threading.local)
     lock: Any = field(default_factory=threading.RLock)
 
@@ -311,8 +313,7 @@ class Card:
 
     def _wrap(self, here: torch.Tensor) -> DeviceTensor:
         """Takes memory of the device for it."""
-        storage = here.untyped_storage()
-        allocation = _Allocation(storage.data_ptr(), storage.nbytes(), {_current_stream()})
+        allocation = _Allocation(next(self.keys), here.untyped_storage().nbytes(), {_current_stream()})
         self.taken += allocation.num_bytes
         self.kept -= min(self.kept, allocation.num_bytes)
         self.most_reserved = max(self.most_reserved, self.reserved)
@@ -391,7 +392,7 @@ class Card:
             return found
         made = factory(*args, **kwargs)
         if pin:
-            self.pinned.add(made.untyped_storage().data_ptr())
+            self.pinned[made.data_ptr()] = made.untyped_storage()
         if pin and factory is _torch_empty:
             _spoil(made)
         return made
