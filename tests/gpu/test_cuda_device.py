@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,14 @@ async def test_workers_with_a_pool_each(card: Card, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block_bytes", [7, (1 << 20) + 1])
 def test_bytes_of_blocks(card: Card, block_bytes: int) -> None:
     test_device_blocks.test_pieces_of_blocks_are_read_and_written_and_nothing_else(block_bytes)
+
+
+def test_a_copied_block_can_be_sent_at_once(card: Card, tmp_path: Path) -> None:
+    runner = test_gpu_runner.make_runner(write_checkpoint(tmp_path / "model"))
+    blocks, content = runner.kv_memory(), bytes(range(256)) * (runner.layout.block_bytes // 256)
+    blocks.write(np.array([3], dtype=np.uint32), 0, content)
+    runner.copy_block(3, 5)
+    assert blocks.read(np.array([5], dtype=np.uint32), 0, len(content)) == content
 
 
 def test_a_block_lands_in_a_pool_that_has_been_cleared(card: Card) -> None:

@@ -99,8 +99,8 @@ def watched_memory() -> Iterator[list[str]]:
     found: list[str] = []
     launches: list[_Launch] = []
     run, builder = GridExecutor.__call__, interpreter_builder
-    originals = {name: getattr(builder, name) for name in ("create_masked_load", "create_masked_store")}
-    atomic, barrier, begin = builder.create_atomic_rmw, builder.create_barrier, builder.set_grid_idx
+    read, write, change = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
+    barrier, begin = builder.create_barrier, builder.set_grid_idx
 
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
         tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
@@ -112,15 +112,15 @@ def watched_memory() -> Iterator[list[str]]:
 
     def load(pointers: Any, mask: Any, *rest: Any) -> Any:
         mask = launches[-1].access("read", pointers, mask)
-        return originals["create_masked_load"](pointers, mask, *rest)
+        return read(pointers, mask, *rest)
 
     def store(pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
         mask = launches[-1].access("write", pointers, mask, values)
-        return originals["create_masked_store"](pointers, values, mask, *rest)
+        return write(pointers, values, mask, *rest)
 
     def rmw(operation: Any, pointers: Any, values: Any, mask: Any, *rest: Any) -> Any:
         mask = launches[-1].access("atomic", pointers, mask)
-        return atomic(operation, pointers, values, mask, *rest)
+        return change(operation, pointers, values, mask, *rest)
 
     def at_barrier() -> Any:
         launches[-1].barrier()
