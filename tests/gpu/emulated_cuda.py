@@ -105,7 +105,7 @@ class Stream:
 class Event:
     """torch.cuda.Event."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+    def __init__(self, blocking: bool = False) -> None:
         self._sleeps = blocking
         self.moment: Moment | None = None
 
@@ -113,16 +113,10 @@ class Event:
         self.moment = Moment(stream or _current_stream())
         _card().enqueue(self.moment.stream, self.moment)
 
-    def query(self) -> bool:
-        return self.moment is None or self.moment.passed
-
     def synchronize(self) -> None:
         _card().waits.append("asleep" if self._sleeps else "busy: for an event")
         if self.moment is not None:
             _card().host_waits_for(self.moment)
-
-    def elapsed_time(self, end: "Event") -> float:
-        return 1.0
 
 
 class Graph:
@@ -513,7 +507,7 @@ def emulated_cuda(order: Order) -> Iterator[Card]:
     card = Card(order, interpreter.GridExecutor.__call__)
     _on.append(card)
     Stream()
-    properties = SimpleNamespace(multi_processor_count=4, name="emulated", total_memory=TOTAL_BYTES)
+    properties = SimpleNamespace(multi_processor_count=4)
     cuda = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
