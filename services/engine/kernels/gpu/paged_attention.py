@@ -102,13 +102,15 @@ class PagedAttentionKernels:
         # From FP8 to float16 is one instruction for two values, and exact; to bfloat16 it is several.
         dot = dot_dtype(torch.float16 if fp8 else dtype)
         self._dims = padded(layout.head_dim)
-        shape = {"KV_HEADS": layout.num_kv_heads, "LAYERS": layout.num_layers, "BLOCK_SIZE": layout.block_size}
-        self._shape: dict[str, Any] = {**shape, "HEAD_DIM": layout.head_dim, "DIMS": self._dims}
         self._heads = num_heads
-        self._constants = {
+        self._constants: dict[Kind, dict[str, Any]] = {
             kind: {
-                **self._shape,
                 "HEADS": num_heads,
+                "KV_HEADS": layout.num_kv_heads,
+                "LAYERS": layout.num_layers,
+                "BLOCK_SIZE": layout.block_size,
+                "HEAD_DIM": layout.head_dim,
+                "DIMS": self._dims,
                 "ROWS": padded(tile.tokens * group),
                 "KEYS": tile.keys,
                 "UNMASKED": kind != "decode",
