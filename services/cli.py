@@ -5,6 +5,7 @@ quick and `baton gateway` never loads torch.
 """
 
 import ipaddress
+import json
 import os
 import re
 import signal
@@ -32,6 +33,9 @@ from services.config import (
     WorkerRole,
 )
 from services.engine_options import EngineOptions, with_engine_options
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.gguf_file import is_gguf
+from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
 
 app = typer.Typer(
     name="baton",
@@ -70,6 +74,22 @@ def parse_redis_url(text: str) -> str:
     return text
 
 
+def parse_generation_config(text: str) -> dict[str, float]:
+    """Sampling values of a JSON object, named as in generation_config.json."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise Refusal('--override-generation-config is a JSON object, such as {"temperature": 0.2}')
+    if unknown := sorted(values.keys() - SAMPLING_RANGES.keys()):
+        raise Refusal(f"--override-generation-config: {unknown[0]} is not known ({', '.join(SAMPLING_RANGES)} are)")
+    try:
+        return sampling_defaults(values, "--override-generation-config")
+    except ModelError as error:
+        raise Refusal(str(error)) from error
+
+
 def parse_gc_debug(text: str) -> int | None:
     """How many types of objects to log with each garbage collection, from off, on or top=N; None: log nothing."""
     match = re.fullmatch(r"(off|)|(on)|top=([1-9]\d{0,3})", text.strip().lower())
@@ -84,17 +104,24 @@ def _logged_gc_types() -> int | None:
     return parse_gc_debug(os.environ.get(GC_DEBUG_VARIABLE, "off"))
 
 
-_MODEL_HELP = "Directory with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json), or a hub's id."
-ModelOption = Annotated[str, typer.Option(metavar="DIR|ID", help=_MODEL_HELP)]
+_MODEL_HELP = (
+    "Directory with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json), a GGUF file, or an id on "
+    "the Hugging Face hub."
+)
+_MODEL_METAVAR = "DIR|FILE.gguf|ID"
+ModelOption = Annotated[str, typer.Option(metavar=_MODEL_METAVAR, help=_MODEL_HELP)]
 DemoModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="DIR|ID", help=f"{_MODEL_HELP} Default: a small demo model.")
+    str | None, typer.Option("--model", metavar=_MODEL_METAVAR, help=f"{_MODEL_HELP} Default: a small demo model.")
 ]
 RevisionOption = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of a model that is given by its id. Default: main.")
 ]
 ServedNameOption = Annotated[
     str | None,
-    typer.Option("--served-model-name", help="What clients call the model. Default: its id, or the directory's name."),
+    typer.Option(
+        "--served-model-name",
+        help="What clients call the model. Default: its id, or the name of its directory or file.",
+    ),
 ]
 TransportOption = Annotated[
     TransportName,
@@ -112,6 +139,15 @@ ThresholdOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
+]
+GenerationOption = Annotated[
+    str,
+    typer.Option(
+        "--override-generation-config",
+        metavar="JSON",
+        help='How to sample where a request does not say, instead of what the model says: {"temperature": 0.2}. Known '
+        f"are {', '.join(SAMPLING_RANGES)}.",
+    ),
 ]
 RedisUrlOption = Annotated[
     str | None,
@@ -165,6 +201,7 @@ def up(
     handoff_threshold: ThresholdOption = None,
     redis_url: RedisUrlOption = None,
     transport: TransportOption = TransportName.AUTO,
+    override_generation_config: GenerationOption = "{}",
     request_timeout: TimeoutOption = 600.0,
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -173,14 +210,17 @@ def up(
     from services.launcher.main import run
 
     _logged_gc_types()  # the children read it again
+    demo = None
     if model is None:
         _refuse_revision(revision)
-        config, name = _checked(engine.config(demo_model.directory())), demo_model.NAME
+        demo = demo_model.find()
+        config, name = _checked(engine.config(demo.path)), demo_model.NAME
     else:
         config, name = _find_engine(engine, model, revision)
     up_config = UpConfig(
         engine=config,
-        demo=model is None,
+        makes_model=demo is not None and demo.is_random,
+        model_note="" if demo is None else demo.note,
         served_model_name=served_model_name or name,
         host=host,
         port=port,
@@ -191,6 +231,7 @@ def up(
         transport=transport,
         handoff=handoff,
         handoff_threshold=handoff_threshold,
+        generation_overrides={**(demo.sampling if demo else {}), **parse_generation_config(override_generation_config)},
         request_timeout_s=request_timeout,
         log_format=log_format,
     )
@@ -212,6 +253,7 @@ def gateway(
     grpc_port: GrpcPortOption = 9000,
     handoff: HandoffOption = HandoffMode.AUTO,
     handoff_threshold: ThresholdOption = None,
+    override_generation_config: GenerationOption = "{}",
     request_timeout: TimeoutOption = 600.0,
     max_waiting: Annotated[int, typer.Option(min=1, help="Requests in flight before new ones get 503.")] = 4096,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -232,6 +274,7 @@ def gateway(
         grpc_port=grpc_port,
         handoff=handoff,
         handoff_threshold=handoff_threshold,
+        generation_overrides=parse_generation_config(override_generation_config),
         request_timeout_s=request_timeout,
         max_waiting=max_waiting,
         log_format=log_format,
@@ -312,7 +355,13 @@ def _checked(config: EngineConfig) -> EngineConfig:
 
 
 def _find_model(model: str, revision: str | None, *, weights: bool = True) -> tuple[Path, str]:
-    """The directory of a model that was given by one or by its id on the hub, and its name."""
+    """The path of a model that was given by its path or by its id on the hub, and its name."""
+    file = Path(model).expanduser().absolute()  # not resolved: in the hub's cache links lead to files without a name
+    if is_gguf(file):
+        _refuse_revision(revision)
+        if not file.is_file():
+            raise Refusal(f"no model at {file}: there is no such file")
+        return file, file.stem
     directory = Path(model).expanduser().resolve()
     if directory.is_dir() or not hub.is_id(model):
         _refuse_revision(revision)

@@ -1,6 +1,7 @@
 """One frozen configuration per process. The command line (`services/cli.py`) is the only place that makes them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -75,7 +76,7 @@ SPLIT_KEYS_MULTIPLE = 128  # of `EngineConfig.split_keys`
 class EngineConfig:
     """Limits of one engine. None: chosen from the model and the machine."""
 
-    model: Path
+    model: Path  # a Hugging Face directory or a GGUF file
     device: Device = Device.CPU
     dtype: str = "auto"  # "auto" (the checkpoint's own), "float32", "bfloat16", "float16"
     block_size: int = 16
@@ -136,6 +137,9 @@ class GatewayConfig:
     grpc_port: int = 9000
     handoff: HandoffMode = HandoffMode.AUTO
     handoff_threshold: int | None = None  # uncached prompt tokens, for HandoffMode.AUTO; None: learned
+    generation_overrides: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of generation_config.json's sampling values
     request_timeout_s: float = 600.0
     max_waiting: int = 4096  # requests in flight before new ones are refused
     log_format: LogFormat = LogFormat.TEXT
@@ -147,8 +151,9 @@ class UpConfig:
     """`baton up`: workers and a gateway on this machine."""
 
     engine: EngineConfig  # of every worker
-    demo: bool  # engine.model is the demo model, to be made where it is not there yet
     served_model_name: str
+    model_note: str = ""  # for a person, beside the model's name
+    makes_model: bool = False  # engine.model is the random model, to be made where it is not there yet
     host: str = "127.0.0.1"  # of the gateway; workers stay on loopback
     port: int = 8000
     grpc_port: int = 9000
@@ -158,5 +163,6 @@ class UpConfig:
     transport: TransportName = TransportName.AUTO
     handoff: HandoffMode = HandoffMode.AUTO
     handoff_threshold: int | None = None
+    generation_overrides: Mapping[str, float] = field(default_factory=dict)
     request_timeout_s: float = 600.0
     log_format: LogFormat = LogFormat.TEXT

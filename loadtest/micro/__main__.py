@@ -26,7 +26,7 @@ _PARTS = {
         "a gateway's CPU for each request and each token, with workers whose model costs nothing",
         (
             ("rounds", 3, "rounds, of each figure the median"),
-            ("model", None, "with a tokenizer and a chat template, instead of the demo model"),
+            ("model", None, "with a tokenizer and a chat template, instead of the random model"),
             ("dynamo", None, "virtual environment with NVIDIA Dynamo, whose front end is then measured too"),
         ),
     ),
@@ -40,7 +40,7 @@ _PARTS = {
     ),
     "idle": _Part(
         "the CPU of Baton's processes while nobody asks them for anything",
-        (("seconds", 20, "how long"), ("model", None, "the checkpoint, instead of the demo model")),
+        (("seconds", 20, "how long"), ("model", None, "the checkpoint, instead of the random model")),
     ),
     "index": _Part(
         "the prefix index in Redis: lookups, publishing, memory",

@@ -27,8 +27,9 @@ from services.config import HandoffMode
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
 from services.gateway.text.tokenizer import Tokenizer, load_tokenizer
-from services.launcher import demo_model
+from services.launcher import random_model
 from services.protocol.block_hash import block_hashes, root_hash
+from services.protocol.model_files.open import open_model
 
 _APART = 200  # times
 _BLOCK_SIZE = 16
@@ -66,11 +67,11 @@ _WORKS = (
 async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Row]:
     """Rounds of all servers in turn, of each figure the median; then what some of the work costs alone.
 
-    model: a Hugging Face directory with a tokenizer and a chat template; None: the demo model.
+    model: a Hugging Face directory with a tokenizer and a chat template; None: the random model.
     dynamo: a virtual environment where it is installed; None: it is left out.
     """
-    model = model or demo_model.made()
-    prompts = _Prompts(load_tokenizer(model))
+    model = model or random_model.made()
+    prompts = _Prompts(load_tokenizer(open_model(model)))
     measured: dict[tuple[str, Work], list[Row]] = {}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
         for _ in range(rounds):
@@ -153,8 +154,9 @@ def _median(server: str, work: Work, rounds: list[Row]) -> Row:
 
 def _apart(model: Path, text: str) -> list[Row]:
     """The parts of a chat request that are not the gateway's own: the template, tokenizing, naming the blocks."""
-    tokenizer = load_tokenizer(model)
-    template = load_chat_template(model, tokenizer.special_tokens)
+    files = open_model(model)
+    tokenizer = load_tokenizer(files)
+    template = load_chat_template(files, tokenizer.special_tokens)
     if template is None:
         raise MeasurementFailed("the model has no chat template")
     messages = [{"role": "user", "content": text}]

@@ -14,7 +14,7 @@ from loadtest import http_stream
 from loadtest.compare.baton import Baton
 from loadtest.compare.servers import MODEL_NAME, running
 from loadtest.micro.rows import Row
-from services.launcher import demo_model
+from services.launcher import random_model
 
 _KINDS = ("gateway", "prefill", "decode", "up")
 _REST_S = 3.0
@@ -23,7 +23,7 @@ _REQUEST = {"model": MODEL_NAME, "prompt": [7] * 100, "max_tokens": 20, "ignore_
 
 async def measure(seconds: int, model: Path | None) -> list[Row]:
     """A row for each process: percent of one core, and how often it woke up."""
-    async with running(Baton(model or demo_model.made(), "always")) as address:
+    async with running(Baton(model or random_model.made(), "always")) as address:
         (await http_stream.ask(address, "/v1/completions", orjson.dumps(_REQUEST))).body()
         await asyncio.sleep(_REST_S)
         processes = psutil.Process().children(recursive=True)

@@ -27,7 +27,7 @@ from services.engine.models.weights import DecoderWeights
 from services.engine.openmp import loaded_openmp
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import allocate, keep_freed_memory
-from services.protocol.model_dir import read_config
+from services.protocol.model_files.open import open_model
 
 _BATCHES = (1, 64)
 _BLOCK_SIZE = 16
@@ -42,7 +42,7 @@ def measure(model: Path, context: int) -> list[Row]:
     if openmp is not None:
         openmp.set_num_threads(len(os.sched_getaffinity(0)))
         openmp.spin()
-    config = parse_model_config(read_config(model))
+    config = parse_model_config(open_model(model).config())
     if not isinstance(config, DecoderConfig):
         raise SystemExit(f"{config.architecture} is not taken apart here")
     with torch.inference_mode():

@@ -23,7 +23,8 @@ from services.engine.scheduler import Scheduler
 from services.logs import configure_logging
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.grpc_options import host_port
-from services.protocol.model_dir import model_digest, read_model_info
+from services.protocol.model_files.info import model_digest, read_model_info
+from services.protocol.model_files.open import open_model
 from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerParts
@@ -78,14 +79,14 @@ def main(arguments: list[str]) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     parts = WorkerParts(
         role=role,
-        runner=PacedRunner(_NUM_BLOCKS, read_model_info(model).vocab_size, step_ms / 1e3),
+        runner=PacedRunner(_NUM_BLOCKS, read_model_info(open_model(model)).vocab_size, step_ms / 1e3),
         scheduler=_scheduler(role),
         make_transports=make_transports(TransportName.AUTO),
         fingerprint="simulated",
         eos_token_ids=(),
         max_model_len=_MAX_MODEL_LEN,
         max_num_seqs=_MAX_NUM_SEQS,
-        model=model_digest(model),
+        model=model_digest(open_model(model)),
         redis_url=os.environ.get(REDIS_URL_VARIABLE),
     )
     asyncio.run(_serve(Worker(parts), host_port("127.0.0.1", port)))

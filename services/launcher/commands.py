@@ -1,6 +1,7 @@
 """From one `baton up` configuration to the processes that make it: command lines, addresses, environment."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -82,6 +83,7 @@ def gateway_config(config: UpConfig, workers: tuple[str, ...]) -> GatewayConfig:
         grpc_port=config.grpc_port,
         handoff=config.handoff,
         handoff_threshold=config.handoff_threshold,
+        generation_overrides=config.generation_overrides,
         request_timeout_s=config.request_timeout_s,
         log_format=config.log_format,
     )
@@ -109,10 +111,15 @@ def gateway_arguments(config: GatewayConfig) -> list[str]:
         *("--host", config.host, "--port", str(config.port), "--grpc-port", str(config.grpc_port)),
         *("--handoff", config.handoff.value),
         *(() if config.handoff_threshold is None else ("--handoff-threshold", str(config.handoff_threshold))),
+        *_overrides(config.generation_overrides),
         *("--request-timeout", str(config.request_timeout_s)),
         *("--max-waiting", str(config.max_waiting)),
         *("--log-format", config.log_format.value),
     ]
+
+
+def _overrides(values: Mapping[str, float]) -> tuple[str, ...]:
+    return ("--override-generation-config", json.dumps(dict(values))) if values else ()
 
 
 def environment(inherited: Mapping[str, str], workers: int, redis_url: str | None) -> dict[str, str]:

@@ -83,10 +83,10 @@ class Display:
 def ready_lines(config: UpConfig) -> str:
     """Where to go from here, one fact a line, with a command to paste."""
     url = local_url(config.host, config.port)
-    note = " (a demo: its weights are random and it answers noise)" if config.demo else ""
+    note = f" ({config.model_note})" if config.model_note else ""
     body = {
         "model": config.served_model_name,
-        "messages": [{"role": "user", "content": "Hello"}],
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 32,
     }
     rows = {

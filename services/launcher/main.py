@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from services.config import UpConfig
-from services.launcher import commands, demo_model, display, ports
+from services.launcher import commands, display, ports, random_model
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
 from services.launcher.restart import RestartPolicy
@@ -20,13 +20,13 @@ def run(config: UpConfig) -> int:
     except ports.PortUnavailable as error:
         return _refuse(str(error))
     with display.Display(config.log_format) as screen:
-        if config.demo and not demo_model.exists(config.engine.model):
-            screen.starting("demo model", f"making it in {config.engine.model}")
+        if config.makes_model and not random_model.exists(config.engine.model):
+            screen.starting("random model", f"making it in {config.engine.model}")
             try:
-                demo_model.make(config.engine.model)
+                random_model.make(config.engine.model)
             except OSError as error:
-                return _refuse(f"the demo model cannot be made in {config.engine.model}: {error.strerror}")
-            screen.finished("demo model")
+                return _refuse(f"the random model cannot be made in {config.engine.model}: {error.strerror}")
+            screen.finished("random model")
         own_redis = config.redis_url is None and commands.has_redis()
         if own_redis:
             config = replace(config, redis_url=commands.redis_url(redis_port))

@@ -15,7 +15,9 @@ from services.engine.scheduler import Scheduler
 from services.gc_debug import GcWatch
 from services.logs import configure_logging
 from services.protocol.grpc_options import host_port
-from services.protocol.model_dir import ModelError, model_digest
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.info import model_digest
+from services.protocol.model_files.open import open_model
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
@@ -52,7 +54,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
         max_num_seqs=config.engine.max_num_seqs,
-        model=model_digest(config.engine.model),
+        model=model_digest(open_model(config.engine.model)),
         redis_url=config.redis_url,
         advertised_host=config.advertised_host or config.host,
         gc_watch=gc_watch,

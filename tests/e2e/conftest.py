@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from services.launcher import demo_model
+from services.launcher import random_model
 from tests.checkpoints import write_checkpoint
 from tests.e2e.stack import Stack, running_stack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VOCAB_SIZE = 4096  # the demo model's tokenizer
+VOCAB_SIZE = 4096  # the random model's tokenizer
 
 
 def write_model(directory: Path, family: str, **config) -> Path:
-    """A tiny float32 checkpoint with the demo model's tokenizer and chat template."""
+    """A tiny float32 checkpoint with the random model's tokenizer and chat template."""
     write_checkpoint(directory, family, vocab_size=VOCAB_SIZE, eos_token_id=2, bos_token_id=None, **config)
-    demo_model._write_tokenizer(directory)
+    random_model._write_tokenizer(directory)
     return directory
 
 

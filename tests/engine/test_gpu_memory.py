@@ -3,7 +3,7 @@
 import pytest
 
 from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 
 GIB = 1 << 30
 

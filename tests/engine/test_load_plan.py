@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from services.config import Device, EngineConfig, KvCacheDtype, LoadFormat, Quantization
 from services.engine.runner.load_plan import check_capability, plan_load
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 from tests.checkpoints import save_tensors, write_checkpoint
 
 FP8_KV = {"kv_cache_dtype": KvCacheDtype.FP8, "dtype": "bfloat16"}

@@ -20,7 +20,7 @@ from services.gateway.openai.request_runner import make_runners
 from services.gateway.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
-from services.protocol.model_dir import GenerationDefaults, ModelInfo
+from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
 from tests.gateway.tokenizer_files import CHATML, byte_level
 

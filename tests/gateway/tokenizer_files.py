@@ -65,7 +65,8 @@ def sentencepiece() -> Tokenizer:
 
 
 def write(directory: Path, tokenizer: Tokenizer, **config: object) -> Path:
-    """tokenizer.json and tokenizer_config.json; `config` goes into the latter."""
+    """tokenizer.json and tokenizer_config.json; `config` goes into the latter. The model itself is empty."""
+    (directory / "config.json").write_text("{}")
     tokenizer.save(str(directory / "tokenizer.json"))
     whole = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     (directory / "tokenizer_config.json").write_text(json.dumps(whole))

@@ -15,7 +15,7 @@ import torch
 from loadtest.gpu.bench_model import decode_step, prefill_step
 from services.config import Device, EngineConfig, KvCacheDtype, Quantization
 from services.engine.runner.load import LoadedModel, load_runner
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 from tests.checkpoints import write_checkpoint
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import run_greedy

@@ -17,7 +17,7 @@ from services.engine.runner.base import SamplingBatch, StepInput
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
-from services.protocol.model_dir import read_config
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, prompts_of
@@ -47,7 +47,7 @@ def make_runner(
 ) -> GpuRunner:
     """A runner whose pool is full of NaN, on a GPU where there is one. kv_scales: its KV is FP8."""
     device: Device = CudaDevice() if torch.cuda.is_available() else HostDevice()
-    config = parse_model_config(read_config(directory))
+    config = parse_model_config(open_model(directory).config())
     with open_tensors(directory, config, device.torch) as tensors:
         weights = load_weights(tensors, config, dtype)
     layout = kv_layout(config, block_size, dtype if kv_scales is None else torch.float8_e4m3fn)

@@ -111,6 +111,7 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
         grpc_port=82,
         handoff=HandoffMode.AUTO,
         handoff_threshold=7,
+        generation_overrides={"temperature": 0.25},
         request_timeout_s=2.5,
         max_waiting=8,
         log_format=LogFormat.JSON,
@@ -126,6 +127,7 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
         "grpc_port": 82,
         "handoff": "auto",
         "handoff_threshold": 7,
+        "override_generation_config": '{"temperature": 0.25}',
         "request_timeout": 2.5,
         "max_waiting": 8,
         "log_format": "json",
@@ -133,7 +135,7 @@ def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
 
 
 def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
-    config = UpConfig(engine=ENGINE, demo=False, served_model_name="m", num_prefill=1, num_decode=2)
+    config = UpConfig(engine=ENGINE, served_model_name="m", num_prefill=1, num_decode=2)
     stack = commands.stack(config, [21001, 21002, 21003], None)
     assert [[child.name for child in step] for step in stack.in_order()] == [
         [],
@@ -146,14 +148,14 @@ def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
 
 def test_workers_know_how_many_they_are() -> None:
     """For GPUs, which are dealt out among them."""
-    config = UpConfig(engine=EngineConfig(model=Path("m")), demo=False, served_model_name="m", num_decode=2)
+    config = UpConfig(engine=EngineConfig(model=Path("m")), served_model_name="m", num_decode=2)
     found = [parsed(list(child.command[4:])) for child in commands.stack(config, [21001, 21002, 21003], None).workers]
     assert [(worker["worker_index"], worker["num_workers"]) for worker in found] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:
     url = commands.redis_url(21003)
-    config = UpConfig(engine=ENGINE, demo=False, served_model_name="m", redis_url=url)
+    config = UpConfig(engine=ENGINE, served_model_name="m", redis_url=url)
     stack = commands.stack(config, [21001, 21002], 21003)
     assert [child.name for child in stack.in_order()[0]] == ["redis"]
     assert "--workers" not in stack.gateway.command

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from services.engine.models.rope_settings import Rope
-from services.engine.models.settings import Settings
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError, Settings
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -7,8 +7,9 @@ ModelError that names file and tensor. Pickled weights are never opened.
 import json
 import os
 import struct
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from services.engine.models.base import ModelConfig
-from services.protocol.model_dir import ModelError, read_json_object
+from services.protocol.model_files.base import ModelError, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -132,24 +133,41 @@ def safetensors_files(directory: Path) -> list[Path]:
     raise ModelError(f"{directory} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
 
 
-def weights_id(directory: Path, config: ModelConfig) -> str:
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One file with weights."""
+
+    path: Path
+    header: bytes  # names, dtypes, shapes, offsets
+    extents: list[tuple[int, int]]  # first byte and end of each tensor, from the start of the file
+
+
+def weights_id(files: Iterable[WeightFile], config: ModelConfig) -> str:
     """A digest (32 hex digits) that tells weights apart without reading them whole.
 
-    It covers the model's shape, the headers of all files (names, dtypes, shapes, offsets) and 1 KiB from the middle of
+    It covers the model's shape, the headers of all files and 1 KiB from the middle of
     every tensor. Two fine-tunes of equal shape differ in it wherever they changed a tensor as training does, all over;
     a change of a few chosen values elsewhere in a tensor is not seen. The same weights cut into other shards have
     another id. Raises ModelError.
     """
     digest = blake2b(digest_size=16)
     digest.update(json.dumps(asdict(config), sort_keys=True).encode())
+    for weights in files:
+        digest.update(weights.header)
+        with weights.path.open("rb") as file:
+            for begin, end in weights.extents:
+                size = min(_SAMPLE_BYTES, end - begin)
+                digest.update(os.pread(file.fileno(), size, (begin + end - size) // 2))
+    return digest.hexdigest()
+
+
+def safetensors_weights(directory: Path) -> Iterator[WeightFile]:
+    """The weight files of a Hugging Face directory. Raises ModelError."""
     for path in safetensors_files(directory):
         with path.open("rb") as file:
             header = _read_header(path, file.read(8), file.fileno())
-            digest.update(header)
-            for begin, end in _extents(path, header):
-                size = min(_SAMPLE_BYTES, end - begin)
-                digest.update(os.pread(file.fileno(), size, 8 + len(header) + (begin + end - size) // 2))
-    return digest.hexdigest()
+        start = 8 + len(header)
+        yield WeightFile(path, header, [(start + begin, start + end) for begin, end in _extents(path, header)])
 
 
 def _open_file(path: Path, device: str) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.engine.models.base import ModelConfig, read_dtype
-from services.engine.models.rope_settings import parse_rope
-from services.engine.models.settings import Settings, read_bool, read_float, read_int, require_value
-from services.protocol.model_dir import ModelError
+from services.engine.models.rope_settings import FrequencyFactors, parse_rope
+from services.engine.models.settings import read_bool, read_float, read_int, require_value
+from services.protocol.model_files.base import ModelError, Settings
 
 
 def no_window(raw: Settings) -> int | None:
@@ -87,6 +87,9 @@ def parse_decoder_config(raw: Settings, architecture: str) -> DecoderConfig:
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim is {head_dim}, the rotary embedding needs an even one")
     max_position_embeddings = read_int(raw, "max_position_embeddings")
+    rope = parse_rope(raw, max_position_embeddings)
+    if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != head_dim // 2:
+        raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {head_dim}")
     attention_bias, mlp_bias = (
         key in family.optional_biases and read_bool(raw, key) for key in ("attention_bias", "mlp_bias")
     )
@@ -101,7 +104,7 @@ def parse_decoder_config(raw: Settings, architecture: str) -> DecoderConfig:
         head_dim=head_dim,
         rms_norm_eps=read_float(raw, "rms_norm_eps", 1e-6),
         max_position_embeddings=max_position_embeddings,
-        rope=parse_rope(raw, max_position_embeddings),
+        rope=rope,
         window=family.window(raw),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or attention_bias,

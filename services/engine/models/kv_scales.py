@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from services.engine.models.base import ModelConfig
-from services.engine.models.settings import Settings
 from services.engine.models.tensor_source import TensorSource
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError, Settings
 
 # As compressed-tensors, ModelOpt and vLLM call them.
 _NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:attn\.)?(?:(k)_proj\.k|(v)_proj\.v|([kv]))_scale$")

@@ -15,10 +15,10 @@ from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.base import ModelConfig, read_dtype
 from services.engine.models.linear import Linear
-from services.engine.models.settings import Settings, read_bool, read_int, require_value
+from services.engine.models.settings import read_bool, read_int, require_value
 from services.engine.models.tensor_source import Shapes
 from services.engine.models.tensors import Tensors, linear_shapes
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError, Settings
 
 _POSITION_OFFSET = 2  # of a position's row in its embedding
 _EPS = 1e-5

@@ -1,6 +1,6 @@
 """From a model directory to a model that runs: which architectures there are, and the four steps that each has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +11,19 @@ import torch
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.base import Model, ModelConfig, Weights
-from services.engine.models.checkpoint import Checkpoint
+from services.engine.models.checkpoint import Checkpoint, WeightFile, safetensors_weights
 from services.engine.models.config import FAMILIES, parse_decoder_config
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
+from services.engine.models.gguf_tensors import GgufTensors, gguf_weights
 from services.engine.models.kv_scales import is_kv_only
 from services.engine.models.linear import MakeProduct
 from services.engine.models.opt import Opt, load_opt, opt_shapes, parse_opt_config
-from services.engine.models.settings import Settings
 from services.engine.models.tensor_source import Shapes, TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weights import decoder_shapes, load_decoder
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError, Settings
+from services.protocol.model_files.gguf_file import is_gguf
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,16 @@ def load_weights(
     return architecture.load(Tensors(source, dtype, fused=fused, make_product=make_product), config)
 
 
-def open_tensors(
-    directory: Path | None, config: ModelConfig, device: torch.device
-) -> AbstractContextManager[TensorSource]:
-    """A model's checkpoint; None: random weights in its stead. Raises ModelError."""
-    if directory is None:
+def open_tensors(path: Path | None, config: ModelConfig, device: torch.device) -> AbstractContextManager[TensorSource]:
+    """The weights of the model at `path`; None: random weights in its stead. Raises ModelError."""
+    if path is None:
         return nullcontext(DummyTensors(config, ARCHITECTURES[config.architecture].shapes(config), device))
-    return Checkpoint(directory, device)
+    return GgufTensors(path, config, device) if is_gguf(path) else Checkpoint(path, device)
+
+
+def weight_files(path: Path) -> Iterable[WeightFile]:
+    """The files with the weights of the model at `path`, for `weights_id`. Raises ModelError."""
+    return [gguf_weights(path)] if is_gguf(path) else safetensors_weights(path)
 
 
 def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any], operations: Operations) -> Model:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from services.engine.models.rope_settings import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from services.engine.models.rope_settings import FrequencyFactors, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -23,6 +23,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
             return _llama3(1.0 / periods, rope.scaling)
         case YarnScaling():
             return _yarn(periods, rope.theta, rope.scaling)
+        case FrequencyFactors(factors):
+            return 1.0 / periods / torch.tensor(factors, dtype=torch.float32)
 
 
 def magnitude(rope: Rope) -> float:

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.models.settings import Settings, read_bool, read_float, read_int
-from services.protocol.model_dir import ModelError
+from services.engine.models.settings import read_bool, read_float, read_int
+from services.protocol.model_files.base import ModelError, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,14 @@ class YarnScaling:
     original_max_position_embeddings: int
 
 
-Scaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class FrequencyFactors:
+    """Each frequency is divided by a factor of its own, as GGUF files have it of Llama 3.1 and later."""
+
+    factors: tuple[float, ...]  # [head_dim / 2]
+
+
+Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +106,13 @@ def _yarn(values: Settings, context: int) -> YarnScaling:
     return scaling
 
 
+def _frequency_factors(values: Settings, context: int) -> FrequencyFactors:
+    factors = values.get("factors")
+    if not isinstance(factors, list | tuple) or not all(isinstance(each, int | float) and each > 0 for each in factors):
+        raise ModelError("config.json: factors of the rope is no list of positive numbers")
+    return FrequencyFactors(tuple(map(float, factors)))
+
+
 def _attention_factor(values: Settings) -> float:
     """What the paper recommends (section 3.3), or the quotient of two such factors, as DeepSeek has it."""
 
@@ -120,4 +134,5 @@ _KINDS: dict[str, tuple[set[str], Callable[[Settings, int], Scaling | None]]] = 
     "linear": ({"factor"}, _linear),
     "llama3": ({"factor", "low_freq_factor", "high_freq_factor", _CONTEXT}, _llama3),
     "yarn": (_YARN, _yarn),
+    "frequency_factors": ({"factors"}, _frequency_factors),
 }

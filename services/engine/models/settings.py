@@ -1,10 +1,6 @@
 """Typed values out of a Hugging Face config.json. What is missing or of another type is a ModelError that names it."""
 
-from typing import Any
-
-from services.protocol.model_dir import ModelError, require_int
-
-Settings = dict[str, Any]  # config.json, or an object in it
+from services.protocol.model_files.base import ModelError, Settings, require_float, require_int
 
 
 def read_int(values: Settings, key: str, default: int | None = None) -> int:
@@ -16,12 +12,7 @@ def read_int(values: Settings, key: str, default: int | None = None) -> int:
 
 def read_float(values: Settings, key: str, default: float | None = None) -> float:
     """A positive number. Missing and null are the default, where there is one."""
-    value = values.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        found = "is missing" if value is None else f"is {value!r}"
-        raise ModelError(f"config.json: {key} {found}, a positive number was expected")
-    return float(value)
+    return require_float(values, key, "config.json", default)
 
 
 def read_bool(values: Settings, key: str, default: bool = False) -> bool:

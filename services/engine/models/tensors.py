@@ -10,7 +10,7 @@ from services.engine.models.base import ModelConfig
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.tensor_source import Shapes, TensorSource
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 
 
 class Tensors:

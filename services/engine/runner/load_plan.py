@@ -14,9 +14,11 @@ from services.engine.models.base import DTYPES, ModelConfig
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
-from services.engine.models.registry import open_tensors, parse_model_config, stored_dtype
+from services.engine.models.registry import open_tensors, parse_model_config, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
-from services.protocol.model_dir import ModelError, read_config, read_generation_defaults
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.info import read_generation_defaults
+from services.protocol.model_files.open import open_model
 
 _CPU = torch.device("cpu")
 _FP8_CAPABILITY = (8, 9)  # of the first GPUs whose units multiply and convert e4m3
@@ -53,7 +55,7 @@ class LoadPlan:
         if self.engine.load_format == LoadFormat.DUMMY:
             weights = dummy_id(self.config, self.device)
         else:
-            weights = weights_id(self.engine.model, self.config)
+            weights = weights_id(weight_files(self.engine.model), self.config)
         rope: dict[str, object] = {} if self.config.rope is None else asdict(self.config.rope)
         return fingerprint(self.layout, weights, rope, self._precision())
 
@@ -76,10 +78,10 @@ class LoadPlan:
 
 
 def plan_load(engine: EngineConfig) -> LoadPlan:
-    """Reads config.json, and what else has to be known of the checkpoint. Raises ModelError."""
+    """Reads the model's configuration, and what else has to be known of the checkpoint. Raises ModelError."""
     device = _device(engine)
-    raw = read_config(engine.model)
-    config = parse_model_config(raw)
+    files = open_model(engine.model)
+    config = parse_model_config(files.config())
     wanted_len = _wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, dtype)
@@ -92,7 +94,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
         kv_scales=scales,
         wanted_len=wanted_len,
-        eos_token_ids=read_generation_defaults(engine.model, raw).eos_token_ids,
+        eos_token_ids=read_generation_defaults(files).eos_token_ids,
         gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
         notices=(*dtype_notices, *scale_notices),
     )

@@ -10,7 +10,7 @@ import psutil
 import structlog
 
 from kvtransfer.block_memory import BlockMemory
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

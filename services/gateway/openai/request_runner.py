@@ -34,7 +34,7 @@ from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
-from services.protocol.model_dir import GenerationDefaults, ModelInfo
+from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from services.protocol.outcomes import FinishReason
 
 # A client that does not read its answer keeps it this much longer than the answer may take.

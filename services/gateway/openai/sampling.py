@@ -9,7 +9,7 @@ from typing import TypeVar
 from services.gateway.openai.errors import ApiError, invalid
 from services.gateway.openai.schema import ChatRequest, CommonRequest, CompletionRequest
 from services.gateway.text.tokenizer import Tokenizer
-from services.protocol.model_dir import GenerationDefaults
+from services.protocol.model_files.info import GenerationDefaults
 from services.protocol.sampling import SamplingParams
 
 Number = TypeVar("Number", int, float)

@@ -7,7 +7,6 @@ only. It is compiled once; every request renders it.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,7 +16,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from services.protocol.model_dir import ModelError, read_json_object
+from services.protocol.model_files.base import ModelError, ModelFiles
 
 # The names under which clients and templates know an earlier answer's reasoning; templates read the first.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -76,35 +75,17 @@ class ChatTemplate:
         return {**message, "content": message["content"] + _CONTINUE_MARK}
 
 
-def load_chat_template(directory: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The model's own template: a .jinja file before tokenizer_config.json. None: it has none. Raises ModelError."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        source: str | None = path.read_text(encoding="utf-8")
-    else:
-        path = directory / "tokenizer_config.json"
-        values = read_json_object(path) if path.is_file() else {}
-        source = _default_template(values.get("chat_template"), path)
+def load_chat_template(files: ModelFiles, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The model's own template; None: it has none. Raises ModelError."""
+    source = files.chat_template()
     if source is None:
         return None
     try:
         return ChatTemplate(source, special_tokens)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(
-            f"{path}: the chat template has a syntax error in line {error.lineno}: {error.message}"
+            f"{files.path}: the chat template has a syntax error in line {error.lineno}: {error.message}"
         ) from error
-
-
-def _default_template(value: object, path: Path) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        named = {entry["name"]: entry["template"] for entry in value}  # type: ignore[attr-defined]
-    except (TypeError, KeyError) as error:
-        raise ModelError(f"{path}: chat_template is neither a string nor a list of named templates") from error
-    if "default" not in named:
-        raise ModelError(f"{path}: chat_template names {sorted(named)}, but no 'default'")
-    return str(named["default"])
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The model's tokenizer, as the gateway needs it: read from a Hugging Face directory with the `tokenizers` library.
+"""The model's tokenizer, as the gateway needs it: read from the model's files with the `tokenizers` library.
 
 That one decodes; texts are encoded by a faster library where that does the same (fast_encoder.py).
 
@@ -8,17 +8,13 @@ Nothing here depends on a request; one instance serves all of them.
 import asyncio
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import tokenizers
 from tokenizers.decoders import ByteLevel
 
 from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
-from services.protocol.model_dir import ModelError, read_json_object
-
-# The names under which a chat template may use a special token.
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from services.protocol.model_files.base import ModelError, ModelFiles
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "▁"
@@ -111,29 +107,14 @@ class _WholeTexts(dict[int, str | None]):
         return text
 
 
-def load_tokenizer(directory: Path) -> Tokenizer:
-    """Reads tokenizer.json, and the names of special tokens. Raises ModelError."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise ModelError(f"{directory} has no tokenizer.json")
+def load_tokenizer(files: ModelFiles) -> Tokenizer:
+    """Reads the model's tokenizer, and the names of special tokens. Raises ModelError."""
+    content = files.tokenizer()
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing more precise
-        raise ModelError(f"{path} is not a tokenizer: {error}") from error
-    return Tokenizer(backend, _special_tokens(directory))
-
-
-def _special_tokens(directory: Path) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the latter wins
-        path = directory / name
-        values = read_json_object(path) if path.is_file() else {}
-        for key in _NAMED_TOKENS:
-            value = values.get(key)
-            content = value.get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                named[key] = content
-    return named
+        raise ModelError(f"the tokenizer of {files.path} cannot be read: {error}") from error
+    return Tokenizer(backend, files.special_tokens())
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:

@@ -7,7 +7,7 @@ import pytest
 from services.engine.models.config import DecoderConfig
 from services.engine.models.registry import parse_model_config
 from services.engine.models.rope_settings import Llama3Scaling, Rope
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

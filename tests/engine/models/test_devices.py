@@ -17,7 +17,7 @@ from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.models.linear import Linear
 from services.engine.models.registry import ARCHITECTURES, load_weights, make_model, parse_model_config
 from services.engine.models.tensor_source import Shapes
-from services.protocol.model_dir import read_config
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 
 META = torch.device("meta")
@@ -84,7 +84,7 @@ class OnlyMeta(TorchDispatchMode):  # type: ignore[misc]  # of torch, which is n
 @pytest.mark.parametrize("name", MODELS)
 def test_a_forward_pass_stays_on_the_weights_device(name: str, tmp_path: Path) -> None:
     family, options = MODELS[name]
-    config = parse_model_config(read_config(write_checkpoint(tmp_path / "model", family, **options)))
+    config = parse_model_config(open_model(write_checkpoint(tmp_path / "model", family, **options)).config())
     weights = load_weights(MetaTensors(ARCHITECTURES[config.architecture].shapes(config)), config, torch.bfloat16)
     model = make_model(config, weights, NoAttention(), TorchOperations())
     tokens = torch.empty(7, dtype=torch.int64, device=META)

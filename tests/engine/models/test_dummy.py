@@ -12,7 +12,8 @@ import torch
 from services.config import Device, EngineConfig, LoadFormat
 from services.engine.models.registry import open_tensors, parse_model_config
 from services.engine.runner.load import LoadedModel, load_runner
-from services.protocol.model_dir import ModelError, read_config
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import edit_json, write_checkpoint
 from tests.engine.stepping import run_greedy
 
@@ -38,7 +39,7 @@ def load(directory: Path, **options: Any) -> LoadedModel:
 
 
 def tensors_of(directory: Path, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, torch.Tensor]]:
-    with open_tensors(None, parse_model_config(read_config(directory)), CPU) as source:
+    with open_tensors(None, parse_model_config(open_model(directory).config()), CPU) as source:
         for name in sorted(source.names):
             yield name, source.read(name, dtype)
 

@@ -12,7 +12,8 @@ from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.kv_scales import KvScales, read_kv_scales
 from services.engine.models.registry import parse_model_config
 from services.engine.runner.load import load_runner
-from services.protocol.model_dir import ModelError, read_config
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import edit_json, save_tensors, write_checkpoint
 from tests.engine.stepping import run_greedy
 
@@ -43,7 +44,7 @@ def add(directory: Path, **tensors: Any) -> Path:
 
 def scales_of(directory: Path) -> KvScales | None:
     with Checkpoint(directory) as checkpoint:
-        return read_kv_scales(checkpoint, parse_model_config(read_config(directory)))
+        return read_kv_scales(checkpoint, parse_model_config(open_model(directory).config()))
 
 
 def load(directory: Path) -> Any:

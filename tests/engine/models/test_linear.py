@@ -11,7 +11,7 @@ from services.engine.models.linear import Linear
 from services.engine.models.opt import OptWeights
 from services.engine.models.registry import load_weights, parse_model_config
 from services.engine.models.weights import DecoderWeights
-from services.protocol.model_dir import read_config
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
 
 
@@ -40,7 +40,7 @@ def test_a_product_that_is_brought_multiplies(dtype: torch.dtype) -> None:
 def test_it_is_for_all_layers_but_the_output(family: str, tmp_path: Path) -> None:
     """With the rows of Q, K and V in one product, and their biases."""
     directory = write_checkpoint(tmp_path / "model", family)
-    config, made = parse_model_config(read_config(directory)), []
+    config, made = parse_model_config(open_model(directory).config()), []
 
     def record(weight: Tensor, bias: Tensor | None) -> Doubled:
         made.append((tuple(weight.shape), bias is not None))

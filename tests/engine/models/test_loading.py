@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 
 from services.config import Device, EngineConfig
 from services.engine.models.checkpoint import weights_id
-from services.engine.models.registry import parse_model_config
+from services.engine.models.registry import parse_model_config, weight_files
 from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.torch_runner import TorchRunner
-from services.protocol.model_dir import ModelError, read_config
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.open import open_model
 from tests.checkpoints import edit_json, save_tensors, write_checkpoint
 from tests.engine.stepping import run_greedy
 
@@ -210,7 +211,7 @@ def test_weights_id_tells_weights_apart(tmp_path: Path) -> None:
     edit_json(other_eps / "config.json", rms_norm_eps=1e-5)
 
     def identity(directory: Path) -> str:
-        return weights_id(directory, parse_model_config(read_config(directory)))
+        return weights_id(weight_files(directory), parse_model_config(open_model(directory).config()))
 
     assert identity(copy) == identity(first)
     assert len({identity(directory) for directory in (first, second, tuned, other_eps)}) == 4

@@ -22,7 +22,7 @@ from services.gateway.serving import ListenError
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
-from services.protocol.model_dir import GenerationDefaults, ModelInfo
+from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from services.protocol.outcomes import FinishReason
 from tests.gateway.dispatch_stack import eventually
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, delta_per_token, one_delta

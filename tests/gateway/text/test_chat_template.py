@@ -8,7 +8,8 @@ from transformers import AutoTokenizer
 
 from services.gateway.text.chat_template import ChatTemplate, TemplateError, load_chat_template
 from services.gateway.text.tokenizer import Tokenizer, load_tokenizer
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.open import open_model
 from tests.gateway.tokenizer_files import CHATML, byte_level, write
 
 LLAMA3 = """\
@@ -117,12 +118,12 @@ def oracle(model: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def tokenizer(model: Path) -> Tokenizer:
-    return load_tokenizer(model)
+    return load_tokenizer(open_model(model))
 
 
 @pytest.fixture(scope="module")
 def template(model: Path, tokenizer: Tokenizer) -> ChatTemplate:
-    template = load_chat_template(model, tokenizer.special_tokens)
+    template = load_chat_template(open_model(model), tokenizer.special_tokens)
     assert template is not None
     return template
 
@@ -155,7 +156,7 @@ def test_last_message_is_continued_as_in_transformers(oracle: Any, template: Cha
 def test_template_file_comes_before_the_config(tmp_path: Path):
     write(tmp_path, byte_level(), chat_template="config")
     (tmp_path / "chat_template.jinja").write_text("file {{ messages[0].content }}")
-    template = load_chat_template(tmp_path, {})
+    template = load_chat_template(open_model(tmp_path), {})
     assert template is not None
     assert template.render([{"role": "user", "content": "x"}]) == "file x"
 
@@ -163,19 +164,19 @@ def test_template_file_comes_before_the_config(tmp_path: Path):
 def test_default_of_several_named_templates(tmp_path: Path):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write(tmp_path, byte_level(), chat_template=named)
-    template = load_chat_template(tmp_path, {})
+    template = load_chat_template(open_model(tmp_path), {})
     assert template is not None
     assert template.render([{"role": "user", "content": "x"}]) == "plain"
 
 
 def test_model_without_template(tmp_path: Path):
-    assert load_chat_template(write(tmp_path, byte_level()), {}) is None
+    assert load_chat_template(open_model(write(tmp_path, byte_level())), {}) is None
 
 
 def test_template_with_a_syntax_error_names_its_line(tmp_path: Path):
     write(tmp_path, byte_level(), chat_template="fine\n{% for %}")
     with pytest.raises(ModelError, match="line 2"):
-        load_chat_template(tmp_path, {})
+        load_chat_template(open_model(tmp_path), {})
 
 
 def test_refusal_of_a_template_reaches_the_client():
@@ -203,4 +204,4 @@ def test_template_cannot_break_out_or_crash(source: str):
 def test_special_tokens_come_as_strings_or_objects(tmp_path: Path):
     write(tmp_path, byte_level(), bos_token={"content": "<|bos|>", "special": True}, pad_token=None)
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<|eos|>", "bos_token": "other"}')
-    assert load_tokenizer(tmp_path).special_tokens == {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
+    assert load_tokenizer(open_model(tmp_path)).special_tokens == {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}

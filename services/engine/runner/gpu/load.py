@@ -15,7 +15,7 @@ from services.engine.runner.gpu.device import CudaDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
 from services.engine.runner.load_plan import LoadPlan
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 
 
 def load_gpu(plan: LoadPlan) -> GpuRunner:

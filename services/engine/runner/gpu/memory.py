@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.protocol.model_dir import ModelError
+from services.protocol.model_files.base import ModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

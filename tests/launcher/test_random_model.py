@@ -8,13 +8,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.launcher import demo_model
+from services.launcher import random_model
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("cache") / "demo"
-    demo_model.make(target)
+    random_model.make(target)
     return target
 
 
@@ -25,16 +25,16 @@ def digests(directory: Path) -> dict[str, str]:
 def test_two_makers_at_once_leave_one_whole_model_and_nothing_else(made: Path, tmp_path: Path) -> None:
     target = tmp_path / "demo"
     with ThreadPoolExecutor(2) as makers:
-        list(makers.map(demo_model.make, [target, target]))
-    assert demo_model.exists(target)
+        list(makers.map(random_model.make, [target, target]))
+    assert random_model.exists(target)
     assert digests(target) == digests(made)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
 def test_its_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert demo_model.directory().is_relative_to(tmp_path)
-    assert not demo_model.exists(demo_model.directory())
+    assert random_model.directory().is_relative_to(tmp_path)
+    assert not random_model.exists(random_model.directory())
 
 
 def test_its_tokenizer_gives_back_any_text(made: Path) -> None:

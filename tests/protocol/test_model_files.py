@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from services.protocol.model_dir import GenerationDefaults, ModelError, model_digest, read_model_info
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.info import GenerationDefaults, model_digest, read_model_info
+from services.protocol.model_files.open import open_model
 
 CONFIG = {"vocab_size": 320, "max_position_embeddings": 512, "eos_token_id": 1}
 
@@ -22,24 +24,24 @@ def model_dir(path: Path, config: dict[str, Any], generation: object = None) -> 
 
 
 def test_without_a_generation_config_there_are_no_defaults(tmp_path: Path) -> None:
-    info = read_model_info(model_dir(tmp_path, CONFIG))
+    info = read_model_info(open_model(model_dir(tmp_path, CONFIG)))
     assert (info.vocab_size, info.max_model_len) == (320, 512)
     assert info.generation == GenerationDefaults(eos_token_ids=(1,))
 
 
 def test_sampling_defaults_are_taken_as_they_are(tmp_path: Path) -> None:
     values = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0, "eos_token_id": [9, 1]}
-    found = read_model_info(model_dir(tmp_path, CONFIG, values | {"repetition_penalty": 1.05})).generation
+    found = read_model_info(open_model(model_dir(tmp_path, CONFIG, values | {"repetition_penalty": 1.05}))).generation
     assert found == GenerationDefaults((1, 9), temperature=0.6, top_p=0.9, top_k=20, min_p=0.0, repetition_penalty=1.05)
 
 
 def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
-    assert read_model_info(model_dir(tmp_path, CONFIG, {"top_k": 0})).generation.top_k == -1
+    assert read_model_info(open_model(model_dir(tmp_path, CONFIG, {"top_k": 0}))).generation.top_k == -1
 
 
 def test_settings_that_are_not_applied_are_named(tmp_path: Path) -> None:
     values = {"no_repeat_ngram_size": 0, "suppress_tokens": [3], "sequence_bias": {"1": 2}}
-    found = read_model_info(model_dir(tmp_path, CONFIG, values)).generation
+    found = read_model_info(open_model(model_dir(tmp_path, CONFIG, values))).generation
     assert found.not_applied == ("suppress_tokens", "sequence_bias")
 
 
@@ -62,22 +64,26 @@ def test_broken_values_are_refused_by_name(
     config: dict[str, Any], generation: object, named: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        read_model_info(model_dir(tmp_path, config, generation))
+        read_model_info(open_model(model_dir(tmp_path, config, generation)))
     assert named in str(caught.value)
 
 
 def test_reading_it_imports_no_torch() -> None:
     """The gateway uses it."""
-    check = "import sys, services.protocol.model_dir; sys.exit('torch' in sys.modules)"
+    check = "import sys, services.protocol.model_files.open; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def digest(path: Path) -> str:
+    return model_digest(open_model(path))
 
 
 def test_the_digest_tells_models_and_tokenizers_apart(tmp_path: Path) -> None:
     first, same, other = (
         model_dir(tmp_path / name, {"vocab_size": size}) for name, size in zip("abc", (1, 1, 2), strict=True)
     )
-    assert model_digest(first) == model_digest(same) != model_digest(other)
+    assert digest(first) == digest(same) != digest(other)
     (same / "tokenizer.json").write_text("{}")
-    assert model_digest(first) != model_digest(same)
+    assert digest(first) != digest(same)
     with pytest.raises(ModelError, match="does not exist"):
-        model_digest(tmp_path / "nowhere")
+        digest(tmp_path / "nowhere")

@@ -1,0 +1,165 @@
+"""Tensors of a GGUF file: dequantized when they are read, under the names and in the order that Hugging Face has."""
+
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+from torch import Tensor
+
+from services.engine.models.base import ModelConfig
+from services.engine.models.checkpoint import WeightFile
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.gguf_config import INTERLEAVED_ROTARY
+from services.protocol.model_files.gguf_file import ROTARY_FACTORS
+from services.protocol.model_files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+
+_NAMES = {  # Hugging Face's, by GGUF's; of a layer, what stands before `.weight` or `.bias`
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_FLOATING = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# fmt: off
+_QUANTIZED = {
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
+}
+# fmt: on
+_NUMBERS_AT_ONCE = 1 << 20  # to be dequantized: what that leaves stays in the caches
+_CPU = torch.device("cpu")
+
+
+class GgufTensors:
+    """The weights of one GGUF file, as a `TensorSource`. Use as a context manager; tensors outlive it."""
+
+    lends = False
+
+    def __init__(self, path: Path, config: ModelConfig, device: torch.device = _CPU) -> None:
+        """Raises ModelError where the file is too short, or a tensor is stored in a way that is not known."""
+        header = read_gguf_header(path)
+        self._path = path
+        self._config = config
+        self._device = device
+        self._stored = {_name(name): _Stored(name, tensor, path) for name, tensor in _weights(header).items()}
+        self._content = np.memmap(path, mode="r")
+        last = max((stored.end for stored in self._stored.values()), default=0)
+        if last > len(self._content):
+            raise ModelError(f"{path} is truncated: its tensors end at byte {last}, the file at {len(self._content)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._content
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every weight of the file."""
+        return frozenset(self._stored)
+
+    def home(self, name: str) -> str:
+        """The file's name."""
+        return self._path.name
+
+    def dtype(self, name: str) -> torch.dtype:
+        """What `read` would give without a cast: float32 for quantized tensors."""
+        return _FLOATING.get(self._find(name).quantization.name, torch.float32)
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ModelError unless the tensor is there with this shape."""
+        if (found := self._find(name).shape) != shape:
+            raise ModelError(
+                f"{self._path.name}: tensor {name} has shape {list(found)}, the metadata asks for {list(shape)}"
+            )
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor, dequantized in float32 and cast, some rows at a time."""
+        stored = self._find(name)
+        packed = self._content[stored.start : stored.end].reshape(stored.num_rows, -1)
+        rows = torch.empty((stored.num_rows, stored.row_length), dtype=dtype, device=self._device)
+        step = max(1, _NUMBERS_AT_ONCE // stored.row_length)
+        for first in range(0, stored.num_rows, step):
+            numbers = dequantize(np.ascontiguousarray(packed[first : first + step]), stored.quantization)
+            rows[first : first + step] = torch.from_numpy(np.require(numbers, requirements=["C", "W"]))
+        return self._in_halves(name, rows).reshape(stored.shape)
+
+    def _find(self, name: str) -> "_Stored":
+        if name not in self._stored:
+            raise ModelError(f"tensor {name} is missing from {self._path.name}")
+        return self._stored[name]
+
+    def _in_halves(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of Q and K in the order in which a head's halves are rotated against each other."""
+        config = self._config
+        if config.architecture not in INTERLEAVED_ROTARY:
+            return rows
+        for projection, heads in (("q_proj", config.num_heads), ("k_proj", config.num_kv_heads)):
+            if f".{projection}." in name:
+                return rows.reshape(heads, config.head_dim // 2, 2, -1).transpose(1, 2)
+        return rows
+
+
+class _Stored:
+    """Where a tensor's bytes lie, and how many numbers they make."""
+
+    def __init__(self, name: str, tensor: GgufTensor, path: Path) -> None:
+        self.quantization = _quantization(name, tensor, path)
+        self.shape = tensor.shape
+        self.row_length = tensor.shape[-1] if tensor.shape else 1
+        self.num_rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
+        per_block, block_bytes = GGML_QUANT_SIZES[self.quantization]
+        if self.row_length == 0 or self.row_length % per_block:
+            raise ModelError(
+                f"{path.name}: rows of {self.row_length} numbers in tensor {name} are no {self.quantization.name}"
+            )
+        self.start = tensor.offset
+        self.end = self.start + self.num_rows * (self.row_length // per_block) * block_bytes
+
+
+def gguf_weights(path: Path) -> WeightFile:
+    """The file, for `weights_id`. Raises ModelError."""
+    header = read_gguf_header(path)
+    stored = (_Stored(name, tensor, path) for name, tensor in sorted(_weights(header).items()))
+    with path.open("rb") as file:
+        return WeightFile(path, file.read(header.data_start), [(each.start, each.end) for each in stored])
+
+
+def _weights(header: GgufHeader) -> dict[str, GgufTensor]:
+    return {name: tensor for name, tensor in header.tensors.items() if name != ROTARY_FACTORS}
+
+
+def _name(name: str) -> str:
+    """Hugging Face's name of a tensor; one that is not known keeps its own, and the model refuses it."""
+    if (match := _OF_LAYER.fullmatch(name)) and match[2] in _NAMES:
+        return f"model.layers.{match[1]}.{_NAMES[match[2]]}.{match[3]}"
+    return _NAMES.get(name, name)
+
+
+def _quantization(name: str, tensor: GgufTensor, path: Path) -> GGMLQuantizationType:
+    known = _FLOATING.keys() | _QUANTIZED
+    try:
+        found = GGMLQuantizationType(tensor.ggml_type)
+    except ValueError:
+        found = None
+    if found is None or found.name not in known:
+        stored = f"type {tensor.ggml_type}" if found is None else found.name
+        raise ModelError(f"{path.name}: tensor {name} is stored as {stored}, which is not supported")
+    return found

@@ -1,0 +1,143 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies. Needs neither torch nor the `gguf` package.
+
+    "GGUF" | version | tensors | entries | entries: key, type, value | tensors: name, shape, type, offset | pad | data
+
+Numbers are little-endian, a string is its length in 8 bytes and then UTF-8, a shape has its fastest axis first. Source:
+docs/gguf.md of the ggml project. The `gguf` package's own reader makes several arrays of each string of the vocabulary:
+REPLACE
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.protocol.model_files.base import ModelError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)  # version 1 counted in 32 bits; nobody writes it any more
+_MAX_DIMENSIONS = 4  # ggml's own limit
+_DEFAULT_ALIGNMENT = 32
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {
+    number: struct.Struct(f"<{code}")
+    for number, code in {
+        0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
+    }.items()
+}  # fmt: skip
+_U32, _U64 = _NUMBERS[4], _NUMBERS[10]
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """One tensor of the file."""
+
+    shape: tuple[int, ...]  # slowest axis first, as in torch
+    ggml_type: int  # how its values are stored; the `gguf` package names the numbers
+    offset: int  # of its first byte, from the start of the file
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """All that a GGUF file says, weights aside."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]  # by name
+    data_start: int  # bytes before the first tensor
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Reads the header of a GGUF file. Raises ModelError where it is no GGUF file, damaged, or of another version.
+
+    No number in the file is believed before the file is known to be long enough for what it counts.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return _Reader(content).header(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, struct.error, IndexError) as error:  # mmap's for an empty file, UTF-8's, and our own
+        raise ModelError(f"{path} is damaged or no GGUF file: {error}") from error
+
+
+class _Reader:
+    """Reads values one after the other."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self._size = len(content)
+        self._at = 0
+
+    def header(self, path: Path) -> GgufHeader:
+        if self._content[:4] != _MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        self._at = 4
+        version = self._number(_U32)
+        if version not in _VERSIONS:
+            raise ValueError(f"version {version}, known are {' and '.join(map(str, _VERSIONS))}, little-endian")
+        num_tensors, num_entries = self._count(), self._count()
+        metadata: dict[str, Any] = {}
+        for _ in range(num_entries):
+            key = self._string()
+            metadata[key] = self._value(self._number(_U32))
+        listed = dict(self._tensor() for _ in range(num_tensors))
+        if len(listed) != num_tensors:
+            raise ValueError("two tensors have one name")
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ValueError(f"general.alignment is {alignment!r}")
+        start = -(-self._at // alignment) * alignment
+        tensors = {name: GgufTensor(shape, kind, start + offset) for name, (shape, kind, offset) in listed.items()}
+        return GgufHeader(path, metadata, tensors, start)
+
+    def _tensor(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
+        name = self._string()
+        num_dimensions = self._number(_U32)
+        if num_dimensions > _MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {num_dimensions} dimensions")
+        fastest_first = [self._number(_U64) for _ in range(num_dimensions)]
+        return name, (tuple(reversed(fastest_first)), self._number(_U32), self._number(_U64))
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            return self._array(self._number(_U32))
+        if kind not in _NUMBERS:
+            raise ValueError(f"a value of type {kind}")
+        return self._number(_NUMBERS[kind])
+
+    def _array(self, kind: int) -> list[Any]:
+        count = self._count()
+        if kind == _STRING:
+            return [self._string() for _ in range(count)]
+        if kind not in _NUMBERS:
+            raise ValueError(f"an array of type {kind}")
+        code, size = _NUMBERS[kind].format[1:], _NUMBERS[kind].size
+        if self._at + count * size > self._size:
+            raise ValueError("the file ends inside its header")
+        values = struct.unpack_from(f"<{count}{code}", self._content, self._at)
+        self._at += count * size
+        return list(values)
+
+    def _number(self, kind: struct.Struct) -> Any:
+        (value,) = kind.unpack_from(self._content, self._at)
+        self._at += kind.size
+        return value
+
+    def _count(self) -> int:
+        """How many things follow: each is a byte at least."""
+        count: int = self._number(_U64)
+        if count > self._size - self._at:
+            raise ValueError("the file ends inside its header")
+        return count
+
+    def _string(self) -> str:
+        (length,) = _U64.unpack_from(self._content, self._at)
+        start = self._at + 8
+        self._at = start + length
+        if self._at > self._size:
+            raise ValueError("the file ends inside its header")
+        return self._content[start : self._at].decode()

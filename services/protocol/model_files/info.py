@@ -1,0 +1,118 @@
+"""Limits, defaults and the identity of a model, as the gateway and the workers need them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from services.protocol.model_files.base import ModelError, ModelFiles, Settings, require_int
+from services.protocol.sampling import MAX_REPETITION, MIN_REPETITION
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """How the model wants to be sampled where a request says nothing. None: the model says nothing either.
+
+    As vLLM does, sampling values of generation_config.json are taken as they are, whatever `do_sample` says.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()  # config.json's first, then generation_config.json's further ones
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # -1: off
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    not_applied: tuple[str, ...] = ()  # settings of generation_config.json that would matter and are not supported
+
+
+SAMPLING_RANGES: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: value >= 0,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": float.is_integer,  # not above 0: off
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: MIN_REPETITION <= value <= MAX_REPETITION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a gateway needs to know of a model."""
+
+    vocab_size: int
+    max_model_len: int  # positions the model was made for
+    generation: GenerationDefaults
+
+
+def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> ModelInfo:
+    """Limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
+    config = files.config()
+    return ModelInfo(
+        vocab_size=require_int(config, "vocab_size", "config.json"),
+        max_model_len=require_int(config, "max_position_embeddings", "config.json"),
+        generation=read_generation_defaults(files, overrides),
+    )
+
+
+def model_digest(files: ModelFiles) -> str:
+    """A digest, 32 hex digits, that tells the model's configuration and tokenizer from others'. Raises ModelError.
+
+    Gateways and workers compare it, so that no gateway sends one model's tokens to another's worker.
+    """
+    digest = blake2b(digest_size=16)
+    for part in files.identity():
+        digest.update(blake2b(part).digest())
+    return digest.hexdigest()
+
+
+def read_generation_defaults(files: ModelFiles, overrides: Settings | None = None) -> GenerationDefaults:
+    """EOS ids and sampling defaults from config.json and generation_config.json. Raises ModelError.
+
+    overrides: sampling values, named as in generation_config.json, that hold instead of the model's own.
+    """
+    where, values = "generation_config.json", files.generation_config()
+    eos = (*_eos_ids(files.config(), "config.json"), *_eos_ids(values, where))
+    sampling = sampling_defaults(values, where) | sampling_defaults(overrides or {}, "override")
+    return GenerationDefaults(eos_token_ids=tuple(dict.fromkeys(eos)), not_applied=_not_applied(values), **sampling)
+
+
+def sampling_defaults(values: Settings, where: str) -> dict[str, Any]:
+    """The fields of `GenerationDefaults` that these values set. Raises ModelError for a value out of its range."""
+    found = {name: _number(values, name, where, in_range) for name, in_range in SAMPLING_RANGES.items()}
+    named = {name: value for name, value in found.items() if value is not None}
+    if "top_k" in named:
+        named["top_k"] = int(named["top_k"]) if named["top_k"] > 0 else -1
+    return named
+
+
+def _eos_ids(values: Settings, where: str) -> list[int]:
+    found = values.get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise ModelError(f"{where}: eos_token_id is {found!r}, an integer or a list of integers was expected")
+    return ids
+
+
+def _number(values: Settings, key: str, where: str, in_range: Callable[[float], bool]) -> float | None:
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"{where}: {key} is {value!r}, a number was expected")
+    if not in_range(float(value)):
+        raise ModelError(f"{where}: {key} is {value!r}, which is out of its range")
+    return float(value)
+
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "no_repeat_ngram_size": (None, 0),
+    "bad_words_ids": (None, []),
+    "suppress_tokens": (None, []),
+    "begin_suppress_tokens": (None, []),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "sequence_bias": (None, [], {}),
+}
+
+
+def _not_applied(values: Settings) -> tuple[str, ...]:
+    return tuple(key for key, neutral in _NEUTRAL.items() if values.get(key) not in neutral)
