@@ -13,10 +13,10 @@ async def test_every_moment_of_a_handoff_is_noted() -> None:
     assert {blocks: len(handoffs) for blocks, handoffs in found.items()} == {1: 2, 5: 2}
     for blocks, handoffs in found.items():
         for noted in handoffs:
-            assert 0 < noted.read_s < noted.ready_s < noted.gap_s + 1
+            assert 0 < noted.read_s < noted.ready_s
             assert noted.first_s > 0
-            assert noted.read_blocks in (1, 2)  # a chunk's at most
-            assert noted.read_blocks <= blocks
+            assert noted.gap_s > 0
+            assert 1 <= noted.read_blocks <= blocks  # of how many chunks depends on who is faster
             assert noted.transport is TransportName.NIXL
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.engine.kernels.amx import has_amx
 from services.engine.kernels.team import the_team
 from services.engine.models.linear import Linear
+from tests.processor import needs
 
-pytestmark = pytest.mark.skipif(not has_amx(), reason="needs AMX")
+pytestmark = needs("AMX")
 
 
 def random(*shape: int) -> torch.Tensor:
