@@ -13,7 +13,7 @@ from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
 SLOWEST_LAST = ("helm", "launcher", "e2e")  # folders, in the order in which they run after all others
-TOGETHER = {  # how node ids begin, first match: tests of one value run in one process, so that what takes long starts once
+TOGETHER = {  # how node ids begin; tests of one value run in one process, so that what takes long starts once
     "tests/e2e/test_demo_model.py": "demo model",
     "tests/e2e/": "workers",
     "tests/helm/test_processes.py": "workers",

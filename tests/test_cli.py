@@ -47,6 +47,37 @@ def test_what_says_one_thing_twice_or_is_for_another_device_is_refused(checkpoin
     assert result.stderr == "baton: --kernels torch is for the CPU alone: the device is a GPU\n"
 
 
+def test_a_gguf_file_is_found_by_its_name(tmp_path: Path) -> None:
+    missing = tmp_path / "models" / "m.gguf"
+    result = baton("gateway", "--model", str(missing), "--workers", "a:1")
+    assert (result.returncode, result.stderr) == (1, f"baton: no model at {missing}: there is no such file\n")
+    (tmp_path / "blob").write_bytes(b"GGUF" + bytes(40))
+    (tmp_path / "m.gguf").symlink_to("blob")  # as the hub's cache has it
+    result = baton("gateway", "--model", str(tmp_path / "m.gguf"), "--workers", "a:1")
+    assert result.returncode == 1
+    assert result.stderr.endswith("m.gguf is damaged or no GGUF file: version 0, known are 2 and 3, little-endian\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "is a JSON object"),
+        ("[1]", "is a JSON object"),
+        ('{"temprature": 1}', "temprature is not known"),
+        ('{"top_p": 2}', "top_p is 2, which is out of its range"),
+        ('{"top_k": 1.5}', "top_k is 1.5, which is out of its range"),
+    ],
+)
+def test_sampling_defaults_that_make_no_sense_are_refused(text: str, named: str) -> None:
+    with pytest.raises(cli.Refusal, match=named):
+        cli.parse_generation_config(text)
+
+
+def test_sampling_defaults_are_read() -> None:
+    values = cli.parse_generation_config('{"temperature": 0, "top_k": 0, "min_p": null}')
+    assert values == {"temperature": 0.0, "top_k": -1}
+
+
 GPU_OPTIONS = [
     ("--quantization", "fp8"),
     ("--kv-cache-dtype", "fp8"),

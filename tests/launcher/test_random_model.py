@@ -1,4 +1,4 @@
-"""The demo model: always the same, whole or not there, and lively enough to look at."""
+"""The random model: always the same, whole or not there, and lively enough to look at."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
