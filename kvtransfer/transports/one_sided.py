@@ -20,6 +20,7 @@ from enum import IntFlag
 from pathlib import Path
 from typing import ClassVar
 
+from kvtransfer.process import boot_id
 from kvtransfer.transports.base import Reach
 from kvtransfer.transports.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 
@@ -95,7 +96,6 @@ class Here:
     ) -> None:
         """pool: None where it is in host memory."""
         self._probe = ctypes.create_string_buffer(secrets.token_bytes(_PROBE_BYTES), _PROBE_BYTES)
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_bytes()[:_BOOT_ID_BYTES]
         means = usable_means(environ, infiniband)
         device, exported = None, None
         self._driver = None if pool is None else pool.driver
@@ -103,7 +103,7 @@ class Here:
             device, exported = pool.device, pool.driver.export(pool.address)
             means |= _device_means(environ, pool)
         self.whereabouts = Whereabouts(
-            boot_id, os.getpid(), means, ctypes.addressof(self._probe), self._probe.raw, device, exported
+            boot_id().encode(), os.getpid(), means, ctypes.addressof(self._probe), self._probe.raw, device, exported
         )
 
     def reach(self, there: Whereabouts) -> Reach:
