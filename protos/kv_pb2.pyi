@@ -40,16 +40,30 @@ class ConsumerHello(_message.Message):
     def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ProducerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers", "process")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     offers: _containers.RepeatedCompositeFieldContainer[Offer]
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ...) -> None: ...
+    process: Process
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., process: _Optional[_Union[Process, _Mapping]] = ...) -> None: ...
+
+class Process(_message.Message):
+    __slots__ = ("boot_id", "pid_namespace", "pid", "start_ticks")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    START_TICKS_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    pid_namespace: int
+    pid: int
+    start_ticks: int
+    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[int] = ..., pid: _Optional[int] = ..., start_ticks: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("transport", "descriptor")

@@ -15,12 +15,19 @@ import structlog
 
 from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.messages import Announcement, Ended, Open, Release, StreamId, ToConsumer, ToProducer
+from kvtransfer.process import ProcessIdentity
 from protos import kv_pb2, kv_pb2_grpc
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import TakeFrom
 from services.protocol.wire import WireError
 from services.worker.engine_thread import EngineThread
-from services.worker.kv_wire import pack_to_consumer, pack_to_producer, parse_to_consumer, parse_to_producer
+from services.worker.kv_wire import (
+    pack_process,
+    pack_to_consumer,
+    pack_to_producer,
+    parse_to_consumer,
+    parse_to_producer,
+)
 from services.worker.outbox import Outbox
 from services.worker.transfer_thread import TransferThread
 
@@ -34,11 +41,12 @@ _log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class KvIdentity:
-    """What both hellos say."""
+    """What hellos say of this worker."""
 
     incarnation: int
     fingerprint: str
     offers: Mapping[str, bytes]  # descriptors, by transport
+    process: ProcessIdentity | None  # None: it cannot be told
 
 
 class KvStreams:
@@ -243,6 +251,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             fingerprint=identity.fingerprint,
             incarnation=identity.incarnation,
             offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in identity.offers.items()],
+            process=None if identity.process is None else pack_process(identity.process),
         )
 
 

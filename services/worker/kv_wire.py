@@ -16,6 +16,7 @@ from kvtransfer.messages import (
     ToConsumer,
     ToProducer,
 )
+from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.byte_stream import ByteRequest
 from protos import kv_pb2
 from services.protocol.frames import PackedLogprobs, TokenLogprobs
@@ -60,6 +61,27 @@ def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
             return _parse_announcement(message.announcement)
         case other:
             raise WireError(f"{other} from a producer")
+
+
+def pack_process(process: ProcessIdentity) -> kv_pb2.Process:
+    """The protobuf form of a producer's process."""
+    return kv_pb2.Process(
+        boot_id=process.boot_id,
+        pid_namespace=process.pid_namespace,
+        pid=process.pid,
+        start_ticks=process.start_ticks,
+    )
+
+
+def parse_process(hello: kv_pb2.ProducerHello) -> ProcessIdentity | None:
+    """Which process a producer is; None where it does not say, as an older one. Raises WireError."""
+    if not hello.HasField("process"):
+        return None
+    packed = hello.process
+    try:
+        return ProcessIdentity(packed.boot_id, packed.pid_namespace, packed.pid, packed.start_ticks)
+    except ValueError as error:
+        raise WireError(str(error)) from error
 
 
 def pack_read(request: ByteRequest) -> kv_pb2.ReadRequest:

@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.layout import KV_PROTOCOL_VERSION
+from kvtransfer.process import ProcessIdentity
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
@@ -106,7 +107,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
         offers = self._transfer.start()
-        identity = KvIdentity(self._incarnation, self._parts.fingerprint, offers)
+        identity = KvIdentity(self._incarnation, self._parts.fingerprint, offers, ProcessIdentity.own())
         self._kv = KvStreams(self.engine, self._transfer, identity)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure)
         self.engine.start()

@@ -1,0 +1,35 @@
+"""What a producer says of its process."""
+
+import grpc
+import pytest
+
+from kvtransfer.layout import KV_PROTOCOL_VERSION
+from kvtransfer.process import ProcessIdentity
+from kvtransfer.transports.memory import MemoryFabric
+from protos import kv_pb2, kv_pb2_grpc
+from services.config import WorkerRole
+from services.protocol.wire import WireError
+from services.worker.kv_wire import parse_process
+from tests.worker.conftest import make_worker, serving
+
+
+async def test_a_producer_says_which_process_it_is():
+    worker = make_worker(WorkerRole.PREFILL, MemoryFabric())
+    async with serving(worker) as (port,), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        hello = kv_pb2.ConsumerHello(kv_protocol=KV_PROTOCOL_VERSION, fingerprint="simulated", transports=["memory"])
+        call = kv_pb2_grpc.KvControlStub(channel).Pair()
+        await call.write(kv_pb2.ConsumerMessage(hello=hello))
+        answer = await call.read()
+        assert isinstance(answer, kv_pb2.ProducerMessage)
+        assert parse_process(answer.hello) == ProcessIdentity.own()
+        call.cancel()
+
+
+def test_an_older_producer_does_not_say():
+    assert parse_process(kv_pb2.ProducerHello(incarnation=1)) is None
+
+
+@pytest.mark.parametrize("pid", [0, 2**32 - 1])
+def test_what_names_no_process_is_refused(pid: int):
+    with pytest.raises(WireError, match="no process id"):
+        parse_process(kv_pb2.ProducerHello(process=kv_pb2.Process(boot_id="x", pid=pid)))
