@@ -275,10 +275,9 @@ class WorkerCore:
         """True while reads of ours are open, in quarantine or not."""
         return self._consumer.num_open_reads > 0
 
-    @property
-    def quarantined_since(self) -> float | None:
-        """When the oldest read in quarantine was given up."""
-        return self._consumer.quarantine.oldest_since()
+    def why_start_afresh(self, now: float) -> str | None:
+        """What is wrong with going on, for a person; None: nothing is."""
+        return self._consumer.quarantine.why_start_afresh(now, self.engine.sequences.pool.num_blocks)
 
     def _forget(self, id: HandoffId, now: float) -> None:
         """Each part that knows the handle lets go of it, in its own way."""

@@ -22,9 +22,6 @@ SWITCH_INTERVAL_S = 0.0005
 
 _TICK_S = 0.05  # resolution of deadlines, leases and graces
 _HEARTBEAT_S = 1.0
-_MAX_QUARANTINED_SHARE = 0.1
-_MIN_QUARANTINE_AGE_S = 5.0  # a read that is given up is usually over within milliseconds
-_MAX_QUARANTINE_AGE_S = 600.0
 
 _log = structlog.get_logger()
 
@@ -47,6 +44,7 @@ class EngineThread:
         on_outputs: Callable[[CoreOutputs, bool], None],
         on_fatal: Callable[[str], None],
         decode_pause_s: Callable[[], float] = no_pause,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core = core
         self._on_outputs = on_outputs
@@ -59,6 +57,7 @@ class EngineThread:
         self._busy = False
         self._decode_pause_s = decode_pause_s
         self._pause_s = 0.0
+        self._clock = clock
 
     def start(self) -> None:
         """Starts the thread."""
@@ -84,7 +83,7 @@ class EngineThread:
 
     def round(self) -> None:
         """What the thread does over and over, after the calls: clock, one step or a pause, outputs."""
-        now = time.monotonic()
+        now = self._clock()
         self._tick(now)
         self._core.reserve(now)
         if self._core.is_awaited:  # a step takes long: what can go on beside it does not wait for its end
@@ -92,14 +91,14 @@ class EngineThread:
         self._pause_s = self._decode_pause_s() if self._core.only_decodes else 0.0
         if not self._pause_s:
             self._busy = self._core.step(now)
-        self._flush(time.monotonic())
+        self._flush(self._clock())
 
     def _take_calls(self, wait_s: float) -> bool:
         """Makes all calls there are, after waiting for the first one; False when it is time to end."""
         try:
             call = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
             while call is not None:
-                call(self._core, time.monotonic())
+                call(self._core, self._clock())
                 call = self._inbox.get_nowait()
         except Empty:
             return True
@@ -118,13 +117,8 @@ class EngineThread:
             return
         self._next_tick = now + _TICK_S
         self._core.tick(now)
-        pool_blocks = self._core.engine.sequences.pool.num_blocks
-        since = self._core.quarantined_since
-        if since is None:
-            return
-        too_many = self._core.engine.sequences.num_held_back > pool_blocks * _MAX_QUARANTINED_SHARE
-        if now - since > (_MIN_QUARANTINE_AGE_S if too_many else _MAX_QUARANTINE_AGE_S):
-            self._on_fatal("too much KV memory is in quarantine, or for too long: starting afresh")
+        if (reason := self._core.why_start_afresh(now)) is not None:
+            self._on_fatal(f"{reason}: starting afresh")
 
     def _flush(self, now: float) -> None:
         """Hands the outputs on. Gateways hear of the load with every frame, once a second, and when all is done."""

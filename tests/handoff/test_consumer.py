@@ -178,7 +178,7 @@ def test_an_abort_holds_back_what_is_being_read(consumer: Consumer) -> None:
     read_id = reading(consumer, [3, 4], [7, 8, 9])
     consumer.abort(ID, 1.0)
     assert actions(consumer) == [Drop(ID, (7, 8)), StopRead(read_id), RELEASE]
-    assert consumer.quarantine.oldest_since() == 1.0
+    assert consumer.quarantine.producers == {PRODUCER}
     consumer.abort(ID, 2.0)
     assert actions(consumer) == []
     consumer.read_ended(read_end(read_id, [3, 4]), 3.0)

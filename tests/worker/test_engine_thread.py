@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -32,13 +33,18 @@ class Rounds:
     """A core with one sequence of its own that computes all the time, and what its rounds did, in order."""
 
     def __init__(
-        self, scheduler: Scheduler, kind: Kind, max_tokens: int, decode_pause_s: Callable[[], float] = no_pause
+        self,
+        scheduler: Scheduler,
+        kind: Kind,
+        max_tokens: int,
+        decode_pause_s: Callable[[], float] = no_pause,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.happened: list[str | PostRead | ToConsumer | ToProducer] = []
         engine = Engine(_Listed(self.happened), scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=())
         marks = HandleMarks()
         self.core = WorkerCore(engine, US, Producer(US, marks), Consumer(), marks)
-        self.thread = EngineThread(self.core, self._take, self.happened.append, decode_pause_s)
+        self.thread = EngineThread(self.core, self._take, self.happened.append, decode_pause_s, clock)
         self.round = self.thread.round
         self.core.gateway_hello(GATEWAY, 0)
         self.submit(1, kind, max_tokens)
@@ -159,3 +165,67 @@ def test_a_thread_that_pauses_wakes_for_calls() -> None:
     rounds.thread.stop()
     assert rounds.happened == ["step of 1"]
     assert rounds.core.idle
+
+
+class Quarantined:
+    """A worker of 32 blocks with reads of three blocks each in quarantine, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=1, clock=lambda: self.now)
+        self.rounds.core.producer_stream_up(PEER, STREAM, self.now)
+
+    def give_up_a_read(self, handle: int) -> int:
+        rounds, core = self.rounds, self.rounds.core
+        id = rounds.submit(handle, Kind.CONSUME, max_tokens=4)
+        rounds.round()
+        announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
+        core.producer_message(STREAM, announcement, self.now)
+        rounds.round()
+        read = next(each for each in reversed(rounds.happened) if isinstance(each, PostRead))
+        core.abort(id, self.now)
+        assert core.load(self.now).avoid == (PEER,)
+        return read.read_id
+
+    def after(self, seconds: float) -> list[str]:
+        """What it says once so much time has passed."""
+        self.now += seconds
+        self.rounds.happened.clear()
+        self.rounds.round()
+        return [each for each in self.rounds.happened if isinstance(each, str)]
+
+
+def test_a_tenth_of_the_pool_in_quarantine_for_five_seconds_ends_the_worker() -> None:
+    worker = Quarantined()
+    for handle in (2, 3):
+        worker.give_up_a_read(handle)
+    assert worker.after(4.9) == []
+    assert worker.after(0.2) == ["6 of 32 KV blocks are in quarantine, for more than 5 s: starting afresh"]
+
+
+def test_reads_that_were_given_up_just_now_do_not_count_for_the_tenth() -> None:
+    """They are usually over within milliseconds, so an older one beside them must not make them fatal."""
+    worker = Quarantined()
+    worker.give_up_a_read(2)
+    assert worker.after(100.0) == []
+    latest = worker.give_up_a_read(3)
+    assert worker.after(1.0) == []
+    worker.rounds.core.read_ended(ReadEnd(latest, None), worker.now)
+    assert worker.after(100.0) == []
+
+
+def test_a_read_in_quarantine_for_ten_minutes_ends_the_worker() -> None:
+    worker = Quarantined()
+    worker.give_up_a_read(2)
+    assert worker.after(599.9) == []
+    assert worker.after(0.2) == ["KV blocks are in quarantine for more than 600 s: starting afresh"]
+
+
+def test_reads_that_end_before_leave_the_worker_alone() -> None:
+    worker = Quarantined()
+    reads = [worker.give_up_a_read(handle) for handle in (2, 3)]
+    assert worker.after(4.0) == []
+    for read_id in reads:
+        worker.rounds.core.read_ended(ReadEnd(read_id, None), worker.now)
+    assert worker.after(700.0) == []
+    assert worker.rounds.core.load(worker.now).quarantined_blocks == 0
