@@ -221,8 +221,8 @@ class Consumer:
                 row.stream = None
                 row.waiting_since = now
 
-    def producer_dead(self, producer: int, now: float) -> None:
-        """That process is gone for good: its handoffs have nothing to wait for."""
+    def producer_lost(self, producer: int, now: float) -> None:
+        """The producer cannot be reached, dead or not: its handoffs have nothing to wait for, its open reads go on."""
         for id in [id for id, row in self._rows.items() if row.producer == producer]:
             self._end(id, now, report=EndReason.PEER_LOST)
 

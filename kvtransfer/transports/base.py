@@ -79,7 +79,11 @@ class Transport(Protocol):
         """
 
     def forget_peer(self, peer: Incarnation) -> None:
-        """Lets go of a peer that is proven dead. Its open reads are reported as failed by the next `poll`."""
+        """Lets go of a peer. Its open reads are reported as failed by the next `poll`, and their blocks are used again.
+
+        Only for a peer whose process is seen to be gone, or of which no read is open: a read of a living one, however
+        unreachable, may still land. The peer may be added again.
+        """
 
     def post(self, read: BlockRead) -> None:
         """Starts a read: first the data, then the generation words of the same blocks.

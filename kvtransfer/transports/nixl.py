@@ -13,7 +13,7 @@ made: UCX would have the source send its bytes, as the `grpc` transport does wit
 A read has two phases. The data; and, posted only once that has ended, the generation words of the same blocks, into a
 scratch buffer of the read's own. A buffer whose read did not end well is never used again.
 
-NIXL has no timeout. A read ends when NIXL says so, or when its peer is proven dead and forgotten.
+NIXL has no timeout. A read ends when NIXL says so, or when its peer's process is seen to be gone, and forgotten.
 """
 
 import logging
@@ -203,7 +203,7 @@ class NixlTransport:
         self._peers[peer] = _Peer(agent_name, remote.num_blocks, blocks, pages)
 
     def forget_peer(self, peer: Incarnation) -> None:
-        """Removes the agent of a dead peer; its open reads are reported as failed by the next `poll`."""
+        """Removes the peer's agent. What NIXL still carries of its open reads lands nevertheless, if it lives."""
         gone = self._peers.pop(peer, None)
         if gone is None:
             return

@@ -169,9 +169,9 @@ class WorkerCore:
         self._consumer.stream_lost(producer, stream, now)
         self._settle(now)
 
-    def producer_dead(self, producer: int, now: float) -> None:
-        """The process that we read from is proven dead."""
-        self._consumer.producer_dead(producer, now)
+    def producer_lost(self, producer: int, now: float) -> None:
+        """A producer cannot be reached, dead or not."""
+        self._consumer.producer_lost(producer, now)
         self._settle(now)
 
     # From the transport and the clock.

@@ -25,6 +25,7 @@ from services.worker.kv_wire import (
     pack_process,
     pack_to_consumer,
     pack_to_producer,
+    parse_process,
     parse_to_consumer,
     parse_to_producer,
 )
@@ -103,13 +104,15 @@ class KvStreams:
     # The consumer's end.
 
     async def _keep(self, producer: TakeFrom) -> None:
-        """A stream to one life of a producer, again and again until that life is over or it stays away."""
+        """A stream to one life of a producer, again and again until that life cannot be reached."""
         try:
             await self._dial(producer)
         finally:
             del self._dialling[producer.incarnation]
+        self._lost(producer.incarnation)
 
     async def _dial(self, producer: TakeFrom) -> None:
+        """Returns when it makes no sense to wait for the producer any longer."""
         failures = 0
         while failures < _MAX_RETRIES:
             try:
@@ -119,20 +122,21 @@ class KvStreams:
                 failures += 1
                 _log.info("no stream to a producer", address=producer.address, reason=error.details())
                 if "Connection refused" in (error.details() or ""):
-                    self._give_up(producer.incarnation)  # nobody listens there: that process is dead
                     return
             except (TimeoutError, WireError) as error:
                 failures += 1
                 _log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
             except _AnotherLife:
-                self._give_up(producer.incarnation)
+                _log.info("no stream to a producer", address=producer.address, reason="another life answers there")
                 return
             await asyncio.sleep(_RETRY_S)
 
-    def _give_up(self, producer: int) -> None:
-        """A producer is proven dead: nothing can land from it any more, and nothing will come."""
-        self.transfer.forget_peer(producer)
-        self.engine.call(lambda core, now: core.producer_dead(producer, now))
+    def _lost(self, producer: int) -> None:
+        """Handoffs with a producer have nothing to wait for. It may be alive all the same, behind a firewall that
+        refuses us or at another address by now: what is being read from it may still land.
+        """
+        self.transfer.peer_lost(producer)
+        self.engine.call(lambda core, now: core.producer_lost(producer, now))
 
     async def _run_stream(self, producer: TakeFrom) -> bool:
         """One stream, until it breaks. True: it was up."""
@@ -145,7 +149,8 @@ class KvStreams:
                 raise WireError("it ended the stream")
             self._check(answer.hello, producer)
             offers = {offer.transport: offer.descriptor for offer in answer.hello.offers}
-            self.transfer.add_peer(producer.incarnation, producer.address, offers)
+            process = parse_process(answer.hello)
+            self.transfer.add_peer(producer.incarnation, producer.address, offers, process)
             stream = StreamId(next(self._stream_ids))
             outbox: Outbox[ToProducer] = Outbox(_MAX_UNREAD_MESSAGES, call.cancel)
             self._producers[stream] = outbox
@@ -261,7 +266,7 @@ def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
 
 
 class _AnotherLife(Exception):
-    """At the producer's address lives another incarnation: the one that was meant is dead."""
+    """At the producer's address lives another incarnation than the one that was meant."""
 
 
 async def _write_all(

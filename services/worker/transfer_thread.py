@@ -1,9 +1,10 @@
 """The transfer thread: the only one that touches the transports.
 
-A worker may have several, and reads each producer by one of them. They are polled often while a read is open, and for
-a while after a consumer came, whose first read of us connects only if we take part. Later reads do without us where
-gets are one-sided, so while blocks of ours may be read they are polled less often, for a peer that has to connect
-again, and rarely otherwise. To wake up costs 20 us on a small machine: at the fastest pace, 5 % of a core.
+A worker may have several, and reads each producer by one of them. They are polled often while somebody waits for a
+read, and for a while after a consumer came, whose first read of us connects only if we take part. Later reads do
+without us where gets are one-sided, so while blocks of ours may be read they are polled less often, for a peer that has
+to connect again, and rarely otherwise: also while reads in quarantine are open, for which nobody waits, be it for
+minutes. To wake up costs 20 us on a small machine: at the fastest pace, 5 % of a core.
 """
 
 import threading
@@ -16,8 +17,9 @@ import numpy as np
 import structlog
 
 from kvtransfer.consumer import PostRead
-from kvtransfer.transports.base import BlockRead, Incarnation, ReadEnd, Transport, TransportError
-from kvtransfer.transports.choice import choose
+from kvtransfer.process import ProcessIdentity
+from kvtransfer.transports.base import BlockRead, Incarnation, ReadEnd, Transport
+from services.worker.peer_reads import PeerReads
 
 _BUSY_POLL_S = 0.0005
 _LEASED_POLL_S = 0.005
@@ -42,7 +44,7 @@ class TransferThread:
         self._make_transports = make_transports
         self._on_read_ended = on_read_ended
         self._on_fatal = on_fatal
-        self._inbox: SimpleQueue[Callable[[_Transports], None] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[PeerReads], None] | None] = SimpleQueue()
         self._leased = False
         self._connecting_until = 0.0
         self._started: Future[dict[str, bytes]] = Future()
@@ -64,13 +66,16 @@ class TransferThread:
         self._connecting_until = time.monotonic() + _CONNECTING_S
         self._inbox.put(_wake)
 
-    def add_peer(self, peer: int, address: str, offers: Mapping[str, bytes]) -> None:
-        """Makes a producer readable, for reads that are posted after this call, by one of the transports it offers."""
-        self._inbox.put(lambda transports: transports.add_peer(Incarnation(peer), address, offers))
+    def add_peer(self, peer: int, address: str, offers: Mapping[str, bytes], process: ProcessIdentity | None) -> None:
+        """A producer is reached, for the first time or again: it can be read, by one of the transports it offers.
 
-    def forget_peer(self, peer: int) -> None:
-        """The process is proven dead: its reads are over."""
-        self._inbox.put(lambda transports: transports.forget_peer(Incarnation(peer)))
+        process: that it is, as it says itself; None: it does not say.
+        """
+        self._inbox.put(lambda reads: reads.add_peer(Incarnation(peer), address, offers, process))
+
+    def peer_lost(self, peer: int) -> None:
+        """A producer is reached no more; that ends none of its reads. See `PeerReads`."""
+        self._inbox.put(lambda reads: reads.peer_lost(Incarnation(peer)))
 
     def post(self, read: PostRead) -> None:
         """Starts a read; its end is reported by `on_read_ended`."""
@@ -81,11 +86,11 @@ class TransferThread:
             np.array(read.destination, dtype=np.uint32),
             np.array(read.generations, dtype=np.uint64),
         )
-        self._inbox.put(lambda transports: transports.post(blocks))
+        self._inbox.put(lambda reads: reads.post(blocks))
 
     def give_up(self, read_id: int) -> None:
         """Nobody wants this read any more; its end is reported by `on_read_ended` all the same."""
-        self._inbox.put(lambda transports: transports.give_up(read_id))
+        self._inbox.put(lambda reads: reads.give_up(read_id))
 
     def stop(self) -> None:
         """Ends the thread and closes the transports."""
@@ -94,93 +99,37 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
-            transports = _Transports(self._make_transports())
-            self._started.set_result(transports.descriptors())
+            reads = PeerReads(self._make_transports())
+            self._started.set_result(reads.descriptors())
         except Exception as error:
             self._started.set_exception(error)
             return
         try:
-            while self._take_calls(transports):
-                for end in transports.poll():
+            while self._take_calls(reads):
+                for end in reads.poll(time.monotonic()):
                     self._on_read_ended(end)
         except Exception:
             # Nobody would read, nor serve the reads of others, while everything else looks alive.
             _log.exception("the transport failed")
             self._on_fatal("the transport failed")
             return
-        transports.close()
+        reads.close()
 
-    def _take_calls(self, transports: "_Transports") -> bool:
+    def _take_calls(self, reads: PeerReads) -> bool:
         try:
-            call = self._inbox.get(timeout=self._poll_interval_s(transports))
+            call = self._inbox.get(timeout=self._poll_interval_s(reads))
             while call is not None:
-                call(transports)
+                call(reads)
                 call = self._inbox.get_nowait()
         except Empty:
             return True
         return False
 
-    def _poll_interval_s(self, transports: "_Transports") -> float:
-        if transports.num_open_reads or time.monotonic() < self._connecting_until:
+    def _poll_interval_s(self, reads: PeerReads) -> float:
+        if reads.has_wanted_reads or time.monotonic() < self._connecting_until:
             return _BUSY_POLL_S
         return _LEASED_POLL_S if self._leased else _IDLE_POLL_S
 
 
-def _wake(transports: "_Transports") -> None:
+def _wake(reads: PeerReads) -> None:
     """Nothing to do but look at the clock again."""
-
-
-class _Transports:
-    """All transports of a worker, and which of them reads which producer."""
-
-    def __init__(self, transports: Sequence[Transport]) -> None:
-        self._all = transports
-        self._of_peer: dict[Incarnation, Transport] = {}
-        self._orphans: list[ReadEnd] = []  # reads of producers that cannot be read
-        self.num_open_reads = 0
-
-    def descriptors(self) -> dict[str, bytes]:
-        return {transport.name: transport.descriptor() for transport in self._all}
-
-    def add_peer(self, peer: Incarnation, address: str, offers: Mapping[str, bytes]) -> None:
-        if peer in self._of_peer:
-            return
-        try:
-            choice = choose(self._all, offers)
-            choice.transport.add_peer(peer, address, offers[choice.transport.name])
-        except TransportError as error:
-            # Reads from this peer will be reported as failed, and their requests go elsewhere.
-            _log.warning("cannot read from a worker", worker=f"{peer:016x}", address=address, error=str(error))
-            return
-        self._of_peer[peer] = choice.transport
-        name = choice.transport.name
-        _log.info("reads from a worker", worker=f"{peer:016x}", address=address, transport=name, why=choice.why)
-
-    def forget_peer(self, peer: Incarnation) -> None:
-        if (transport := self._of_peer.pop(peer, None)) is not None:
-            transport.forget_peer(peer)
-
-    def post(self, read: BlockRead) -> None:
-        self.num_open_reads += 1
-        if (transport := self._of_peer.get(read.peer)) is not None:
-            transport.post(read)
-        else:
-            self._orphans.append(ReadEnd(read.read_id, None))
-
-    def give_up(self, read_id: int) -> None:
-        for transport in self._all:
-            transport.give_up(read_id)
-
-    def poll(self) -> list[ReadEnd]:
-        ends, self._orphans = self._orphans, []
-        for transport in self._all:
-            ends += transport.poll()
-        self.num_open_reads -= len(ends)
-        return ends
-
-    def close(self) -> None:
-        for transport in self._all:
-            try:
-                transport.close()
-            except TransportError as error:
-                _log.warning("a transport was left open", transport=transport.name, reason=str(error))

@@ -246,11 +246,12 @@ def test_the_loss_of_an_older_stream_changes_nothing(consumer: Consumer) -> None
     assert actions(consumer) == [SendToProducer(S2, Open(OTHER, PRODUCER))]
 
 
-def test_a_dead_producer_ends_its_handoffs_at_once(consumer: Consumer) -> None:
+def test_a_lost_producer_ends_its_handoffs_at_once_and_none_of_its_reads(consumer: Consumer) -> None:
     read_id = reading(consumer, [3], [8, 9])
-    consumer.producer_dead(PRODUCER, 1.0)
+    consumer.producer_lost(PRODUCER, 1.0)
     assert Drop(ID, (8,)) in (done := actions(consumer))
     assert done[-1] == ConsumerReport(ID, EndReason.PEER_LOST)
+    assert consumer.avoid(1.0) == {PRODUCER}
     consumer.read_ended(ReadEnd(read_id, None), 2.0)
     assert actions(consumer) == [GiveBack((8,))]
 

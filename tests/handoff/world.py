@@ -102,7 +102,7 @@ class World:
         for producer in dead:
             if producer.alive:
                 continue
-            self._call(reader, lambda core, id=producer.incarnation: core.producer_dead(id, self.now))  # type: ignore[misc]
+            self._call(reader, lambda core, id=producer.incarnation: core.producer_lost(id, self.now))  # type: ignore[misc]
             for flight in [each for each in self.flights if each.reader is reader and each.source is producer]:
                 self.fail_read(flight)
 

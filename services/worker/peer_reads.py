@@ -1,0 +1,133 @@
+"""The transports of a worker: which of them reads which producer, and the reads that are open.
+
+A producer that cannot be reached any more is *lost*: it may be dead, or alive behind a firewall that refuses us. A
+transport is told to forget a lost producer, and so to report its open reads as failed, only when nothing can land:
+
+- no read of it is open: the transport has reported the end of each, or
+- its process was seen alive on this host, and now it is seen to be gone.
+
+Without either, its reads stay open and their blocks in quarantine. One that is reached again is not lost any more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from kvtransfer.process import ProcessIdentity
+from kvtransfer.transports.base import BlockRead, Incarnation, ReadEnd, Transport, TransportError
+from kvtransfer.transports.choice import choose
+
+_LOOK_S = 1.0  # between two looks at lost producers
+_LANDING_S = 1.0  # for what a process had sent before it ended: bytes in a socket, a device's copy
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Peer:
+    transport: Transport
+    process: ProcessIdentity | None = None  # None: its end cannot be seen from here
+    lost: bool = False
+    gone_since: float | None = None  # that its process was seen to be gone
+
+
+class PeerReads:
+    """Used by the transfer thread alone. Times are those of one monotonic clock, in seconds."""
+
+    def __init__(self, transports: Sequence[Transport]) -> None:
+        """transports: best first."""
+        self._all = transports
+        self._peers: dict[Incarnation, _Peer] = {}
+        self._open: dict[int, Incarnation] = {}  # by read
+        self._wanted: set[int] = set()  # open reads that nobody gave up
+        self._orphans: list[ReadEnd] = []  # reads of producers that cannot be read
+        self._next_look = 0.0
+
+    def descriptors(self) -> dict[str, bytes]:
+        """By transport."""
+        return {transport.name: transport.descriptor() for transport in self._all}
+
+    @property
+    def has_wanted_reads(self) -> bool:
+        """True while somebody waits for a read."""
+        return bool(self._wanted)
+
+    def add_peer(
+        self, peer: Incarnation, address: str, offers: Mapping[str, bytes], process: ProcessIdentity | None
+    ) -> None:
+        """A producer is reached, for the first time or again."""
+        known = self._peers.get(peer) or self._new_peer(peer, address, offers)
+        if known is None:
+            return
+        known.lost, known.gone_since = False, None
+        if process is not None and process.is_seen_alive():
+            known.process = process
+
+    def peer_lost(self, peer: Incarnation) -> None:
+        """A producer is reached no more. Whether it can be forgotten is looked at now, and then time and again."""
+        if (known := self._peers.get(peer)) is not None:
+            known.lost = True
+            self._next_look = 0.0
+
+    def post(self, read: BlockRead) -> None:
+        """Starts a read."""
+        self._open[read.read_id] = read.peer
+        self._wanted.add(read.read_id)
+        if (peer := self._peers.get(read.peer)) is not None:
+            peer.transport.post(read)
+        else:
+            self._orphans.append(ReadEnd(read.read_id, None))
+
+    def give_up(self, read_id: int) -> None:
+        """Nobody waits for this read any more."""
+        self._wanted.discard(read_id)
+        for transport in self._all:
+            transport.give_up(read_id)
+
+    def poll(self, now: float) -> list[ReadEnd]:
+        """Reads that ended since the last call; also lets peers' reads of our memory progress."""
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_S
+            self._forget_where_nothing_can_land(now)
+        ends, self._orphans = self._orphans, []
+        for transport in self._all:
+            ends += transport.poll()
+        for end in ends:
+            del self._open[end.read_id]
+            self._wanted.discard(end.read_id)
+        return ends
+
+    def close(self) -> None:
+        """Closes the transports; one with an open read is left open."""
+        for transport in self._all:
+            try:
+                transport.close()
+            except TransportError as error:
+                _log.warning("a transport was left open", transport=transport.name, reason=str(error))
+
+    def _new_peer(self, peer: Incarnation, address: str, offers: Mapping[str, bytes]) -> _Peer | None:
+        try:
+            choice = choose(self._all, offers)
+            choice.transport.add_peer(peer, address, offers[choice.transport.name])
+        except TransportError as error:
+            # Reads from this peer will be reported as failed, and their requests go elsewhere.
+            _log.warning("cannot read from a worker", worker=f"{peer:016x}", address=address, error=str(error))
+            return None
+        name = choice.transport.name
+        _log.info("reads from a worker", worker=f"{peer:016x}", address=address, transport=name, why=choice.why)
+        added = self._peers[peer] = _Peer(choice.transport)
+        return added
+
+    def _forget_where_nothing_can_land(self, now: float) -> None:
+        """Looks at lost producers. Polls that follow take in what a process that is gone had sent before."""
+        being_read = set(self._open.values())
+        for id, peer in list(self._peers.items()):
+            if not peer.lost:
+                continue
+            if id not in being_read or (peer.gone_since is not None and now - peer.gone_since >= _LANDING_S):
+                del self._peers[id]
+                peer.transport.forget_peer(id)
+            elif peer.gone_since is None and peer.process is not None and peer.process.is_seen_gone():
+                peer.gone_since = now
+                _log.info("the process of a lost worker is gone", worker=f"{id:016x}", pid=peer.process.pid)
