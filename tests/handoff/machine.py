@@ -57,6 +57,7 @@ _EVENTS = {
     "connect": 3.0,
     "wait": 3.0,
     "prove dead": 0.5,
+    "lose": 1.0,
     "kill": 0.3,
     "kill gateway": 0.1,
 }
@@ -216,6 +217,11 @@ class HandoffMachine(_WorldMachine):
     def prove_dead(self, which: int) -> None:
         """A consumer learns which producers are dead."""
         self._happen("prove dead", which)
+
+    @rule(which=_WHICH)
+    def lose(self, which: int) -> None:
+        """A consumer cannot reach a producer that it reads from."""
+        self._happen("lose", which)
 
     @precondition(lambda self: not self.world.dead_gateways)
     @rule(which=_WHICH)

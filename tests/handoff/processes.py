@@ -55,6 +55,7 @@ class Parts:
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     core: type[WorkerCore] = WorkerCore
     aborts_prefill: bool = True  # of the gateways
+    lost_is_dead: bool = False  # a consumer's transport reports reads of a producer that cannot be reached as failed
 
 
 @dataclass(frozen=True)

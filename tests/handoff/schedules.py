@@ -101,6 +101,24 @@ def data_lands_after_its_request_ended(parts: Parts) -> None:
     settle(world)
 
 
+def data_lands_after_its_producer_was_lost(parts: Parts) -> None:
+    """A firewall cuts a living producer off while its KV is being read; another prompt is served; then data lands."""
+    world = pair(parts)
+    world.ask(Ask(LONG, 4))
+    post_reads(world)
+    prefill, decode, control = world.workers["prefill"], world.workers["decode"], control_stream(world)
+    world.break_stream(control, Break.CUT)
+    world.notice_near(control)
+    world.lose(decode, prefill)
+    world.ask(Ask((50, 51, 52), 4, alone=True))
+    deliver(world, gateway_stream(world, "decode"))
+    world.step(decode)
+    world.step(decode)
+    land_all(world)
+    compute(world, decode)
+    settle(world)
+
+
 def submit_comes_after_its_stream(parts: Parts) -> None:
     """A stream breaks with a submit on it, which comes late on the next one, when decode has long given it up."""
     world = pair(parts)

@@ -15,6 +15,7 @@ Schedule = Callable[[Parts], None]
 DIRECTED = [
     pytest.param(schedules.source_is_reused_before_a_read, bugs.NO_GENERATION_CHECK, "wrong tokens", id="generations"),
     pytest.param(schedules.data_lands_after_its_request_ended, bugs.NO_QUARANTINE, "wrong tokens", id="quarantine"),
+    pytest.param(schedules.data_lands_after_its_producer_was_lost, bugs.LOST_IS_DEAD, "wrong tokens", id="lost"),
     pytest.param(schedules.submit_comes_after_its_stream, bugs.MARK_PER_STREAM, "still knows", id="mark, submit"),
     pytest.param(schedules.open_comes_after_a_reset, bugs.MARK_PER_STREAM, "its consumer waits", id="mark, open"),
     pytest.param(schedules.abort_comes_before_the_open, bugs.ABORT_TO_DECODE_ONLY, "still knows", id="abort"),
@@ -35,6 +36,7 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
     ("bug", "words"),
     [
         pytest.param(bugs.NO_QUARANTINE, "open read", id="quarantine"),
+        pytest.param(bugs.LOST_IS_DEAD, "open read", id="lost"),
         pytest.param(bugs.MARK_PER_STREAM, "still knows|no end for", id="mark"),
         pytest.param(bugs.ABORT_TO_DECODE_ONLY, "still knows|no end for", id="abort"),
         pytest.param(bugs.LASTING_PENDING_NODES, "pending nodes", id="pending nodes"),

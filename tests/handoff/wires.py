@@ -91,6 +91,7 @@ class Flight:
     reader: "WorkerProcess"
     source: "WorkerProcess"
     landed: int = 0  # blocks
+    reported: bool = False  # its reader was told that it is over
 
     @property
     def has_data(self) -> bool:

@@ -10,6 +10,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
+
 from kvtransfer.messages import Announcement, Ended, HandoffId, StreamId, ToConsumer, ToProducer
 from kvtransfer.transports.base import ReadEnd
 from services.config import WorkerRole
@@ -96,15 +98,25 @@ class World:
         self.dead_gateways.append(gateway)
 
     def prove_dead(self, reader: WorkerProcess) -> None:
-        """A consumer learns that producers it read from are dead."""
+        """A consumer sees that producers it read from are gone: its transport reports their reads as failed."""
         dead = {flight.source for flight in self.flights if flight.reader is reader}
         dead |= {stream.producer for stream in self.control_streams() if stream.consumer is reader}
         for producer in dead:
             if producer.alive:
                 continue
-            self._call(reader, lambda core, id=producer.incarnation: core.producer_lost(id, self.now))  # type: ignore[misc]
-            for flight in [each for each in self.flights if each.reader is reader and each.source is producer]:
+            self.lose(reader, producer)
+            for flight in self._flights_between(reader, producer):
                 self.fail_read(flight)
+
+    def lose(self, reader: WorkerProcess, producer: WorkerProcess) -> None:
+        """A consumer cannot reach a producer, which may be alive: what it reads from it may still land."""
+        self._call(reader, lambda core: core.producer_lost(producer.incarnation, self.now))
+        if self._parts.lost_is_dead:
+            for flight in self._flights_between(reader, producer):
+                self._report(flight, None)
+
+    def _flights_between(self, reader: WorkerProcess, producer: WorkerProcess) -> list[Flight]:
+        return [each for each in self.flights if each.reader is reader and each.source is producer]
 
     # Streams.
 
@@ -211,6 +223,15 @@ class World:
                 return [partial(self.fail_read, flight) for flight in self.flights]
             case "prove dead":
                 return [partial(self.prove_dead, reader) for reader in self.workers.values()]
+            case "lose":
+                reached = {(each.consumer, each.producer) for each in self.control_streams() if not each.near_knows}
+                opened = [
+                    (reader, self.lives[row.producer])
+                    for reader in self.workers.values()
+                    for row in reader.core._consumer._rows.values()
+                ]
+                pairs = dict.fromkeys([*opened, *((each.reader, each.source) for each in self.flights)])
+                return [partial(self.lose, *pair) for pair in pairs if pair not in reached]
             case "kill":
                 return [partial(self.kill, worker) for worker in self.workers.values()]
             case "kill gateway":
@@ -268,13 +289,18 @@ class World:
     def end_read(self, flight: Flight) -> None:
         """The generation words of a read are read, and its reader hears of its end."""
         self.flights.remove(flight)
-        words = flight.source.core.engine.sequences.pool.generations[list(flight.post.source)]
-        self._call(flight.reader, lambda core: core.read_ended(ReadEnd(flight.post.read_id, words), self.now))
+        self._report(flight, flight.source.core.engine.sequences.pool.generations[list(flight.post.source)])
 
     def fail_read(self, flight: Flight) -> None:
         """The transport gives up a read, wherever it is."""
         self.flights.remove(flight)
-        self._call(flight.reader, lambda core: core.read_ended(ReadEnd(flight.post.read_id, None), self.now))
+        self._report(flight, None)
+
+    def _report(self, flight: Flight, words: np.ndarray | None) -> None:
+        """The reader hears of a read's end, once."""
+        if not flight.reported:
+            flight.reported = True
+            self._call(flight.reader, lambda core: core.read_ended(ReadEnd(flight.post.read_id, words), self.now))
 
     def _from_gateway(self, stream: GatewayStream, message: GatewayHello | Submit | Abort) -> None:
         worker, gateway = stream.worker, stream.gateway.incarnation
