@@ -17,11 +17,10 @@ from loadtest.micro.rows import Row
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.kernels.load import make_operations, why_not_fused
-from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
 from services.engine.models.linear import Linear
-from services.engine.models.registry import load_weights, parse_model_config
+from services.engine.models.registry import load_weights, open_tensors, parse_model_config
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
 from services.engine.openmp import loaded_openmp
@@ -46,7 +45,7 @@ def measure(model: Path, context: int) -> list[Row]:
     if not isinstance(config, DecoderConfig):
         raise SystemExit(f"{config.architecture} is not taken apart here")
     with torch.inference_mode():
-        with Checkpoint(model) as checkpoint:
+        with open_tensors(model, config, torch.device("cpu")) as checkpoint:
             weights = load_weights(checkpoint, config, torch.bfloat16, fused=why_not_fused("bfloat16") is None)
         assert isinstance(weights, DecoderWeights)
         read, multiplied = _read_rate(), _matrix_rate()

