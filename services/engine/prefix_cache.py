@@ -3,7 +3,7 @@
 A node is a block of tokens below a parent node; its key is the parent's node id and the block's raw token bytes, so
 there is nothing to collide and nothing to hash. Node ids are never used twice. A node is *pending* while its block is
 being computed or read: not a hit yet, but a reason to wait instead of doing the work again. A child is ready only after
-its parent, and goes before it.
+its parent, and goes before it. All nodes are entered by `insert`.
 
 The trie names blocks and holds no references to them: that is the pool's.
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 NO_BLOCK = -1  # as a parent: the root
 ROOT_NODE = 0
+_NO_NODE = -1  # of a block without one
 
 
 _FIRST_GUESS = 8  # blocks; see PrefixCache.match
@@ -77,14 +78,15 @@ class PrefixCache:
         self._node_ids = count(ROOT_NODE + 1)
         # By block id; meaningful where the block has a node.
         self.is_node = np.zeros(num_blocks, dtype=np.bool_)  # to be read by others
-        self._node = [ROOT_NODE] * num_blocks
         self._content = np.zeros((num_blocks, block_size), dtype=np.int32)  # token ids
         self._parent = [NO_BLOCK] * num_blocks
-        self._pending = [False] * num_blocks
-        # A node's children are a list that runs through these: objects would be work for the garbage collector.
-        self._first_child = [NO_BLOCK] * num_blocks
         self._next_sibling = [NO_BLOCK] * num_blocks
         self._previous_sibling = [NO_BLOCK] * num_blocks
+        # The same, and the root's as the last item, which is the one that NO_BLOCK finds.
+        self._node = [_NO_NODE] * num_blocks + [ROOT_NODE]
+        self._pending = [False] * (num_blocks + 1)
+        # A node's children are a list that runs through blocks: objects would be work for the garbage collector.
+        self._first_child = [NO_BLOCK] * (num_blocks + 1)
         self._events = CacheEvents()
 
     def __len__(self) -> int:
@@ -92,7 +94,7 @@ class PrefixCache:
 
     def holds(self, block: int) -> bool:
         """True when the block has a node."""
-        return self._node[block] != ROOT_NODE
+        return self._node[block] != _NO_NODE
 
     def is_pending(self, block: int) -> bool:
         """True when the block has a node that is not ready."""
@@ -141,89 +143,63 @@ class PrefixCache:
         blocks.extend(guessed[:right])
         return right
 
-    def find(self, parent: int, tokens: bytes) -> int | None:
-        """The block with these tokens below the parent block (NO_BLOCK: the root), ready or not."""
-        return self._block_by_key.get(self._key_below(parent, tokens))
+    def insert(self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool) -> dict[int, int]:
+        """Enters n blocks in order, each below its own parent; token_ids: int32[n, block_size], their content.
 
-    def insert(self, parent: int, tokens: bytes, block: int, *, pending: bool) -> None:
-        """Enters a block below its parent. No node is there yet; a ready one needs a ready parent."""
-        key = self._key_below(parent, tokens)
-        assert key not in self._block_by_key
-        assert not self.holds(block)
-        assert pending or parent == NO_BLOCK or not self._pending[parent]
-        self._block_by_key[key] = block
-        self._node[block] = next(self._node_ids)
-        self._content[block] = np.frombuffer(tokens, dtype=np.int32)
-        self.is_node[block] = True
-        self._parent[block] = parent
-        self._pending[block] = pending
-        if parent != NO_BLOCK:
-            self._link(block, parent)
-        self._changed()
-        if not pending:
-            self._announce(block)
-
-    def insert_pending(self, parent: int, blocks: list[int], token_ids: np.ndarray) -> int:
-        """Enters the blocks of a chain below a parent, as pending, up to one whose content has a node there.
-
-        token_ids: int32[len(blocks) * block_size], theirs. Returns how many were entered.
+        A block may be the parent of a later one. A ready node needs a ready parent. Below a parent that has no node
+        nothing is entered. A block that has this node already keeps it: sequences that share a block may each enter it,
+        even in one call.
+        Returns the twins: where another block has the node with this parent and content, that block by index.
         """
-        raw, step, known = token_ids.tobytes(), self.block_size * 4, self._block_by_key
-        above = ROOT_NODE if parent == NO_BLOCK else self._node[parent]
-        entered = len(blocks)
-        for index, block in enumerate(blocks):
-            key = above.to_bytes(8, "little") + raw[index * step : (index + 1) * step]
-            if known.setdefault(key, block) != block:
-                entered = index
-                break
-            self._node[block] = above = next(self._node_ids)
-            self._parent[block] = parent
-            self._pending[block] = True
-            if parent != NO_BLOCK:
-                self._link(block, parent)
-            parent = block
-        self._content[blocks[:entered]] = token_ids[: entered * self.block_size].reshape(entered, self.block_size)
-        self.is_node[blocks[:entered]] = True
-        self._changed()
-        return entered
-
-    def insert_filled(self, parents: list[int], blocks: list[int], token_ids: np.ndarray) -> list[int]:
-        """Enters n blocks that are ready, each below its own parent; token_ids: int32[n, block_size], theirs.
-
-        Returns the indices of those that were not entered, because a node with the same content is there. Below a
-        parent that has no node there is nothing to enter either. As `insert`, for many, and every line counts.
-        """
-        nodes, known, events = self._node, self._block_by_key, self._events
-        tokens, step = token_ids.tobytes(), self.block_size * 4
-        entered: list[int] = []
-        there: list[int] = []
+        nodes, known, events, is_pending = self._node, self._block_by_key, self._events, self._pending
+        parent_of, first_child = self._parent, self._first_child
+        next_sibling, previous_sibling = self._next_sibling, self._previous_sibling
+        tokens, step, num_known = token_ids.tobytes(), self.block_size * 4, len(known)
+        twins: dict[int, int] = {}
+        left: list[int] = []  # indices of blocks that are not entered, or were entered before
         for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
             above = nodes[parent]
-            if above == ROOT_NODE:
+            if above == _NO_NODE:
+                left.append(index)
                 continue
             own = tokens[index * step : (index + 1) * step]
-            key = above.to_bytes(8, "little") + own
-            if known.setdefault(key, block) != block:
-                there.append(index)
+            holder = known.setdefault(above.to_bytes(8, "little") + own, block)
+            if holder != block:
+                twins[index] = holder
+                left.append(index)
                 continue
+            if nodes[block] != _NO_NODE:
+                assert is_pending[block] == pending
+                left.append(index)
+                continue
+            assert pending or not is_pending[parent]
             nodes[block] = node = next(self._node_ids)
-            self._parent[block] = parent
-            self._link(block, parent)
-            events.added(node, above, own)
-            entered.append(index)
-        at = np.array(blocks, dtype=np.int64)[entered]
-        self._content[at], self.is_node[at] = token_ids[entered], True
-        self._changed()
-        return there
+            parent_of[block] = parent
+            is_pending[block] = pending
+            next_sibling[block] = sibling = first_child[parent]
+            previous_sibling[block] = NO_BLOCK
+            if sibling != NO_BLOCK:
+                previous_sibling[sibling] = block
+            first_child[parent] = block
+            if not pending:
+                events.added(node, above, own)
+        assert len(known) - num_known == len(blocks) - len(left)  # no block has two keys
+        if len(left) < len(blocks):
+            at = np.array(blocks)
+            if left:
+                at, token_ids = np.delete(at, left), np.delete(token_ids, left, axis=0)
+            self._content[at], self.is_node[at] = token_ids, True
+            self._changed()
+        return twins
 
     def make_ready(self, block: int) -> None:
         """The block's content is complete: from now on it is a hit."""
         assert self._pending[block]
         parent = self._parent[block]
-        assert parent == NO_BLOCK or not self._pending[parent]
+        assert not self._pending[parent]
         self._pending[block] = False
         self._changed()
-        self._announce(block)
+        self._events.added(self._node[block], self._node[parent], self._content[block].tobytes())
 
     def remove(self, block: int) -> None:
         """Removes a leaf: the block was evicted, or its owner failed while it was pending."""
@@ -232,10 +208,9 @@ class PrefixCache:
         if not self._pending[block]:
             self._events.evicted(self._node[block])
         parent = self._parent[block]
-        del self._block_by_key[self._key_below(parent, self._content[block].tobytes())]
-        if parent != NO_BLOCK:
-            self._unlink(block, parent)
-        self._node[block] = ROOT_NODE
+        del self._block_by_key[self._node[parent].to_bytes(8, "little") + self._content[block].tobytes()]
+        self._unlink(block, parent)
+        self._node[block] = _NO_NODE
         self.is_node[block] = False
         self._pending[block] = False
         self._changed()
@@ -264,14 +239,6 @@ class PrefixCache:
         events, self._events = self._events, CacheEvents()
         return events
 
-    def _link(self, block: int, parent: int) -> None:
-        first = self._first_child[parent]
-        self._first_child[parent] = block
-        self._next_sibling[block] = first
-        self._previous_sibling[block] = NO_BLOCK
-        if first != NO_BLOCK:
-            self._previous_sibling[first] = block
-
     def _unlink(self, block: int, parent: int) -> None:
         previous, following = self._previous_sibling[block], self._next_sibling[block]
         if previous == NO_BLOCK:
@@ -280,15 +247,6 @@ class PrefixCache:
             self._next_sibling[previous] = following
         if following != NO_BLOCK:
             self._previous_sibling[following] = previous
-
-    def _key_below(self, parent: int, tokens: bytes) -> bytes:
-        node = ROOT_NODE if parent == NO_BLOCK else self._node[parent]
-        return node.to_bytes(8, "little") + tokens
-
-    def _announce(self, block: int) -> None:
-        parent = self._parent[block]
-        parent_node = ROOT_NODE if parent == NO_BLOCK else self._node[parent]
-        self._events.added(self._node[block], parent_node, self._content[block].tobytes())
 
     def _changed(self) -> None:
         self.version += 1

@@ -176,7 +176,7 @@ class Sequences:
         batch, size = self.batch, self.batch.block_size
         parents, blocks = batch.block_table[slots, at - 1], batch.block_table[slots, at]
         tokens = batch.tokens[slots[:, None], at[:, None] * size + np.arange(size)]
-        twins = self.cache.insert_filled(parents.tolist(), blocks.tolist(), tokens)
+        twins = list(self.cache.insert(parents.tolist(), blocks.tolist(), tokens, pending=False))
         entered = np.delete(np.arange(len(slots)), twins) if twins else slice(None)
         batch.num_entered[slots[entered]] = batch.num_ready[slots[entered]] = at[entered] + 1
         left: list[int] = slots[twins].tolist()
@@ -453,14 +453,17 @@ class Sequences:
         return slot
 
     def _enter_pending(self, token_ids: np.ndarray, blocks: np.ndarray, start: int) -> int:
-        """Enters the full blocks from index `start` as pending nodes; returns how many leading blocks are nodes."""
-        parent = int(blocks[start - 1]) if start else NO_BLOCK
+        """Enters the full blocks from index `start` as pending nodes; returns how many leading blocks are nodes.
+
+        The first twin ends it: the last block, which is never taken as a hit, or any block of a prompt that is scored.
+        """
         size = self.batch.block_size
         end = len(token_ids) // size
-        # What stops it can only be a full last block, which is never taken as a hit.
-        return start + self.cache.insert_pending(
-            parent, blocks[start:end].tolist(), token_ids[start * size : end * size]
-        )
+        chain: list[int] = blocks[start:end].tolist()
+        parents = [int(blocks[start - 1]) if start else NO_BLOCK, *chain][:-1]
+        content = token_ids[start * size : end * size].reshape(-1, size)
+        twins = self.cache.insert(parents, chain, content, pending=True)
+        return start + min(twins, default=len(chain))
 
     def _drop_unseen(self, slots: np.ndarray, window: int) -> None:
         """Lets go of the blocks of these decoding slots that neither their next token nor any later one sees.
@@ -481,8 +484,9 @@ class Sequences:
     def _enter_filled(self, slot: int) -> None:
         """Enters computed full blocks that are no nodes yet; a ready one with the same content takes their place.
 
-        So sequences that generate the same text share its blocks, and a duplicate is free at once. Below a parent that
-        was evicted there is nothing to enter.
+        So sequences that generate the same text share its blocks, and a duplicate is free at once. A pending one may
+        become ready or go: the block is entered at a later step then. Below a parent that was evicted there is nothing
+        to enter.
         """
         batch, size = self.batch, self.batch.block_size
         table, entered = batch.block_table[slot], int(batch.num_entered[slot])
@@ -490,17 +494,14 @@ class Sequences:
             return
         for index in range(entered, int(batch.done[slot]) // size):
             block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
-            if parent == NO_BLOCK or self.cache.holds(parent):
-                tokens = batch.tokens[slot, index * size : (index + 1) * size].tobytes()
-                twin = self.cache.find(parent, tokens)
-                if twin is None:
-                    self.cache.insert(parent, tokens, block, pending=False)
-                elif self.cache.is_pending(twin):
+            tokens = batch.tokens[slot, None, index * size : (index + 1) * size]
+            twin = self.cache.insert([parent], [block], tokens, pending=False).get(0)
+            if twin is not None:
+                if self.cache.is_pending(twin):
                     return
-                else:
-                    self.pool.reference(np.array([twin], dtype=np.int32))
-                    table[index] = twin
-                    self._let_go(np.array([block], dtype=np.int32))
+                self.pool.reference(np.array([twin], dtype=np.int32))
+                table[index] = twin
+                self._let_go(np.array([block], dtype=np.int32))
             batch.num_entered[slot] = batch.num_ready[slot] = index + 1
 
 

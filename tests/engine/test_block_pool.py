@@ -29,12 +29,17 @@ def fill(cache: PrefixCache, pool: BlockPool, token_ids: np.ndarray) -> list[int
         pool.release(match.blocks[::-1])
         return None
     blocks: list[int] = match.blocks.tolist() + fresh.tolist()
-    for index in range(len(match.blocks), len(blocks)):
-        tokens = token_ids[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE].tobytes()
-        cache.insert(blocks[index - 1] if index else NO_BLOCK, tokens, blocks[index], pending=True)
+    at = len(match.blocks)
+    enter(cache, blocks[at - 1] if at else NO_BLOCK, blocks[at:], token_ids[at * BLOCK_SIZE :], pending=True)
     for block in fresh.tolist():
         cache.make_ready(block)
     return blocks
+
+
+def enter(cache: PrefixCache, parent: int, chain: list[int], token_ids: np.ndarray, *, pending: bool) -> dict[int, int]:
+    """Enters a chain of blocks, the first of them below `parent`; returns its twins."""
+    parents = [parent, *chain][: len(chain)]
+    return cache.insert(parents, chain, token_ids.reshape(-1, BLOCK_SIZE), pending=pending)
 
 
 @settings(max_examples=200, deadline=None)
@@ -152,8 +157,7 @@ def test_a_lookup_tells_a_pending_block_from_a_missing_one():
     assert blocks is not None
     first, second = blocks.tolist()
     tokens = np.array([1, 2, 3, 4, 5], dtype=np.int32)
-    cache.insert(NO_BLOCK, tokens[:2].tobytes(), first, pending=True)
-    cache.insert(first, tokens[2:4].tobytes(), second, pending=True)
+    enter(cache, NO_BLOCK, [first, second], tokens[:4], pending=True)
     assert cache.match(tokens).next_is_pending
     version = cache.version
     cache.make_ready(first)
@@ -195,8 +199,7 @@ def test_a_lookup_finds_what_a_walk_block_by_block_finds(data: st.DataObject):
             if path not in known:
                 is_pending |= end // BLOCK_SIZE > pending_from
                 block = next(fresh)
-                tokens = np.array(text[end - BLOCK_SIZE : end], dtype=np.int32).tobytes()
-                cache.insert(parent, tokens, block, pending=is_pending)
+                enter(cache, parent, [block], array(text[end - BLOCK_SIZE : end]), pending=is_pending)
                 known[path] = (block, is_pending)
             parent, is_pending = known[path]
     for text in texts:
