@@ -77,14 +77,17 @@ class BlockPool:
         self._enqueue(blocks[self._stamp[blocks] != 0])
 
     def check(self) -> None:
-        """Asserts that every block is in exactly one place. Slow; for tests and for an idle worker."""
-        free = set(self._free[: self._num_free].tolist())
-        evictable = set(np.flatnonzero(self._stamp).tolist())
-        held = set(np.flatnonzero(self._references).tolist())
-        assert len(free) == self._num_free
+        """Asserts that every block is in exactly one place, and where its content is cached in the right one.
+
+        Slow; for tests and for an idle worker.
+        """
+        free = np.sort(self._free[: self._num_free])
+        evictable, held = np.flatnonzero(self._stamp), np.flatnonzero(self._references)
         assert len(evictable) == self._num_evictable
-        assert len(free) + len(evictable) + len(held) == self.num_blocks
-        assert free | evictable | held == set(range(self.num_blocks))
+        assert np.array_equal(np.sort(np.concatenate([free, evictable, held])), np.arange(self.num_blocks))
+        assert (self._references >= 0).all()
+        assert not self._cache.is_node[free].any()
+        assert self._cache.is_node[evictable].all()
 
     def _enqueue(self, blocks: np.ndarray) -> None:
         stamps = np.arange(self._last_stamp + 1, self._last_stamp + 1 + len(blocks))

@@ -3,7 +3,7 @@
 A node is a block of tokens below a parent node; its key is the parent's node id and the block's raw token bytes, so
 there is nothing to collide and nothing to hash. Node ids are never used twice. A node is *pending* while its block is
 being computed or read: not a hit yet, but a reason to wait instead of doing the work again. A child is ready only after
-its parent, and goes before it. All nodes are entered by `insert`.
+its parent, and goes before it. All nodes are entered by `insert`; `check` says what holds of them at any time.
 
 The trie names blocks and holds no references to them: that is the pool's.
 """
@@ -238,6 +238,34 @@ class PrefixCache:
             return _NO_EVENTS
         events, self._events = self._events, CacheEvents()
         return events
+
+    def check(self) -> None:
+        """Asserts that the nodes are one tree, and that everything the trie keeps of each of them agrees.
+
+        Each node is reached from the root exactly once, and lists of siblings are linked both ways. A node's key is
+        made of its parent and its content. Below a pending node all nodes are pending. The walk ends, also in a trie
+        with a cycle. Slow; for tests and for an idle worker.
+        """
+        content, step = self._content.tobytes(), self.block_size * 4
+        reached = [NO_BLOCK]
+        for parent in reached:  # which grows meanwhile
+            above = self._node[parent].to_bytes(8, "little")
+            previous, child = NO_BLOCK, self._first_child[parent]
+            while child != NO_BLOCK:
+                reached.append(child)
+                assert len(reached) <= len(self._node), "a cycle"
+                assert self._node[child] not in (_NO_NODE, ROOT_NODE), f"block {child} is linked without a node"
+                assert self._parent[child] == parent, f"block {child} is linked below another than its parent"
+                assert self._previous_sibling[child] == previous, f"block {child} is linked one way"
+                assert self._pending[child] or not self._pending[parent], f"block {child} is ready before its parent"
+                key = above + content[child * step : (child + 1) * step]
+                assert self._block_by_key.get(key) == child, f"block {child} is not found by its content"
+                previous, child = child, self._next_sibling[child]
+        nodes = [node for node in self._node if node != _NO_NODE]
+        assert len(set(nodes)) == len(nodes) == len(reached), "nodes that are not reached, or twice"
+        assert len(self._block_by_key) == len(reached) - 1, "keys of no node"
+        assert sorted(reached[1:]) == np.flatnonzero(self.is_node).tolist(), "is_node"
+        assert sum(self._pending) == sum(self._pending[block] for block in reached), "a pending block without a node"
 
     def _unlink(self, block: int, parent: int) -> None:
         previous, following = self._previous_sibling[block], self._next_sibling[block]

@@ -334,6 +334,11 @@ class Sequences:
 
     # What is held.
 
+    def check(self) -> None:
+        """Asserts that the blocks' places and the prefix cache are sound. Slow; for tests and for an idle worker."""
+        self.pool.check()
+        self.cache.check()
+
     @property
     def num_held_back(self) -> int:
         """Blocks in quarantine."""

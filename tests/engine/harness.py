@@ -65,9 +65,10 @@ class Driven:
         return handle
 
     def step(self) -> bool:
-        """One step, its outputs taken down; no position may be repeated or skipped."""
+        """One step, its outputs taken down; no position may be repeated or skipped, and the blocks are sound."""
         stepped = self.engine.step(self.now)
         self.take()
+        self.engine.sequences.check()
         return stepped
 
     def run(self, max_steps: int = 10_000) -> None:
@@ -112,7 +113,7 @@ class Driven:
     def assert_baseline(self) -> None:
         """Nothing is held, and every block is where it belongs."""
         sequences = self.engine.sequences
-        sequences.pool.check()
+        sequences.check()
         assert not sequences.known_ids
         assert sequences.pool.available == sequences.pool.num_blocks
 
@@ -146,7 +147,7 @@ def reference(
     prompt: list[int], num_tokens: int, *, block_size: int = 4, vocab_size: int = 1000, **sampling
 ) -> list[int]:
     """What a request generates when it is alone, uncached and computed in one piece."""
-    driven = make_engine(block_size=block_size, scheduler=DecodeScheduler(4096), vocab_size=vocab_size)
+    driven = make_engine(num_blocks=256, block_size=block_size, scheduler=DecodeScheduler(4096), vocab_size=vocab_size)
     handle = driven.submit(prompt, num_tokens, **sampling)
     driven.run()
     return driven.tokens[handle]

@@ -59,6 +59,7 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
         elif (blocks := fill(cache, pool, np.repeat(np.array(operation, dtype=np.int32), BLOCK_SIZE))) is not None:
             running.append(blocks)
         pool.check()
+        cache.check()
         assert all(cache.holds(block) for blocks in running for block in blocks)
         events = cache.take_events()
         if None in events.tokens:
@@ -125,6 +126,7 @@ def test_a_parent_that_is_let_go_of_first_takes_what_is_below_it_out_of_the_cach
     cache.take_events()
     assert pool.allocate(2) is not None
     pool.check()
+    cache.check()
     assert len(cache.take_events()) == 3
     assert len(cache.match(tokens).blocks) == 0
     assert pool.available == 1
@@ -202,6 +204,7 @@ def test_a_lookup_finds_what_a_walk_block_by_block_finds(data: st.DataObject):
                 enter(cache, parent, [block], array(text[end - BLOCK_SIZE : end]), pending=is_pending)
                 known[path] = (block, is_pending)
             parent, is_pending = known[path]
+    cache.check()
     for text in texts:
         wanted = text[: data.draw(st.integers(0, len(text)))] + data.draw(st.lists(st.integers(0, 2), max_size=9)) + [0]
         walked, is_pending = [], False

@@ -26,7 +26,7 @@ class _Seen:
 def check_worker(worker: WorkerProcess, open_reads: list[PostRead]) -> None:
     """Raises Violation where blocks and requests do not agree."""
     seen = _look(worker)
-    worker.core.engine.sequences.pool.check()
+    _check_places(worker)
     _check_references(worker, seen)
     _check_steps(worker, seen)
     _check_owners(worker, seen)
@@ -62,6 +62,14 @@ def _look(worker: WorkerProcess) -> _Seen:
         elif request.kind is Kind.CONSUME:
             seen.receiving.add(request.id)
     return seen
+
+
+def _check_places(worker: WorkerProcess) -> None:
+    """Each block is in one place, and the prefix trie is a tree."""
+    try:
+        worker.core.engine.sequences.check()
+    except AssertionError as error:
+        raise Violation(f"{worker} has blocks out of place: {error}") from error
 
 
 def _check_references(worker: WorkerProcess, seen: _Seen) -> None:

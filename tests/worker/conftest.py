@@ -55,7 +55,7 @@ async def worker_baseline(worker: Worker, timeout_s: float = 120.0) -> None:
 
             def look(core, now, answer=answer) -> None:
                 sequences = core.engine.sequences
-                sequences.pool.check()
+                sequences.check()
                 at_baseline = not core.open_ids and sequences.pool.available == sequences.pool.num_blocks
                 loop.call_soon_threadsafe(answer.set_result, at_baseline)
 
