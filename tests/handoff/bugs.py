@@ -10,7 +10,7 @@ from kvtransfer.transports.base import ReadEnd
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import BatchState, Phase
 from services.engine.block_pool import BlockPool
-from services.engine.prefix_cache import PrefixCache
+from services.engine.prefix_cache import NO_BLOCK, PrefixCache
 from services.engine.request import Kind, Request
 from services.engine.scheduler import Plan
 from services.engine.sequences import Sequences
@@ -59,6 +59,28 @@ class _SequencesWithLastingNodes(Sequences):
     def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
         super().__init__(batch, num_blocks, eos_token_ids)
         self.cache = _LastingNodes(num_blocks, batch.block_size)
+        self.pool = BlockPool(num_blocks, self.cache)
+
+
+class _TrieThatLinksTwice(PrefixCache):
+    """A block that several sequences enter is linked as often."""
+
+    def insert(self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool) -> dict[int, int]:
+        entered = {block for block in blocks if self.holds(block)}
+        twins = super().insert(parents, blocks, token_ids, pending=pending)
+        for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
+            if block in entered and index not in twins:
+                first = self._first_child[parent]
+                self._first_child[parent] = self._previous_sibling[first] = block
+                self._next_sibling[block], self._previous_sibling[block] = first, NO_BLOCK
+            entered.add(block)
+        return twins
+
+
+class _SequencesThatLinkTwice(Sequences):
+    def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
+        super().__init__(batch, num_blocks, eos_token_ids)
+        self.cache = _TrieThatLinksTwice(num_blocks, batch.block_size)
         self.pool = BlockPool(num_blocks, self.cache)
 
 
@@ -116,4 +138,5 @@ MARK_PER_STREAM = Parts(core=_CoreWithMarksPerStream)
 ABORT_TO_DECODE_ONLY = Parts(aborts_prefill=False)
 LOST_IS_DEAD = Parts(lost_is_dead=True)
 LASTING_PENDING_NODES = Parts(sequences=_SequencesWithLastingNodes)
+LINKED_TWICE = Parts(sequences=_SequencesThatLinkTwice)
 CHUNKWISE_BLOCKS = Parts(sequences=_ChunkwiseSequences, decode_scheduler=_ChunkwiseScheduler)

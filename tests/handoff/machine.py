@@ -1,16 +1,18 @@
 """Hypothesis state machines over a world: one draws every move, the other whole stretches of moves.
 
 The first shrinks to a readable story; the second gets further in the same time, as each stretch has its own weather
-(what happens often in it, and what never).
+(what happens often in it, and what never; which prompts are asked for).
 """
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tests.handoff.processes import Ask, Parts, Sizes
+from tests.handoff.processes import MAX_MODEL_LEN, Ask, Parts, Sizes
 from tests.handoff.settling import run_fairly, settle
 from tests.handoff.world import SHIPPED, World
 
@@ -18,6 +20,7 @@ _BASE = (1, 2, 3, 4, 5, 6, 7, 8, 9)
 PROMPTS = (
     _BASE[:4],
     _BASE[:5],
+    _BASE[:6],
     _BASE[:8],
     _BASE,
     (*_BASE[:4], 50, 51, 52),
@@ -28,32 +31,37 @@ PROMPTS = (
 
 _TOPOLOGIES = (("prefill", "decode-a"), ("prefill", "decode-a", "decode-b"), ("prefill-a", "prefill-b", "decode"))
 
+
+def _that_fits(ask: Ask) -> Ask:
+    return replace(ask, max_tokens=min(ask.max_tokens, MAX_MODEL_LEN - len(ask.prompt)))
+
+
 _ASKS = st.builds(
     Ask,
     prompt=st.sampled_from(PROMPTS),
-    max_tokens=st.integers(1, 5),
+    max_tokens=st.integers(1, 5) | st.integers(6, 12),
     stop_token_at=st.sampled_from([None, None, None, 1, 2]),
     stop_string_at=st.sampled_from([None, None, None, 1, 2]),
     timeout_s=st.sampled_from([1000.0, 1000.0, 1000.0, 4.0]),
     alone=st.sampled_from([False, False, False, True]),
     turn=st.integers(0, 3),
-    num_choices=st.sampled_from([1, 1, 1, 2, 3]),
-)
+    num_choices=st.sampled_from([1, 1, 2, 3]),
+).map(_that_fits)
 _WHICH = st.integers(0, 63)
 
 
 # Events of a stretch, and how often they happen in fair weather.
 _EVENTS = {
     "deliver": 30.0,
-    "step": 14.0,
-    "ask": 5.0,
+    "step": 18.0,
+    "ask": 6.0,
     "land": 8.0,
     "end read": 5.0,
     "duplicate": 2.0,
     "notice": 3.0,
     "break": 1.0,
-    "fail read": 1.0,
-    "leave": 1.0,
+    "fail read": 2.0,
+    "leave": 5.0,
     "connect": 3.0,
     "wait": 3.0,
     "prove dead": 0.5,
@@ -73,8 +81,8 @@ class _WorldMachine(RuleBasedStateMachine):
     @initialize(
         workers=st.sampled_from(_TOPOLOGIES),
         num_gateways=st.integers(1, 2),
-        num_blocks=st.integers(7, 10),
-        max_num_seqs=st.integers(2, 5),
+        num_blocks=st.integers(7, 14),
+        max_num_seqs=st.integers(2, 9),
         chunk=st.sampled_from([2, 4, 8]),
         depth=st.integers(0, 1),
     )
@@ -88,6 +96,7 @@ class _WorldMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Without further faults everything ends, and nothing is held."""
         if hasattr(self, "world"):
+            self.world.look_inside()  # first: a worker that is broken inside may never come to an end
             settle(self.world)
 
 
@@ -102,13 +111,14 @@ class StretchMachine(_WorldMachine):
             kind: weight * (1.0 if kind in _ALWAYS else choose.choice([0.0, 0.3, 1.0, 1.0, 3.0]))
             for kind, weight in _EVENTS.items()
         }
+        popular = choose.choices(PROMPTS, k=choose.choice([1, 1, 2, 9]))
         for kind in choose.choices(list(weather), list(weather.values()), k=num_events):
-            self._happen(kind, choose)
+            self._happen(kind, choose, popular)
 
-    def _happen(self, kind: str, choose: random.Random) -> None:
+    def _happen(self, kind: str, choose: random.Random, popular: Sequence[tuple[int, ...]]) -> None:
         world = self.world
         if kind == "ask":
-            world.ask(_any_ask(choose), choose.randrange(len(world.gateways)))
+            world.ask(_any_ask(choose, popular), choose.randrange(len(world.gateways)))
         elif kind == "wait":
             world.advance(choose.choice([0.05, 0.5, 1.0, 3.1, 6.0]))
         elif kind == "connect":
@@ -117,19 +127,20 @@ class StretchMachine(_WorldMachine):
             choose.choice(things)()
 
 
-def _any_ask(choose: random.Random) -> Ask:
+def _any_ask(choose: random.Random, popular: Sequence[tuple[int, ...]]) -> Ask:
     first = choose.randrange(100, 900)
     unlike_others = tuple(range(first, first + choose.randint(1, 9)))
-    return Ask(
-        prompt=unlike_others if choose.random() < 0.3 else choose.choice(PROMPTS),
-        max_tokens=choose.randint(1, 5),
+    ask = Ask(
+        prompt=unlike_others if choose.random() < 0.2 else choose.choice(popular),
+        max_tokens=choose.choice([choose.randint(1, 5), choose.randint(6, 12)]),
         stop_token_at=choose.choice([None, None, None, None, 1, 2]),
         stop_string_at=choose.choice([None, None, None, None, 1, 2]),
         timeout_s=choose.choice([1000.0, 1000.0, 1000.0, 1000.0, 4.0]),
-        alone=choose.random() < 0.2,
+        alone=choose.random() < 0.4,
         turn=choose.randrange(4),
-        num_choices=choose.choice([1, 1, 1, 1, 2, 3]),
+        num_choices=choose.choice([1, 2, 3]),
     )
+    return _that_fits(ask)
 
 
 class HandoffMachine(_WorldMachine):
@@ -139,11 +150,12 @@ class HandoffMachine(_WorldMachine):
         if things := self.world.things(kind):
             things[which % len(things)]()
 
-    @rule(asks=st.lists(_ASKS, min_size=1, max_size=3), gateway=st.integers(0, 1))
-    def ask(self, asks: list[Ask], gateway: int) -> None:
-        """Clients come."""
+    @rule(asks=st.lists(_ASKS, min_size=1, max_size=3), alike=st.booleans(), gateway=st.integers(0, 1))
+    def ask(self, asks: list[Ask], alike: bool, gateway: int) -> None:
+        """Clients come, with the same prompt or each with its own."""
         for ask in asks:
-            self.world.ask(ask, gateway % len(self.world.gateways))
+            one = _that_fits(replace(ask, prompt=asks[0].prompt)) if alike else ask
+            self.world.ask(one, gateway % len(self.world.gateways))
 
     @rule(which=st.lists(_WHICH, min_size=1, max_size=8))
     def deliver(self, which: list[int]) -> None:

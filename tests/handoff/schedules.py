@@ -1,7 +1,7 @@
 """Directed schedules: for each planted bug, the order of events in which it shows.
 
-They pass on the shipped classes, and end with a world at rest. Their worlds do not look inside the workers: what shows
-a bug is what a client or an operator would see.
+They pass on the shipped classes, and end with a world at rest. Most of their worlds do not look inside the workers:
+what shows a bug is what a client or an operator would see.
 """
 
 from tests.handoff.processes import Ask, Parts, Sizes, Violation, WorkerProcess
@@ -12,9 +12,9 @@ from tests.handoff.world import World
 LONG = (1, 2, 3, 4, 5, 6, 7, 8, 9)  # five blocks
 
 
-def pair(parts: Parts, sizes: Sizes | None = None) -> World:
+def pair(parts: Parts, sizes: Sizes | None = None, *, looks_inside: bool = False) -> World:
     """One prefill and one decode worker, connected, hellos delivered."""
-    world = World(("prefill", "decode"), parts=parts, sizes=sizes, looks_inside=False)
+    world = World(("prefill", "decode"), parts=parts, sizes=sizes, looks_inside=looks_inside)
     deliver(world)
     return world
 
@@ -177,6 +177,27 @@ def owner_of_pending_nodes_fails(parts: Parts) -> None:
     world.leave(world.gateways[0], gone)
     deliver(world)
     world.ask(Ask(LONG, 4, alone=True))
+    settle(world)
+
+
+def choices_share_a_block_that_a_lost_read_would_have_brought(parts: Parts) -> None:
+    """Two choices fork while the last block of their prompt is read for another client, who leaves: both enter theirs.
+
+    A trie with a cycle is walked for ever, so this world looks inside.
+    """
+    world = pair(parts, Sizes(num_blocks=14), looks_inside=True)
+    decode = world.workers["decode"]
+    world.ask(Ask(LONG[:7], 2, alone=True))
+    deliver(world)
+    compute(world, decode)
+    gone = world.ask(Ask(LONG[:8], 6))
+    post_reads(world)
+    world.ask(Ask(LONG[:8], 6, alone=True, num_choices=2))
+    deliver(world)
+    world.step(decode)
+    assert decode.core.engine.sequences.batch.num_free_slots == 1  # a read and two choices
+    world.leave(world.gateways[0], gone)
+    deliver(world)
     settle(world)
 
 

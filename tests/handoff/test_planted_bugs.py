@@ -20,6 +20,12 @@ DIRECTED = [
     pytest.param(schedules.open_comes_after_a_reset, bugs.MARK_PER_STREAM, "its consumer waits", id="mark, open"),
     pytest.param(schedules.abort_comes_before_the_open, bugs.ABORT_TO_DECODE_ONLY, "still knows", id="abort"),
     pytest.param(schedules.owner_of_pending_nodes_fails, bugs.LASTING_PENDING_NODES, "no end for", id="pending nodes"),
+    pytest.param(
+        schedules.choices_share_a_block_that_a_lost_read_would_have_brought,
+        bugs.LINKED_TWICE,
+        "linked one way",
+        id="linked twice",
+    ),
     pytest.param(schedules.local_prompts_fill_the_pool, bugs.CHUNKWISE_BLOCKS, "no end for", id="chunkwise blocks"),
 ]
 
@@ -40,6 +46,7 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
         pytest.param(bugs.MARK_PER_STREAM, "still knows|no end for", id="mark"),
         pytest.param(bugs.ABORT_TO_DECODE_ONLY, "still knows|no end for", id="abort"),
         pytest.param(bugs.LASTING_PENDING_NODES, "pending nodes", id="pending nodes"),
+        pytest.param(bugs.LINKED_TWICE, "linked one way|a cycle", id="linked twice"),
         pytest.param(bugs.CHUNKWISE_BLOCKS, "no end for", id="chunkwise blocks"),
     ],
 )

@@ -331,8 +331,16 @@ class World:
         result = call(worker.core)
         self._carry_out(worker, worker.core.take_outputs(self.now))
         if self._looks_inside:
-            check_worker(worker, [flight.post for flight in self.flights if flight.reader is worker])
+            self._look_inside(worker)
         return result
+
+    def look_inside(self) -> None:
+        """Raises Violation where something inside a worker does not agree."""
+        for worker in self.workers.values():
+            self._look_inside(worker)
+
+    def _look_inside(self, worker: WorkerProcess) -> None:
+        check_worker(worker, [flight.post for flight in self.flights if flight.reader is worker])
 
     def _carry_out(self, worker: WorkerProcess, outputs: CoreOutputs) -> None:
         for gateway, frame in outputs.frames.items():
