@@ -65,8 +65,12 @@ def sentencepiece() -> Tokenizer:
 
 
 def write(directory: Path, tokenizer: Tokenizer, **config: object) -> Path:
-    """tokenizer.json and tokenizer_config.json; `config` goes into the latter. The model itself is empty."""
-    (directory / "config.json").write_text("{}")
+    """tokenizer.json and tokenizer_config.json; `config` goes into the latter.
+
+    Where there is no config.json an empty one is written.
+    """
+    if not (directory / "config.json").exists():
+        (directory / "config.json").write_text("{}")
     tokenizer.save(str(directory / "tokenizer.json"))
     whole = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     (directory / "tokenizer_config.json").write_text(json.dumps(whole))
