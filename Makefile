@@ -16,6 +16,7 @@ DEMO_MODEL := $(VENV)/.demo-model-installed
 PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
+.NOTPARALLEL:  # one pip at a time
 .PHONY: up test lint format proto clean
 
 up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))

@@ -78,7 +78,7 @@ def parse_generation_config(text: str) -> dict[str, float]:
     """Sampling values of a JSON object, named as in generation_config.json."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
         raise Refusal('--override-generation-config is a JSON object, such as {"temperature": 0.2}')

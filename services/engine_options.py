@@ -79,7 +79,9 @@ class EngineOptions:
     device: Annotated[
         Device, _option(help="Where the model runs. auto: on a GPU where torch sees one, else on the CPU.")
     ] = _DEFAULT.device
-    dtype: Annotated[Dtype, _option(help="What the model computes in; auto: the checkpoint's own.")] = Dtype.AUTO
+    dtype: Annotated[
+        Dtype, _option(help="What the model computes in; auto: the checkpoint's own, bfloat16 for a GGUF file.")
+    ] = Dtype.AUTO
     load_format: Annotated[
         LoadFormat,
         _option(

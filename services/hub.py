@@ -58,7 +58,10 @@ def fetch(id: str, revision: str | None = None, *, weights: bool = True) -> Path
     except (errors.HfHubHTTPError, errors.HFValidationError, httpx2.HTTPError, OSError) as error:
         raise HubError(f"{id} could not be fetched from the hub: {_first_line(error)}") from error
     if weights and not any(Path(path).glob("*.safetensors")):
-        raise HubError(f"{id} has no *.safetensors; convert it once, for --model DIR: {CONVERSION.format(id=id)}")
+        raise HubError(
+            f"{id} has no *.safetensors. If it has a .gguf file, download that and name it (--model FILE.gguf); "
+            f"else convert the model once, for --model DIR: {CONVERSION.format(id=id)}"
+        )
     return Path(path)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import processor
+from tests import machine
 from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
@@ -19,11 +19,15 @@ TOGETHER = {  # how node ids begin; tests of one value run in one process, so th
     "tests/helm/test_processes.py": "workers",
     "tests/gpu/test_compiles.py": "compiler",
 }
-ISA_WITHOUT = {"AMX": "AVX512_CORE_BF16"}  # by feature: the most that oneDNN and our kernels may use where it is hidden
+ISA_WITHOUT = {
+    machine.AMX: "AVX512_CORE_BF16"
+}  # by feature: the most that oneDNN and our kernels may use where it is hidden
 
 
 # Several test processes share the cores, and so do the workers that they start: no thread may spin against the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# What the processor has is tested, less what `--hide-cpu-feature` hides.
+os.environ.pop("ONEDNN_MAX_CPU_ISA", None)
 # Triton asks for this when it is first imported, which torch and others do when they please.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -33,14 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in a shell's background job. Children would inherit it, and Ctrl-C be no way to end them.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    config.addinivalue_line("markers", "needs(feature): needs a feature of the processor, see tests/processor.py")
+    config.addinivalue_line("markers", "needs(feature): needs a feature of the machine, see tests/machine.py")
     hidden: list[str] = config.getoption("--hide-cpu-feature")
     if hidden and os.environ.get("CI"):
         raise pytest.UsageError("--hide-cpu-feature: continuous integration runs what the processor can")
     for feature in hidden:
-        processor.hide(feature)
+        machine.hide(feature)
         os.environ["ONEDNN_MAX_CPU_ISA"] = ISA_WITHOUT[feature]  # for this process and those that it starts
-    guard = SkipGuard(read_allowed(ALLOWED_SKIPS), processor.flags(), frozenset(hidden))
+    guard = SkipGuard(read_allowed(ALLOWED_SKIPS), machine.has, frozenset(hidden))
     config.pluginmanager.register(guard, "skip-guard")
 
 
@@ -93,4 +97,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if last_start is not None and time.time() > last_start and not is_rerun:
         pytest.skip(OUT_OF_TIME)
     for mark in item.iter_markers("needs"):
-        processor.require(*mark.args)
+        machine.require(*mark.args)

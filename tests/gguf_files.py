@@ -38,11 +38,13 @@ def write_gguf(
     tokenizer: Mapping[str, Any] | None = None,
     rotary_factors: list[float] | None = None,
     change: Mapping[str, Any] | None = None,
+    more_tensors: Mapping[str, tuple[int, ...]] | None = None,
+    left_out: str | None = None,
 ) -> Path:
     """A checkpoint of one safetensors file as a GGUF file, its matrices quantized.
 
     tokenizer: entries below `tokenizer.`; None: a byte-level one as wide as the embedding. change: entries to write
-    beside or instead of the usual ones; None removes one.
+    beside or instead of the usual ones; None removes one. more_tensors: names and shapes. left_out: a tensor's name.
     """
     config = read_json_object(checkpoint / "config.json")
     name = ARCHITECTURES[config["architectures"][0]]
@@ -56,7 +58,11 @@ def write_gguf(
         _add(writer, key, value)
     if rotary_factors is not None:
         writer.add_tensor("rope_freqs.weight", np.array(rotary_factors, dtype=np.float32))
+    for name_of_more, shape in (more_tensors or {}).items():
+        writer.add_tensor(name_of_more, np.ones(shape, dtype=np.float32))
     for tensor, values in load_file(checkpoint / "model.safetensors").items():
+        if _name(tensor) == left_out:
+            continue
         packed, kind = _packed(_interleaved(tensor, values, name, config), stored)
         writer.add_tensor(_name(tensor), packed, raw_dtype=kind)
     writer.write_header_to_file()

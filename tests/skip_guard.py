@@ -1,16 +1,18 @@
 """The guard of skips: a skipped test proves nothing, so every skip fails the run unless it is known to be right.
 
-A skip is right in three cases: allowed_skips.txt names the test with a reason; the test needs a feature that this
-processor lacks, by the kernel's word and not the test's; the run was given a time by which to stop
+A skip is right in three cases: allowed_skips.txt names the test with a reason; the test needs what this machine
+lacks, by the guard's own look at it and not by the test's word; the run was given a time by which to stop
 (`--no-start-after`). What was skipped is counted at the end of the run, each case apart.
 """
 
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.processor import feature_that_was_missed, lacks
+from tests.machine import feature_that_was_missed
 
 OUT_OF_TIME = "not started: out of time"
 
@@ -30,14 +32,14 @@ class SkipGuard:
     A failure is printed when it happens: who ends a run early still learns of it.
     """
 
-    def __init__(self, allowed: tuple[str, ...], processor: frozenset[str], hidden: frozenset[str]) -> None:
-        """processor: its flags. hidden: features that this run takes it not to have, whether it has them or not."""
+    def __init__(self, allowed: tuple[str, ...], has: Callable[[str], bool], hidden: frozenset[str]) -> None:
+        """has: whether the machine has a feature. hidden: features that this run takes it not to have."""
         self._allowed = allowed
-        self._processor = processor
+        self._has = cache(has)
         self._hidden = hidden
         self._num_named = 0
         self._num_lacking: Counter[str] = Counter()  # by feature
-        self._num_hidden: Counter[str] = Counter()  # by feature that the processor has
+        self._num_hidden: Counter[str] = Counter()  # by feature that the machine has
         self._num_out_of_time = 0
         self._num_passed = 0
         self.not_allowed: list[str] = []
@@ -64,7 +66,7 @@ class SkipGuard:
         feature = feature_that_was_missed(reason)
         if OUT_OF_TIME in reason:
             self._num_out_of_time += 1
-        elif feature is not None and lacks(feature, self._processor):
+        elif feature is not None and not self._has(feature):
             self._num_lacking[feature] += 1
         elif feature in self._hidden:
             self._num_hidden[feature] += 1
@@ -87,8 +89,7 @@ class SkipGuard:
     def summary(self) -> list[str]:
         """A line for each kind of skip that was right."""
         lines = [
-            f"SKIPPED: {count} tests need {name}, which this processor lacks"
-            for name, count in self._num_lacking.items()
+            f"SKIPPED: {count} tests need {name}, which this machine lacks" for name, count in self._num_lacking.items()
         ]
         lines += [
             f"HIDDEN: {count} tests need {name}, which this run hides" for name, count in self._num_hidden.items()

@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.processor import FEATURES, feature_that_was_missed, flags, lacks
+from tests.machine import FEATURES, feature_that_was_missed, flags, has
 from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
-WITH_AMX = frozenset(FEATURES["AMX"])
-WITHOUT_AMX = WITH_AMX - {"amx_tile", "amx_bf16"}
+WITH_AMX, WITHOUT_AMX = frozenset(FEATURES), frozenset(FEATURES) - {"AMX"}
 
 
 def skip(nodeid: str, reason: str) -> pytest.TestReport:
@@ -22,26 +21,26 @@ def judged(guard: SkipGuard, reason: str, nodeid: str = "tests/test_x.py::test")
     return guard.not_allowed
 
 
-def guard_of(processor: frozenset[str], hidden: frozenset[str] = frozenset()) -> SkipGuard:
-    return SkipGuard(("tests/named/",), processor, hidden)
+def guard_of(machine: frozenset[str], hidden: frozenset[str] = frozenset()) -> SkipGuard:
+    return SkipGuard(("tests/named/",), machine.__contains__, hidden)
 
 
 def test_a_skip_needs_a_reason_that_holds() -> None:
     assert judged(guard_of(WITHOUT_AMX), "needs AMX") == ["tests/test_x.py::test"]
     assert judged(guard_of(WITHOUT_AMX), "no time today") == ["tests/test_x.py::test"]
-    assert judged(guard_of(WITHOUT_AMX), "the processor lacks SSE") == ["tests/test_x.py::test"]
+    assert judged(guard_of(WITHOUT_AMX), "this machine lacks: SSE") == ["tests/test_x.py::test"]
 
 
-def test_a_feature_is_lacking_where_the_processor_lacks_it_and_not_where_a_test_says_so() -> None:
+def test_a_feature_is_lacking_where_the_machine_lacks_it_and_not_where_a_test_says_so() -> None:
     guard = guard_of(WITHOUT_AMX)
-    assert judged(guard, "the processor lacks AMX") == []
-    assert guard.summary() == ["SKIPPED: 1 tests need AMX, which this processor lacks"]
-    assert judged(guard_of(WITH_AMX), "the processor lacks AMX") == ["tests/test_x.py::test"]
+    assert judged(guard, "this machine lacks: AMX") == []
+    assert guard.summary() == ["SKIPPED: 1 tests need AMX, which this machine lacks"]
+    assert judged(guard_of(WITH_AMX), "this machine lacks: AMX") == ["tests/test_x.py::test"]
 
 
 def test_features_that_a_run_hides_are_counted_apart() -> None:
     guard = guard_of(WITH_AMX, frozenset({"AMX"}))
-    assert judged(guard, "the processor lacks AMX") == []
+    assert judged(guard, "this machine lacks: AMX") == []
     assert guard.summary() == ["HIDDEN: 1 tests need AMX, which this run hides"]
 
 
@@ -68,6 +67,8 @@ def test_the_processors_flags_are_the_kernels(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu amx_tile avx512f\nbugs\t\t: none\n")
     assert flags(cpuinfo) == {"fpu", "amx_tile", "avx512f"}
-    assert lacks("AMX", flags(cpuinfo))
     assert "sse2" in flags()
-    assert feature_that_was_missed("Skipped: the processor lacks AMX") == "AMX"
+    assert has("no CUDA device") != has("a CUDA device")
+    if not {"amx_tile", "amx_bf16"} <= flags():
+        assert not has("AMX")
+    assert feature_that_was_missed("Skipped: this machine lacks: AMX") == "AMX"

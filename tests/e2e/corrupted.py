@@ -1,18 +1,39 @@
 """A decode worker that damages the KV of some blocks after it has read and checked them, as no worker does."""
 
-from kvtransfer.transports.nixl import NixlTransport, _OpenRead
+import numpy as np
+
+from kvtransfer.transports import nixl
+from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd
+
+
+class DamagingTransport(nixl.NixlTransport):
+    """Reports a read as it ended, and then blocks [first, end) of it hold what the blocks after them hold."""
+
+    first, end = 0, 0
+
+    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
+        super().__init__(incarnation, memory)
+        self._memory = memory
+        self._destinations: dict[int, np.ndarray] = {}
+
+    def post(self, read: BlockRead) -> None:
+        self._destinations[read.read_id] = read.destination
+        super().post(read)
+
+    def poll(self) -> list[ReadEnd]:
+        ends = super().poll()
+        for ended in ends:
+            self._damage(self._destinations.pop(ended.read_id))
+        return ends
+
+    def _damage(self, blocks: np.ndarray) -> None:
+        num, pool = self.end - self.first, self._memory.blocks
+        if len(blocks) >= self.end + num:
+            others = pool.read(blocks[self.end : self.end + num], 0, num * pool.block_bytes)
+            pool.write(blocks[self.first : self.end], 0, others)
 
 
 def corrupt_reads(first: int, end: int) -> None:
-    """From now on, blocks [first, end) of whatever one read brings hold what the blocks after them hold."""
-    finish = NixlTransport._finish
-
-    def damaging(self: NixlTransport, open_read: _OpenRead) -> None:
-        blocks, pool = open_read.read.destination, self._pool
-        if len(blocks) >= 2 * end - first:
-            num_bytes = (end - first) * pool.block_bytes
-            others = pool.read(blocks[end : 2 * end - first], 0, num_bytes)
-            pool.write(blocks[first:end], 0, others)
-        finish(self, open_read)
-
-    NixlTransport._finish = damaging  # type: ignore[method-assign]
+    """From now on, the NIXL transports of this process damage what they read."""
+    DamagingTransport.first, DamagingTransport.end = first, end
+    nixl.NixlTransport = DamagingTransport  # type: ignore[misc]

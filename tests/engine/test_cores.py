@@ -14,9 +14,10 @@ import pytest
 
 from services.engine.openmp import loaded_openmp
 from services.engine.runner.cores import CoreLease
+from tests.machine import TWO_CORES, needs
 
 CORES = len(os.sched_getaffinity(0))
-SHARED = pytest.mark.skipif(CORES < 2, reason="one core cannot be shared")
+SHARED = needs(TWO_CORES)
 MS = 1_000_000
 
 

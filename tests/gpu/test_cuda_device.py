@@ -21,8 +21,9 @@ from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import run_greedy
 from tests.gpu import test_device_blocks, test_gpu_runner, test_gpu_workers
 from tests.gpu.emulated_cuda import TOTAL_BYTES, Card, Order, emulated_cuda
+from tests.machine import NO_GPU, needs
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+pytestmark = needs(NO_GPU)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,9 @@ import torch
 
 from kvtransfer.transports.cuda_driver import CudaDriver
 from services.engine.runner.gpu.device_blocks import _STAGING_BYTES, DeviceBlocks
+from tests.machine import GPU, needs
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = needs(GPU)
 
 NUM_BLOCKS = 12
 

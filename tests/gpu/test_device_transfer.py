@@ -5,7 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from kvtransfer.transports.base import Memory, TransportError
 from tests.contract.kv_source import (
@@ -23,8 +22,9 @@ from tests.contract.kv_source import (
     pattern,
     wait_for_ends,
 )
+from tests.machine import GPU, needs
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = needs(GPU)
 
 EVERY = list(range(NUM_BLOCKS))
 PLACES = {"host": Place.HOST, "device": Place.DEVICE}

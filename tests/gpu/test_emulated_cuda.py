@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from tests.gpu.emulated_cuda import Card, Order, Violation, emulated_cuda
+from tests.machine import NO_GPU, needs
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+pytestmark = needs(NO_GPU)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from loadtest.gpu.card import Card
 from loadtest.gpu.shapes import LLAMA_3_8B, OPT_125M
 from services.engine.runner.gpu.device import CudaDevice, HostDevice
 from tests.loadtest.tiny_shapes import TINY_LLAMA
+from tests.machine import NO_GPU, needs
 
 SHAPE = {**TINY_LLAMA, "num_hidden_layers": 1, "torch_dtype": "bfloat16"}
 VOCAB, HIDDEN, INTER = 320, 64, 96
@@ -111,7 +112,7 @@ def test_a_case_beyond_its_bound_is_named_and_counted(monkeypatch: pytest.Monkey
     assert correctness.summary("rows", 7, found[:2])["worst"] == "near"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted")
+@needs(NO_GPU)
 def test_a_kernel_that_writes_beside_its_tensors_fails(own_memory: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from loadtest.gpu.checks import rows
     from loadtest.gpu.checks.result import Check

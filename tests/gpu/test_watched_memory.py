@@ -8,8 +8,9 @@ import triton
 import triton.language as tl
 
 from loadtest.gpu.checks.memory import watched_memory
+from tests.machine import NO_GPU, needs
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted")
+pytestmark = needs(NO_GPU)  # else kernels are not interpreted
 
 
 @pytest.fixture(autouse=True)

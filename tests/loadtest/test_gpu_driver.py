@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from loadtest.gpu.__main__ import main
 from loadtest.gpu.bench import Bench
@@ -18,6 +17,7 @@ from loadtest.gpu.driver import Driver
 from loadtest.gpu.part_process import Found
 from loadtest.gpu.parts import PARTS, Part
 from loadtest.gpu.report import Report
+from tests.machine import NO_GPU, needs
 
 
 def rows(bench: Bench) -> Iterator[Found]:
@@ -103,7 +103,7 @@ def test_no_part_begins_after_the_deadline(tmp_path: Path) -> None:
     assert not driver.failed
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@needs(NO_GPU)
 @pytest.mark.parametrize(("check", "exit_code"), [(rows, 0), (a_wrong_kernel, 1)])
 def test_without_a_gpu_kernels_are_checked_and_nothing_is_measured(check, exit_code, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(PARTS, "check", Part("kernels", (check,)))

@@ -1,5 +1,6 @@
 """Tensors of a GGUF file: dequantized when they are read, under the names and in the order that Hugging Face has."""
 
+import math
 import re
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,7 @@ from services.protocol.model_files.gguf_config import INTERLEAVED_ROTARY
 from services.protocol.model_files.gguf_file import ROTARY_FACTORS
 from services.protocol.model_files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 
-_NAMES = {  # Hugging Face's, by GGUF's; of a layer, what stands before `.weight` or `.bias`
+_NAMES = {  # Hugging Face's names by GGUF's; those of a layer without number and ending
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -34,14 +35,15 @@ _NAMES = {  # Hugging Face's, by GGUF's; of a layer, what stands before `.weight
     "ffn_down": "mlp.down_proj",
 }
 _OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_OF_HUGGING_FACE = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 _FLOATING = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # fmt: off
-_QUANTIZED = {
+QUANTIZED = {
     "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
 }
 # fmt: on
-_NUMBERS_AT_ONCE = 1 << 20  # to be dequantized: what that leaves stays in the caches
+_NUMBERS_AT_ONCE = 1 << 20  # dequantized at once: few enough to stay in the processor's caches until they are cast
 _CPU = torch.device("cpu")
 
 
@@ -52,15 +54,11 @@ class GgufTensors:
 
     def __init__(self, path: Path, config: ModelConfig, device: torch.device = _CPU) -> None:
         """Raises ModelError where the file is too short, or a tensor is stored in a way that is not known."""
-        header = read_gguf_header(path)
         self._path = path
         self._config = config
         self._device = device
-        self._stored = {_name(name): _Stored(name, tensor, path) for name, tensor in _weights(header).items()}
+        self._stored = _read_stored(read_gguf_header(path))
         self._content = np.memmap(path, mode="r")
-        last = max((stored.end for stored in self._stored.values()), default=0)
-        if last > len(self._content):
-            raise ModelError(f"{path} is truncated: its tensors end at byte {last}, the file at {len(self._content)}")
 
     def __enter__(self) -> Self:
         return self
@@ -86,8 +84,9 @@ class GgufTensors:
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ModelError unless the tensor is there with this shape."""
         if (found := self._find(name).shape) != shape:
+            theirs = self._stored[name].name
             raise ModelError(
-                f"{self._path.name}: tensor {name} has shape {list(found)}, the metadata asks for {list(shape)}"
+                f"{self._path.name}: tensor {theirs} has shape {list(found)}, the metadata asks for {list(shape)}"
             )
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -103,7 +102,7 @@ class GgufTensors:
 
     def _find(self, name: str) -> "_Stored":
         if name not in self._stored:
-            raise ModelError(f"tensor {name} is missing from {self._path.name}")
+            raise ModelError(f"tensor {_gguf_name(name)} is missing from {self._path.name}")
         return self._stored[name]
 
     def _in_halves(self, name: str, rows: Tensor) -> Tensor:
@@ -118,13 +117,14 @@ class GgufTensors:
 
 
 class _Stored:
-    """Where a tensor's bytes lie, and how many numbers they make."""
+    """Where a tensor's bytes lie, and how many numbers they make. Raises ModelError."""
 
     def __init__(self, name: str, tensor: GgufTensor, path: Path) -> None:
+        self.name = name  # GGUF's
         self.quantization = _quantization(name, tensor, path)
         self.shape = tensor.shape
         self.row_length = tensor.shape[-1] if tensor.shape else 1
-        self.num_rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
+        self.num_rows = math.prod(tensor.shape[:-1])
         per_block, block_bytes = GGML_QUANT_SIZES[self.quantization]
         if self.row_length == 0 or self.row_length % per_block:
             raise ModelError(
@@ -137,13 +137,24 @@ class _Stored:
 def gguf_weights(path: Path) -> WeightFile:
     """The file, for `weights_id`. Raises ModelError."""
     header = read_gguf_header(path)
-    stored = (_Stored(name, tensor, path) for name, tensor in sorted(_weights(header).items()))
+    extents = [(stored.start, stored.end) for _, stored in sorted(_read_stored(header).items())]
     with path.open("rb") as file:
-        return WeightFile(path, file.read(header.data_start), [(each.start, each.end) for each in stored])
+        return WeightFile(path, file.read(header.data_start), extents)
 
 
-def _weights(header: GgufHeader) -> dict[str, GgufTensor]:
-    return {name: tensor for name, tensor in header.tensors.items() if name != ROTARY_FACTORS}
+def _read_stored(header: GgufHeader) -> dict[str, _Stored]:
+    """The file's weights, by Hugging Face's names. Raises ModelError."""
+    path, found = header.path, dict[str, _Stored]()
+    for name, tensor in header.tensors.items():
+        if name == ROTARY_FACTORS:
+            continue
+        stored = _Stored(name, tensor, path)
+        if (other := found.setdefault(_name(name), stored)) is not stored:
+            raise ModelError(f"{path.name}: tensors {other.name} and {name} are the same weight")
+    last, size = max((stored.end for stored in found.values()), default=0), path.stat().st_size
+    if last > size:
+        raise ModelError(f"{path} is truncated: its tensors end at byte {last}, the file at {size}")
+    return found
 
 
 def _name(name: str) -> str:
@@ -153,8 +164,16 @@ def _name(name: str) -> str:
     return _NAMES.get(name, name)
 
 
+def _gguf_name(name: str) -> str:
+    """GGUF's name of a weight that Hugging Face calls so."""
+    theirs = {ours: name for name, ours in _NAMES.items()}
+    if match := _LAYER_OF_HUGGING_FACE.fullmatch(name):
+        return f"blk.{match[1]}.{theirs[match[2]]}.{match[3]}"
+    return theirs[name]
+
+
 def _quantization(name: str, tensor: GgufTensor, path: Path) -> GGMLQuantizationType:
-    known = _FLOATING.keys() | _QUANTIZED
+    known = _FLOATING.keys() | QUANTIZED
     try:
         found = GGMLQuantizationType(tensor.ggml_type)
     except ValueError:

@@ -57,7 +57,7 @@ def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -
     for name in sorted(source.names - expected.keys()):
         if not _is_no_weight(name, config):
             raise ModelError(
-                f"{source.home(name)}: tensor {name} is not part of {config.architecture} as config.json has it"
+                f"{source.home(name)}: tensor {name} is not part of {config.architecture} as its configuration has it"
             )
 
 

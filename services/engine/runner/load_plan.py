@@ -16,7 +16,7 @@ from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
 from services.engine.models.registry import open_tensors, parse_model_config, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
-from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.base import ModelError, naming
 from services.protocol.model_files.info import read_generation_defaults
 from services.protocol.model_files.open import open_model
 
@@ -81,7 +81,9 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     """Reads the model's configuration, and what else has to be known of the checkpoint. Raises ModelError."""
     device = _device(engine)
     files = open_model(engine.model)
-    config = parse_model_config(files.config())
+    with naming(files):
+        config = parse_model_config(files.config())
+        eos_token_ids = read_generation_defaults(files).eos_token_ids
     wanted_len = _wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, dtype)
@@ -94,7 +96,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
         kv_scales=scales,
         wanted_len=wanted_len,
-        eos_token_ids=read_generation_defaults(files).eos_token_ids,
+        eos_token_ids=eos_token_ids,
         gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
         notices=(*dtype_notices, *scale_notices),
     )

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from services.protocol.sampling import MAX_REPETITION, MIN_REPETITION
+from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -118,9 +118,9 @@ class CommonRequest(Strict):
 
     model: str
     max_tokens: TokenCount | None = None
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(lt=TOKEN_ID_LIMIT), AfterValidator(_top_k)] | None = None  # -1 and 0: off
+    top_k: Annotated[int, Field(le=MAX_TOP_K), AfterValidator(_top_k)] | None = None  # -1 and 0: off
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stops | None = None

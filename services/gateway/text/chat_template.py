@@ -86,6 +86,8 @@ def load_chat_template(files: ModelFiles, special_tokens: Mapping[str, str]) -> 
         raise ModelError(
             f"{files.path}: the chat template has a syntax error in line {error.lineno}: {error.message}"
         ) from error
+    except RecursionError as error:
+        raise ModelError(f"{files.path}: the chat template is nested too deeply") from error
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """The seam between the formats that models come in and everybody who reads them; and what is wrong with a model."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +23,7 @@ class ModelFiles(Protocol):
     path: Path
 
     def identity(self) -> tuple[bytes, ...]:
-        """What tells the model from others: configuration and tokenizer, as they lie in the files."""
+        """The bytes that describe the model: models that have the same bytes differ in their weights at most."""
 
     def config(self) -> Settings:
         """The values of config.json."""
@@ -37,6 +39,18 @@ class ModelFiles(Protocol):
 
     def chat_template(self) -> str | None:
         """The Jinja source of the model's own template; None where it has none."""
+
+
+@contextmanager
+def naming(files: ModelFiles) -> Iterator[None]:
+    """Makes errors in a model's values name its one file, where they would name config.json and there is none."""
+    try:
+        yield
+    except ModelError as error:
+        where, _, rest = str(error).partition(": ")
+        if files.path.is_file() and where in ("config.json", "generation_config.json"):
+            raise ModelError(f"{files.path.name}: {rest}") from error
+        raise
 
 
 def read_json_object(path: Path) -> Settings:

@@ -8,11 +8,12 @@ from typing import Any
 
 from services.protocol.model_files.base import ModelError, Settings, require_float, require_int
 from services.protocol.model_files.gguf_header import GgufHeader
+from services.protocol.model_files.gguf_tokenizer import TokenKind, token_kinds
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-# By architecture. llama.cpp pairs neighbouring dimensions of Llama's heads in its rotary embedding, everybody else the
-# halves of a head: the rows of Q and K lie in another order in the file.
+# Architectures of which a file has the rows of Q and K in llama.cpp's order: its rotary embedding turns neighbouring
+# dimensions of a head together, that of Hugging Face the two halves of a head.
 INTERLEAVED_ROTARY = frozenset({"LlamaForCausalLM"})
 
 _INTEGERS = {  # config.json's name: the entry, less the architecture's name
@@ -36,7 +37,7 @@ _SCALINGS = {
         "beta_slow": "rope.scaling.yarn_beta_slow",
     },
 }
-_ONLY = {  # entries of which one value is the computation that there is, and also what their absence means
+_ONLY = {  # entries that are supported with one value alone, which is also what a file without the entry means
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
@@ -49,8 +50,16 @@ _ONLY = {  # entries of which one value is the computation that there is, and al
     "logit_scale": 1.0,
     "residual_scale": 1.0,
     "embedding_scale": 1.0,
+    "tensor_data_layout": "Meta AI original pth",  # llama.cpp's order of Q and K, under its old name
 }
-_TOLD_ELSEWHERE = frozenset({"vocab_size", "rope.scaling.finetuned"})  # by the embedding's shape; by nothing
+# Entries that change nothing: the embedding's shape gives the number of tokens, and these models' norms are RMSNorm.
+_NOT_READ = frozenset({"vocab_size", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
+_SAMPLING = {"temp": "temperature"}  # names below general.sampling that generation_config.json spells otherwise
+
+# Control tokens that end an answer or a turn, as llama.cpp knows them: a file names one of them at most by its id.
+_END_TEXTS = frozenset(
+    {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"}
+)
 
 
 def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | None) -> Settings:
@@ -59,15 +68,16 @@ def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | Non
     Raises ModelError for anything that is missing or not supported.
     """
     where, metadata = header.path.name, header.metadata
-    name = metadata.get("general.architecture")
+    if (parts := metadata.get("split.count", 1)) != 1:
+        raise ModelError(f"{where} is one of {parts} parts: join them first (llama-gguf-split --merge)")
+    name = header.text("general.architecture")
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
         raise ModelError(f"{where}: architecture {name!r} is not supported in GGUF files (supported: {known})")
-    if metadata.get("split.count", 1) > 1:
-        count = metadata["split.count"]
-        raise ModelError(f"{where} is one of {count} parts: join them first (llama-gguf-split --merge)")
     values = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     _check_known(values, where, name)
+    if require_int(values, "block_count", where) > len(header.tensors):
+        raise ModelError(f"{where}: {values['block_count']} blocks cannot be of {len(header.tensors)} tensors")
     heads = require_int(values, "attention.head_count", where)
     head_dim = require_int({_KEY_LENGTH: _hidden(values, where) // heads} | values, _KEY_LENGTH, where)
     for key in (_VALUE_LENGTH, _ROTARY_LENGTH):
@@ -86,23 +96,23 @@ def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | Non
         "attention_bias": "blk.0.attn_output.bias" in header.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "eos_token_id": _end_ids(metadata),
+        "eos_token_id": _end_ids(header),
     }
 
 
 def read_gguf_generation_config(metadata: dict[str, Any]) -> Settings:
-    """What generation_config.json would say."""
-    names = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
-    found = {ours: metadata.get(f"general.sampling.{theirs}") for ours, theirs in names.items()}
-    return {key: value for key, value in found.items() if value is not None}
+    """What generation_config.json would say. Ways to sample that it has no name for keep the file's."""
+    start = "general.sampling."
+    found = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
+    return {_SAMPLING.get(name, name): value for name, value in found.items()}
 
 
 def _check_known(values: Settings, where: str, architecture: str) -> None:
     kind = values.get(_SCALING, "none")
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise ModelError(f"{where}: rope scaling {kind!r} is not supported (supported: {', '.join(_SCALINGS)})")
     known = {*_INTEGERS.values(), _KV_HEADS, _KEY_LENGTH, _VALUE_LENGTH, _ROTARY_LENGTH, _THETA, _NORM, _SCALING}
-    known |= _TOLD_ELSEWHERE | set(_SCALINGS[kind].values())
+    known |= _NOT_READ | set(_SCALINGS[kind].values())
     for key, value in values.items():
         if key not in known and (key not in _ONLY or value != _ONLY[key]):
             raise ModelError(f"{where}: {architecture}.{key} {value!r} is not supported")
@@ -131,7 +141,13 @@ def _rope(values: Settings, where: str, rotary_factors: tuple[float, ...] | None
     return {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta, **parameters}
 
 
-def _end_ids(metadata: dict[str, Any]) -> list[int]:
-    """Tokens that end an answer: of a text, of a turn, of a message."""
-    found = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
-    return list(dict.fromkeys(token for token in found if token is not None))
+def _end_ids(header: GgufHeader) -> list[int]:
+    """Tokens that end an answer: those that the file names by their ids, and those that are known by their texts."""
+    metadata = header.metadata
+    found = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    found += header.items("tokenizer.ggml.eos_token_ids", int) if "tokenizer.ggml.eos_token_ids" in metadata else []
+    tokens = header.items("tokenizer.ggml.tokens", str)
+    kinds = zip(tokens, token_kinds(header), strict=True)
+    found += [id for id, (token, kind) in enumerate(kinds) if kind == TokenKind.CONTROL and token in _END_TEXTS]
+    known = [token for token in found if isinstance(token, int) and 0 <= token < len(tokens)]
+    return list(dict.fromkeys(known))

@@ -11,11 +11,12 @@ from services.protocol.model_files.gguf_tokenizer import make_tokenizer, special
 
 ROTARY_FACTORS = "rope_freqs.weight"  # a tensor that is no weight: what each frequency is divided by
 _FLOAT32 = 0  # ggml's number for it
+_MAX_HEAD_DIM = 4096  # no model has wider heads
 
 
 def is_gguf(path: Path) -> bool:
-    """True for the path of a GGUF file, by its name."""
-    return path.suffix == ".gguf"
+    """True for the path of a GGUF file, by its name; it need not be there."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 class GgufFile:
@@ -55,15 +56,14 @@ class GgufFile:
 
     def chat_template(self) -> str | None:
         """The file's default template."""
-        template = self.header.metadata.get("tokenizer.chat_template")
-        return template if isinstance(template, str) else None
+        return self.header.text("tokenizer.chat_template")
 
     def _rotary_factors(self) -> tuple[float, ...] | None:
         tensor = self.header.tensors.get(ROTARY_FACTORS)
         if tensor is None:
             return None
-        if tensor.ggml_type != _FLOAT32 or len(tensor.shape) != 1:
-            raise ModelError(f"{self.path.name}: {ROTARY_FACTORS} is no vector in float32")
+        if tensor.ggml_type != _FLOAT32 or len(tensor.shape) != 1 or tensor.shape[0] > _MAX_HEAD_DIM:
+            raise ModelError(f"{self.path.name}: {ROTARY_FACTORS} is no vector in float32 that is as long as a head")
         packed = struct.Struct(f"<{tensor.shape[0]}f")
         with self.path.open("rb") as file:
             file.seek(tensor.offset)

@@ -11,7 +11,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from services.protocol.model_files.base import ModelError
 
@@ -27,6 +27,9 @@ _NUMBERS = {
     }.items()
 }  # fmt: skip
 _U32, _U64 = _NUMBERS[4], _NUMBERS[10]
+# No model has more; what a damaged file says could take all memory.
+_MAX_ITEMS, _MAX_STRING_BYTES, _MAX_ALIGNMENT = 1 << 22, 1 << 24, 1 << 16
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,34 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]  # by name
     data_start: int  # bytes before the first tensor
 
+    def text(self, key: str) -> str | None:
+        """An entry that is a text; None where it is missing. Raises ModelError."""
+        return self._typed(key, str, "a text")
+
+    def flag(self, key: str, default: bool) -> bool:
+        """An entry that is true or false. Raises ModelError."""
+        found = self._typed(key, bool, "true or false")
+        return default if found is None else found
+
+    def items(self, key: str, kind: type[_T]) -> list[_T]:
+        """An entry that is a list, which must be there. Raises ModelError."""
+        found = self.metadata.get(key)
+        if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
+            raise ModelError(f"{self.path.name}: {key} is missing or no list of {kind.__name__}")
+        return found
+
+    def _typed(self, key: str, kind: type[_T], words: str) -> _T | None:
+        found = self.metadata.get(key)
+        if found is not None and not isinstance(found, kind):
+            raise ModelError(f"{self.path.name}: {key} is not {words}")
+        return found
+
 
 def read_gguf_header(path: Path) -> GgufHeader:
     """Reads the header of a GGUF file. Raises ModelError where it is no GGUF file, damaged, or of another version.
 
-    No number in the file is believed before the file is known to be long enough for what it counts.
+    No number in the file is believed before the file is known to be long enough for what it counts, and no list or text
+    is taken that is longer than a model's.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -86,10 +112,13 @@ class _Reader:
         if len(listed) != num_tensors:
             raise ValueError("two tensors have one name")
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0:
+        if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT:
             raise ValueError(f"general.alignment is {alignment!r}")
-        start = -(-self._at // alignment) * alignment
+        start = min(-(-self._at // alignment) * alignment, self._size)
         tensors = {name: GgufTensor(shape, kind, start + offset) for name, (shape, kind, offset) in listed.items()}
+        for name, tensor in tensors.items():
+            if tensor.offset > self._size:
+                raise ValueError(f"it ends before tensor {name}")
         return GgufHeader(path, metadata, tensors, start)
 
     def _tensor(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
@@ -111,6 +140,8 @@ class _Reader:
 
     def _array(self, kind: int) -> list[Any]:
         count = self._count()
+        if count > _MAX_ITEMS:
+            raise ValueError(f"a list of {count} items")
         if kind == _STRING:
             return [self._string() for _ in range(count)]
         if kind not in _NUMBERS:
@@ -140,4 +171,6 @@ class _Reader:
         self._at = start + length
         if self._at > self._size:
             raise ValueError("the file ends inside its header")
+        if length > _MAX_STRING_BYTES:
+            raise ValueError(f"a text of {length} bytes")
         return self._content[start : self._at].decode()

@@ -1,10 +1,12 @@
 """A tokenizer.json made of a GGUF file's vocabulary: byte-level BPE, and SentencePiece's BPE as Llama 2 has it.
 
-A file names its way of cutting a text into words (`tokenizer.ggml.pre`) but does not hold it: the ways that are known
-stand in `_BYTE_LEVEL`, and any other is refused. Each is what the models' own tokenizer.json has.
+A file names how a text is cut into words (`tokenizer.ggml.pre`) but does not hold the pattern: the names that are known
+stand in `BYTE_LEVEL`, and any other is refused. Byte-level texts are cut as the models' own tokenizer.json cuts them,
+SentencePiece's as llama.cpp does, with a space put before each part of a text that no special token interrupts.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -13,6 +15,7 @@ from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_header import GgufHeader
 
 _SPACE = "▁"  # SentencePiece writes it for a space
+_LONGEST_MERGED = 512  # characters: longer tokens are no words, and are found as a whole or not at all
 _NAMES = {  # of special tokens: a chat template's, and the file's
     "bos_token": "bos",
     "eos_token": "eos",
@@ -29,7 +32,7 @@ _WORDS = (
 )
 
 
-class _Kind(IntEnum):
+class TokenKind(IntEnum):
     """What a token is; the format's numbers."""
 
     NORMAL = 1
@@ -41,8 +44,8 @@ class _Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _ByteLevel:
-    """A way to byte-level BPE. before: steps that cut a text, before bytes become characters."""
+class _Words:
+    """How a kind of byte-level BPE cuts a text. before: steps that come before bytes become characters."""
 
     before: tuple[dict[str, Any], ...]
     gpt2_words: bool = False  # cut once more, as GPT-2 does
@@ -56,11 +59,11 @@ def _cut(digits: str) -> tuple[dict[str, Any], ...]:
     return ({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False},)
 
 
-_LLAMA3 = _ByteLevel(_cut("{1,3}"), ignores_merges=True, adds_bos=True)
-_QWEN2 = _ByteLevel(_cut(""), normalizer="NFC")
-_BYTE_LEVEL = {  # by tokenizer.ggml.pre
-    "gpt-2": _ByteLevel((), gpt2_words=True),
-    "smollm": _ByteLevel(({"type": "Digits", "individual_digits": True},), gpt2_words=True),
+_LLAMA3 = _Words(_cut("{1,3}"), ignores_merges=True, adds_bos=True)
+_QWEN2 = _Words(_cut(""), normalizer="NFC")
+BYTE_LEVEL = {  # by tokenizer.ggml.pre
+    "gpt-2": _Words((), gpt2_words=True),
+    "smollm": _Words(({"type": "Digits", "individual_digits": True},), gpt2_words=True),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -70,24 +73,30 @@ _BYTE_LEVEL = {  # by tokenizer.ggml.pre
 
 
 def special_tokens(header: GgufHeader) -> dict[str, str]:
-    """The texts of the special tokens that the file names."""
+    """The texts of the special tokens that the file names. Raises ModelError for one that text cannot do without."""
     tokens = _tokens(header)
-    ids = {ours: header.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in _NAMES.items()}
-    for name, token in ids.items():
-        if token is not None and not (isinstance(token, int) and 0 <= token < len(tokens)):
-            raise ModelError(f"{header.path.name}: {name} is token {token!r}, of {len(tokens)}")
-    return {name: tokens[token] for name, token in ids.items() if token is not None}
+    return {name: tokens[id] for name, id in _special_ids(header, len(tokens)).items()}
+
+
+def token_kinds(header: GgufHeader) -> list[int]:
+    """What each token is. Raises ModelError."""
+    kinds, tokens = header.items("tokenizer.ggml.token_type", int), _tokens(header)
+    if len(kinds) != len(tokens):
+        raise ModelError(f"{header.path.name}: {len(tokens)} tokens have {len(kinds)} kinds")
+    return kinds
 
 
 def make_tokenizer(header: GgufHeader) -> bytes:
     """The file's tokenizer as a tokenizer.json. Raises ModelError where it is of another kind."""
-    where, model = header.path.name, header.metadata.get("tokenizer.ggml.model")
+    where, model = header.path.name, header.text("tokenizer.ggml.model")
     if model == "gpt2":
-        name = header.metadata.get("tokenizer.ggml.pre")
-        if name not in _BYTE_LEVEL:
-            known = ", ".join(_BYTE_LEVEL)
+        name = header.text("tokenizer.ggml.pre")
+        if name is None:
+            raise ModelError(f"{where} has no tokenizer.ggml.pre, so it is from before 2024: convert the model again")
+        if name not in BYTE_LEVEL:
+            known = ", ".join(BYTE_LEVEL)
             raise ModelError(f"{where}: tokenizer.ggml.pre {name!r} is not supported (supported: {known})")
-        made, adds_bos = _byte_level(header, _BYTE_LEVEL[name]), _BYTE_LEVEL[name].adds_bos
+        made, adds_bos = _byte_level(header, BYTE_LEVEL[name]), BYTE_LEVEL[name].adds_bos
     elif model == "llama":
         made, adds_bos = _sentencepiece(header), True
     else:
@@ -102,31 +111,31 @@ def make_tokenizer(header: GgufHeader) -> bytes:
     return json.dumps(made, ensure_ascii=False).encode()
 
 
-def _byte_level(header: GgufHeader, way: _ByteLevel) -> dict[str, Any]:
+def _byte_level(header: GgufHeader, words: _Words) -> dict[str, Any]:
     as_characters = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": way.gpt2_words
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": words.gpt2_words
     }  # fmt: skip
-    merges = _list(header, "tokenizer.ggml.merges", str)
+    merges = header.items("tokenizer.ggml.merges", str)
     return {
-        "normalizer": None if way.normalizer is None else {"type": way.normalizer},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*way.before, as_characters]},
+        "normalizer": None if words.normalizer is None else {"type": words.normalizer},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*words.before, as_characters]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(_tokens(header), [merge.split(" ", 1) for merge in merges], ignore_merges=way.ignores_merges),
+        "model": _bpe(_tokens(header), [merge.split(" ", 1) for merge in merges], ignore_merges=words.ignores_merges),
     }
 
 
 def _sentencepiece(header: GgufHeader) -> dict[str, Any]:
     """As Llama 2's tokenizer.json: a space before the text, then spaces as marks; bytes for what no token has."""
-    tokens, scores = _tokens(header), _list(header, "tokenizer.ggml.scores", float)
-    if len(scores) != len(tokens):
-        raise ModelError(f"{header.path.name}: {len(tokens)} tokens have {len(scores)} scores")
+    tokens, scores = _tokens(header), header.items("tokenizer.ggml.scores", float)
+    if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
+        raise ModelError(f"{header.path.name}: {len(tokens)} tokens have {len(scores)} scores, or some are no numbers")
     to_marks: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
     to_text: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]
-    if header.metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if header.flag("tokenizer.ggml.add_space_prefix", True):
         to_marks.insert(0, {"type": "Prepend", "prepend": _SPACE})
         to_text.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     unknown = special_tokens(header).get("unk_token")
@@ -141,12 +150,12 @@ def _sentencepiece(header: GgufHeader) -> dict[str, Any]:
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
     """The merges of a SentencePiece vocabulary: of two neighbours, those whose union has the best score merge first.
 
-    A union that can be had in several ways is had by the parts with the lowest ids, as in `transformers`.
+    Where several pairs make one token, the pair with the lowest ids comes first, as in `transformers`.
     """
     ids = {token: index for index, token in enumerate(tokens)}
     found = []
     for union, index in ids.items():
-        for cut in range(1, len(union)):
+        for cut in range(1, len(union) if len(union) <= _LONGEST_MERGED else 0):
             left, right = ids.get(union[:cut]), ids.get(union[cut:])
             if left is not None and right is not None:
                 found.append((-scores[index], index, left, right))
@@ -172,8 +181,7 @@ def _bpe(tokens: list[str], merges: list[list[str]], **settings: Any) -> dict[st
 
 def _added_tokens(header: GgufHeader) -> list[dict[str, Any]]:
     """Tokens that are recognised as a whole in any text; those that are not text are special."""
-    kinds = _list(header, "tokenizer.ggml.token_type", int)
-    whole = {_Kind.UNKNOWN: True, _Kind.CONTROL: True, _Kind.USER_DEFINED: False}  # whether they are special
+    is_special: dict[int, bool] = {TokenKind.UNKNOWN: True, TokenKind.CONTROL: True, TokenKind.USER_DEFINED: False}
     return [
         {
             "id": index,
@@ -182,19 +190,19 @@ def _added_tokens(header: GgufHeader) -> list[dict[str, Any]]:
             "lstrip": False,
             "rstrip": False,
             "normalized": False,
-            "special": whole[kind],
+            "special": is_special[kind],
         }
-        for index, (token, kind) in enumerate(zip(_tokens(header), kinds, strict=False))
-        if kind in whole
+        for index, (token, kind) in enumerate(zip(_tokens(header), token_kinds(header), strict=True))
+        if kind in is_special
     ]
 
 
 def _post_processor(header: GgufHeader, adds_bos: bool) -> dict[str, Any] | None:
     """What stands before and after a text: BOS and EOS, where the file wants them."""
-    named, metadata = special_tokens(header), header.metadata
+    named = special_tokens(header)
     wants = {
-        "bos_token": metadata.get("tokenizer.ggml.add_bos_token", adds_bos),
-        "eos_token": metadata.get("tokenizer.ggml.add_eos_token", False),
+        "bos_token": header.flag("tokenizer.ggml.add_bos_token", adds_bos),
+        "eos_token": header.flag("tokenizer.ggml.add_eos_token", False),
     }
     around = {name: named[name] for name, wanted in wants.items() if wanted and name in named}
     if not around:
@@ -207,7 +215,8 @@ def _post_processor(header: GgufHeader, adds_bos: bool) -> dict[str, Any] | None
         }  # fmt: skip
         return [*special.get("bos_token", []), *own, *special.get("eos_token", [])]
 
-    ids = {named[name]: metadata[f"tokenizer.ggml.{_NAMES[name]}_token_id"] for name in around}
+    special_ids = _special_ids(header, len(_tokens(header)))
+    ids = {named[name]: special_ids[name] for name in around}
     return {
         "type": "TemplateProcessing",
         "single": template("A"),
@@ -217,11 +226,22 @@ def _post_processor(header: GgufHeader, adds_bos: bool) -> dict[str, Any] | None
 
 
 def _tokens(header: GgufHeader) -> list[str]:
-    return _list(header, "tokenizer.ggml.tokens", str)
+    return header.items("tokenizer.ggml.tokens", str)
 
 
-def _list(header: GgufHeader, key: str, kind: type) -> list[Any]:
-    value = header.metadata.get(key)
-    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
-        raise ModelError(f"{header.path.name}: {key} is missing or no list of {kind.__name__}")
-    return value
+def _special_ids(header: GgufHeader, num_tokens: int) -> dict[str, int]:
+    """Ids by a chat template's names. What the file does not say of a SentencePiece vocabulary is as Llama has it.
+
+    Files name tokens that are not there (-1, say) where a model has no such token: of those that no text needs.
+    """
+    defaults = (
+        {"bos_token": 1, "eos_token": 2, "unk_token": 0} if header.text("tokenizer.ggml.model") == "llama" else {}
+    )
+    found: dict[str, int] = {}
+    for name, theirs in _NAMES.items():
+        id = header.metadata.get(f"tokenizer.ggml.{theirs}_token_id", defaults.get(name))
+        if isinstance(id, int) and not isinstance(id, bool) and 0 <= id < num_tokens:
+            found[name] = id
+        elif id is not None and name in ("bos_token", "eos_token", "unk_token"):
+            raise ModelError(f"{header.path.name}: {name} is token {id!r}, of {num_tokens}")
+    return found

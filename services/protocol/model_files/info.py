@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from services.protocol.model_files.base import ModelError, ModelFiles, Settings, require_int
-from services.protocol.sampling import MAX_REPETITION, MIN_REPETITION
+from services.protocol.model_files.base import ModelError, ModelFiles, Settings, naming, require_int
+from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class GenerationDefaults:
 
 
 SAMPLING_RANGES: dict[str, Callable[[float], bool]] = {
-    "temperature": lambda value: value >= 0,
+    "temperature": lambda value: 0 <= value <= MAX_TEMPERATURE,
     "top_p": lambda value: 0 < value <= 1,
-    "top_k": float.is_integer,  # not above 0: off
+    "top_k": lambda value: value.is_integer() and value <= MAX_TOP_K,  # not above 0: off
     "min_p": lambda value: 0 <= value <= 1,
     "repetition_penalty": lambda value: MIN_REPETITION <= value <= MAX_REPETITION,
 }
@@ -45,12 +45,13 @@ class ModelInfo:
 
 def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> ModelInfo:
     """Limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
-    config = files.config()
-    return ModelInfo(
-        vocab_size=require_int(config, "vocab_size", "config.json"),
-        max_model_len=require_int(config, "max_position_embeddings", "config.json"),
-        generation=read_generation_defaults(files, overrides),
-    )
+    with naming(files):
+        config = files.config()
+        return ModelInfo(
+            vocab_size=require_int(config, "vocab_size", "config.json"),
+            max_model_len=require_int(config, "max_position_embeddings", "config.json"),
+            generation=read_generation_defaults(files, overrides),
+        )
 
 
 def model_digest(files: ModelFiles) -> str:
@@ -98,8 +99,8 @@ def _number(values: Settings, key: str, where: str, in_range: Callable[[float], 
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelError(f"{where}: {key} is {value!r}, a number was expected")
-    if not in_range(float(value)):
-        raise ModelError(f"{where}: {key} is {value!r}, which is out of its range")
+    if not abs(value) <= MAX_TOP_K or not in_range(float(value)):  # nothing has a wider range, and floats end
+        raise ModelError(f"{where}: {key} is {str(value)[:20]}, which is out of its range")
     return float(value)
 
 
@@ -109,6 +110,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
     "forced_bos_token_id": (None,),
+    # Of GGUF files:
+    "penalty_repeat": (None, 1.0),
+    "mirostat": (None, 0),
+    "xtc_probability": (None, 0.0),
     "forced_eos_token_id": (None,),
     "sequence_bias": (None, [], {}),
 }

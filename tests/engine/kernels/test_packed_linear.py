@@ -6,9 +6,9 @@ from torch.nn import functional
 
 from services.engine.kernels.team import the_team
 from services.engine.models.linear import Linear
-from tests.processor import needs
+from tests.machine import AMX, needs
 
-pytestmark = needs("AMX")
+pytestmark = needs(AMX)
 
 
 def random(*shape: int) -> torch.Tensor:

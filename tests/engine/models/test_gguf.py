@@ -12,7 +12,9 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from services.config import EngineConfig, LoadFormat
+from services.engine.models import gguf_tensors
 from services.engine.models.checkpoint import weights_id
+from services.engine.models.gguf_tensors import QUANTIZED
 from services.engine.models.registry import open_tensors, parse_model_config, weight_files
 from services.engine.runner.load import load_runner
 from services.engine.runner.torch_runner import TorchRunner
@@ -136,7 +138,7 @@ def test_weights_id_tells_files_apart(tmp_path: Path) -> None:
 
 def test_a_truncated_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", write_checkpoint(tmp_path / "checkpoint"))
-    path.write_bytes(path.read_bytes()[:-4096])
+    path.write_bytes(path.read_bytes()[:-64])
     with pytest.raises(ModelError, match=r"model\.gguf is truncated: its tensors end at byte \d+, the file at \d+"):
         load_runner(engine(path))
 
@@ -149,12 +151,37 @@ def test_other_quantizations_are_refused_by_name(kind: str, tmp_path: Path) -> N
         load_runner(engine(path))
 
 
-def test_a_tensor_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", write_checkpoint(tmp_path / "checkpoint"))
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"blk.1.attn_output.weight", b"blk.1.attn_sinksss.weight"[:24]))
-    with pytest.raises(ModelError, match="o_proj"):
+def test_tensors_that_are_missing_left_over_or_there_twice_are_refused_by_name(tmp_path: Path) -> None:
+    """By the file's own names."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    for more, words in (
+        (
+            {"blk.1.attn_sinks.weight": (4,)},
+            "model.gguf: tensor blk.1.attn_sinks.weight is not part of LlamaForCausalLM",
+        ),
+        ({"model.norm.weight": (64,)}, "model.gguf: tensors .* are the same weight"),
+    ):
+        path = write_gguf(tmp_path / "model.gguf", checkpoint, more_tensors=more)
+        with pytest.raises(ModelError, match=words):
+            load_runner(engine(path))
+    path = write_gguf(tmp_path / "model.gguf", checkpoint, left_out="blk.1.attn_output.weight")
+    with pytest.raises(ModelError, match=r"tensor blk\.1\.attn_output\.weight is missing from model\.gguf"):
         load_runner(engine(path))
+
+
+def test_what_is_wrong_with_values_names_the_file(tmp_path: Path) -> None:
+    """There is no config.json."""
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    path = write_gguf(tmp_path / "model.gguf", checkpoint, change={"llama.attention.head_count_kv": 3})
+    with pytest.raises(ModelError, match=r"^model\.gguf: 4 attention heads cannot share 3 key-value heads evenly"):
+        load_runner(engine(path))
+
+
+def test_the_readme_names_what_can_be_read() -> None:
+    readme = (Path(gguf_tensors.__file__).parent / "README.md").read_text()
+    (row,) = (line for line in readme.splitlines() if line.startswith("| stored as |"))
+    assert set(row.removeprefix("| stored as |").strip(" |").split(", ")) == QUANTIZED | {"F32", "F16", "BF16"}
+    assert {*BY_TRANSFORMERS[3:], "Q5_0", "Q5_1"} == QUANTIZED
 
 
 def test_the_packages_names_are_known() -> None:

@@ -1,0 +1,77 @@
+"""What this machine has, and skips of tests for what it lacks.
+
+A test that needs something is marked `@needs(AMX)`, or calls `require(AMX)` in a fixture. Whether such a skip is right
+is not the test's word: the guard of skips (tests/skip_guard.py) looks at the machine itself.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+AMX, TWO_CORES, GPU, NO_GPU = "AMX", "two cores", "a CUDA device", "no CUDA device"
+
+_REASON = "this machine lacks: "
+_AMX_FLAGS = ("amx_tile", "amx_bf16", "avx512f", "avx512dq", "avx512_bf16")  # of /proc/cpuinfo
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
+_hidden: set[str] = set()  # features that a switch of this run hides
+
+
+def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The first core's flags, as the kernel says them."""
+    for line in cpuinfo.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()
+
+
+def _has_amx() -> bool:
+    """The processor has it, and the kernel gives it to processes."""
+    if not flags().issuperset(_AMX_FLAGS):
+        return False
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return refused == 0
+
+
+def _has_gpu() -> bool:
+    import torch  # takes seconds, which only a run with such a skip should pay
+
+    return bool(torch.cuda.is_available())
+
+
+FEATURES: dict[str, Callable[[], bool]] = {
+    AMX: _has_amx,
+    TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,
+    GPU: _has_gpu,
+    NO_GPU: lambda: not _has_gpu(),
+}
+
+
+def has(feature: str) -> bool:
+    """Looks at the machine."""
+    return FEATURES[feature]()
+
+
+def hide(feature: str) -> None:
+    """From now on this process takes the machine for one without the feature."""
+    _hidden.add(feature)
+
+
+def require(feature: str) -> None:
+    """Skips the test where the machine lacks a feature."""
+    if feature in _hidden or not has(feature):
+        pytest.skip(_REASON + feature)
+
+
+def needs(feature: str) -> pytest.MarkDecorator:
+    """A mark for tests that need a feature."""
+    return pytest.mark.needs(feature)
+
+
+def feature_that_was_missed(reason: str) -> str | None:
+    """The feature that a skip gives as its reason; None where it is none that is known."""
+    _, said, feature = reason.rpartition(_REASON)
+    return feature if said and feature in FEATURES else None
