@@ -25,7 +25,13 @@ TEXTS = [
     "<|im_start|>user\nHello<|im_end|>\n<think>well</think>",
     "a<|eot|> b <|bos|>",
 ]
-DIGITS = ["in 1984 and 20,000", "x = 3.14159265"]
+TELLING = [
+    "in 1984 and 20,000 or 3.14159265",
+    "it's what THEY'LL say, isn't it? I'VE",
+    "f(word)[index] = (other)\n    return\n\n\nend",
+    "a  b   c \t d\r\n e",
+    "...wait!?\n(no)",
+]
 BYTE_LEVEL = ("gpt-2", "smollm", "llama-bpe", "qwen2")
 
 
@@ -50,7 +56,25 @@ def entries(tokenizer: Tokenizer, **more: Any) -> dict[str, Any]:
 
 
 def byte_level_entries(pre: str) -> dict[str, Any]:
-    tokenizer = byte_level()
+    return _described(byte_level(), pre)
+
+
+def telling_entries(pre: str) -> dict[str, Any]:
+    """A vocabulary whose tokens cross all borders between words: where a text is cut decides what becomes of it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=640,
+        special_tokens=CHAT_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text for text in TELLING for _ in range(3)], trainer)
+    return _described(tokenizer, pre)
+
+
+def _described(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
     merges = [" ".join(pair) for pair in _model(tokenizer)["merges"]]
     return entries(tokenizer, **{"ggml.model": "gpt2", "ggml.pre": pre, "ggml.merges": merges})
 
@@ -81,14 +105,25 @@ async def ids(path: Path, text: str, *, special: bool = True) -> list[int]:
 
 @pytest.mark.parametrize("pre", BYTE_LEVEL)
 async def test_byte_level_texts_have_the_ids_of_transformers(pre: str, tmp_path: Path, checkpoint: Path) -> None:
-    """But digits: see below."""
-    path = write_gguf(tmp_path / "model.gguf", checkpoint, tokenizer=byte_level_entries(pre))
-    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
-    digits = [] if pre == "smollm" else DIGITS
-    for text in [*TEXT[:4], *TEXTS, *digits]:
-        assert await ids(path, text, special=False) == theirs.encode(text, add_special_tokens=False), text
-        tokenizer = load_tokenizer(open_model(path))
-        assert tokenizer.backend.decode(await ids(path, text), skip_special_tokens=False).endswith(text)
+    """But smollm's digits: see below."""
+    for make, texts in ((byte_level_entries, [*TEXT[:4], *TEXTS]), (telling_entries, TELLING)):
+        path = write_gguf(tmp_path / "model.gguf", checkpoint, tokenizer=make(pre))
+        theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+        for text in texts:
+            if pre == "smollm" and any(char.isdigit() for char in text):
+                continue
+            assert await ids(path, text, special=False) == theirs.encode(text, add_special_tokens=False), text
+            tokenizer = load_tokenizer(open_model(path))
+            assert tokenizer.backend.decode(await ids(path, text), skip_special_tokens=False).endswith(text)
+
+
+async def test_each_kind_of_vocabulary_cuts_texts_its_own_way(tmp_path: Path, checkpoint: Path) -> None:
+    """Else the test before could not tell one from another."""
+    found = set()
+    for pre in BYTE_LEVEL:
+        path = write_gguf(tmp_path / f"{pre}.gguf", checkpoint, tokenizer=telling_entries(pre))
+        found.add(tuple([tuple(await ids(path, text, special=False)) for text in TELLING]))
+    assert len(found) == len(BYTE_LEVEL)
 
 
 async def test_smollm_cuts_digits_one_by_one(tmp_path: Path, checkpoint: Path) -> None:
@@ -97,17 +132,12 @@ async def test_smollm_cuts_digits_one_by_one(tmp_path: Path, checkpoint: Path) -
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=CHAT_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(["1984 1984 1984 2000 2000 2000 2000"] * 9, trainer)
-    merges = [" ".join(pair) for pair in _model(tokenizer)["merges"]]
     found = {}
     for pre in ("gpt-2", "smollm"):
-        described = entries(tokenizer, **{"ggml.model": "gpt2", "ggml.pre": pre, "ggml.merges": merges})
-        path = write_gguf(tmp_path / f"{pre}.gguf", checkpoint, tokenizer=described)
+        path = write_gguf(tmp_path / f"{pre}.gguf", checkpoint, tokenizer=_described(tokenizer, pre))
         backend = load_tokenizer(open_model(path)).backend
         found[pre] = [backend.id_to_token(each) for each in await ids(path, "1984 2000")]
     assert found == {"gpt-2": ["1984", "Ġ2000"], "smollm": ["1", "9", "8", "4", "Ġ", "2", "0", "0", "0"]}
