@@ -8,7 +8,7 @@ from typing import Any
 
 from services.protocol.model_files.base import ModelError, Settings, require_float, require_int
 from services.protocol.model_files.gguf_header import GgufHeader
-from services.protocol.model_files.gguf_tokenizer import TokenKind, token_kinds
+from services.protocol.model_files.gguf_tokenizer import TokenKind, special_ids, token_kinds
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -144,7 +144,8 @@ def _rope(values: Settings, where: str, rotary_factors: tuple[float, ...] | None
 def _end_ids(header: GgufHeader) -> list[int]:
     """Tokens that end an answer: those that the file names by their ids, and those that are known by their texts."""
     metadata = header.metadata
-    found = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
+    found = [special_ids(header).get("eos_token"), *named]
     found += header.items("tokenizer.ggml.eos_token_ids", int) if "tokenizer.ggml.eos_token_ids" in metadata else []
     tokens = header.items("tokenizer.ggml.tokens", str)
     kinds = zip(tokens, token_kinds(header), strict=True)

@@ -73,9 +73,27 @@ BYTE_LEVEL = {  # by tokenizer.ggml.pre
 
 
 def special_tokens(header: GgufHeader) -> dict[str, str]:
-    """The texts of the special tokens that the file names. Raises ModelError for one that text cannot do without."""
+    """The texts of the special tokens that the file names. Raises ModelError."""
     tokens = _tokens(header)
-    return {name: tokens[id] for name, id in _special_ids(header, len(tokens)).items()}
+    return {name: tokens[id] for name, id in special_ids(header).items()}
+
+
+def special_ids(header: GgufHeader) -> dict[str, int]:
+    """The ids of the special tokens that the file names; of a SentencePiece vocabulary that names none, Llama's.
+
+    Files name tokens that are not there (-1, say) where a model has no such token. Raises ModelError for such an id of
+    a token that texts need.
+    """
+    is_llamas = header.text("tokenizer.ggml.model") == "llama"
+    defaults = {"bos_token": 1, "eos_token": 2, "unk_token": 0} if is_llamas else {}
+    found, num_tokens = dict[str, int](), len(_tokens(header))
+    for name, theirs in _NAMES.items():
+        id = header.metadata.get(f"tokenizer.ggml.{theirs}_token_id", defaults.get(name))
+        if isinstance(id, int) and not isinstance(id, bool) and 0 <= id < num_tokens:
+            found[name] = id
+        elif id is not None and name in ("bos_token", "eos_token", "unk_token"):
+            raise ModelError(f"{header.path.name}: {name} is token {id!r}, of {num_tokens}")
+    return found
 
 
 def token_kinds(header: GgufHeader) -> list[int]:
@@ -148,15 +166,15 @@ def _sentencepiece(header: GgufHeader) -> dict[str, Any]:
 
 
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
-    """The merges of a SentencePiece vocabulary: of two neighbours, those whose union has the best score merge first.
+    """The merges of a SentencePiece vocabulary: the two neighbours that make the token with the best score merge first.
 
     Where several pairs make one token, the pair with the lowest ids comes first, as in `transformers`.
     """
     ids = {token: index for index, token in enumerate(tokens)}
     found = []
-    for union, index in ids.items():
-        for cut in range(1, len(union) if len(union) <= _LONGEST_MERGED else 0):
-            left, right = ids.get(union[:cut]), ids.get(union[cut:])
+    for token, index in ids.items():
+        for cut in range(1, len(token) if len(token) <= _LONGEST_MERGED else 0):
+            left, right = ids.get(token[:cut]), ids.get(token[cut:])
             if left is not None and right is not None:
                 found.append((-scores[index], index, left, right))
     found.sort()
@@ -204,44 +222,26 @@ def _post_processor(header: GgufHeader, adds_bos: bool) -> dict[str, Any] | None
         "bos_token": header.flag("tokenizer.ggml.add_bos_token", adds_bos),
         "eos_token": header.flag("tokenizer.ggml.add_eos_token", False),
     }
-    around = {name: named[name] for name, wanted in wants.items() if wanted and name in named}
+    ids = special_ids(header)
+    around = [name for name, wanted in wants.items() if wanted and name in ids]
     if not around:
         return None
 
     def template(text: str) -> list[dict[str, Any]]:
-        own: list[dict[str, Any]] = [{"Sequence": {"id": text, "type_id": 0}}]
-        special = {
-            name: [{"SpecialToken": {"id": token, "type_id": 0}}] for name, token in around.items()
-        }  # fmt: skip
-        return [*special.get("bos_token", []), *own, *special.get("eos_token", [])]
+        before, after = (
+            [{"SpecialToken": {"id": named[name], "type_id": 0}}] if name in around else [] for name in wants
+        )
+        return [*before, {"Sequence": {"id": text, "type_id": 0}}, *after]
 
-    special_ids = _special_ids(header, len(_tokens(header)))
-    ids = {named[name]: special_ids[name] for name in around}
     return {
         "type": "TemplateProcessing",
         "single": template("A"),
         "pair": [*template("A"), *template("B")],
-        "special_tokens": {token: {"id": token, "ids": [id], "tokens": [token]} for token, id in ids.items()},
+        "special_tokens": {
+            named[name]: {"id": named[name], "ids": [ids[name]], "tokens": [named[name]]} for name in around
+        },
     }
 
 
 def _tokens(header: GgufHeader) -> list[str]:
     return header.items("tokenizer.ggml.tokens", str)
-
-
-def _special_ids(header: GgufHeader, num_tokens: int) -> dict[str, int]:
-    """Ids by a chat template's names. What the file does not say of a SentencePiece vocabulary is as Llama has it.
-
-    Files name tokens that are not there (-1, say) where a model has no such token: of those that no text needs.
-    """
-    defaults = (
-        {"bos_token": 1, "eos_token": 2, "unk_token": 0} if header.text("tokenizer.ggml.model") == "llama" else {}
-    )
-    found: dict[str, int] = {}
-    for name, theirs in _NAMES.items():
-        id = header.metadata.get(f"tokenizer.ggml.{theirs}_token_id", defaults.get(name))
-        if isinstance(id, int) and not isinstance(id, bool) and 0 <= id < num_tokens:
-            found[name] = id
-        elif id is not None and name in ("bos_token", "eos_token", "unk_token"):
-            raise ModelError(f"{header.path.name}: {name} is token {id!r}, of {num_tokens}")
-    return found
