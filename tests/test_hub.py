@@ -112,7 +112,9 @@ def test_what_cannot_be_had_is_said_in_one_line(local_hub: Hub, tmp_path: Path) 
     assert impossible.startswith("HubError: org/a--b could not be fetched from the hub: ")
     assert gated.startswith("HubError: org/gated is open only to those who asked: ")
     assert revision == "HubError: org/whole has no revision v9 on the hub"
-    assert pickled.startswith("HubError: org/pickled has no *.safetensors; convert it once")
+    assert pickled.startswith(
+        "HubError: org/pickled has no *.safetensors. If it has a .gguf file, download that and name it"
+    )
     assert "from_pretrained('org/pickled').save_pretrained('DIR')" in pickled
 
 
