@@ -137,9 +137,8 @@ class GatewayConfig:
     grpc_port: int = 9000
     handoff: HandoffMode = HandoffMode.AUTO
     handoff_threshold: int | None = None  # uncached prompt tokens, for HandoffMode.AUTO; None: learned
-    generation_overrides: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of generation_config.json's sampling values
+    # Sampling values that hold instead of those of the model's generation_config.json.
+    generation_overrides: Mapping[str, float] = field(default_factory=dict)
     request_timeout_s: float = 600.0
     max_waiting: int = 4096  # requests in flight before new ones are refused
     log_format: LogFormat = LogFormat.TEXT
@@ -163,6 +162,6 @@ class UpConfig:
     transport: TransportName = TransportName.AUTO
     handoff: HandoffMode = HandoffMode.AUTO
     handoff_threshold: int | None = None
-    generation_overrides: Mapping[str, float] = field(default_factory=dict)
+    generation_overrides: Mapping[str, float] = field(default_factory=dict)  # as a gateway's
     request_timeout_s: float = 600.0
     log_format: LogFormat = LogFormat.TEXT
