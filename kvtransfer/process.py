@@ -76,14 +76,14 @@ def boot_id() -> str:
 
 
 class _Place(NamedTuple):
-    """Where process ids mean something."""
+    """A run of a kernel and a process namespace: process ids mean something within both."""
 
     boot_id: str
     pid_namespace: int
 
 
 class _Stat(NamedTuple):
-    """What /proc/PID/stat says."""
+    """The fields of /proc/PID/stat that are read here."""
 
     state: str
     num_threads: int
@@ -100,7 +100,7 @@ class _Stat(NamedTuple):
 
 
 def _place() -> _Place | None:
-    """Where this process is; None where it cannot be told, or /proc is that of another namespace."""
+    """The place of this process; None where it cannot be told, or /proc is that of another namespace."""
     try:
         if os.readlink(_PROC / "self") != str(os.getpid()):
             return None

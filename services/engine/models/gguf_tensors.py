@@ -78,7 +78,7 @@ class GgufTensors:
         return self._path.name
 
     def dtype(self, name: str) -> torch.dtype:
-        """What `read` would give without a cast: float32 for quantized tensors."""
+        """The dtype of the stored numbers; float32 for quantized tensors, as they are dequantized."""
         return _FLOATING.get(self._find(name).quantization.name, torch.float32)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
@@ -117,7 +117,7 @@ class GgufTensors:
 
 
 class _Stored:
-    """Where a tensor's bytes lie, and how many numbers they make. Raises ModelError."""
+    """One tensor in the file: its bytes, and the shape of the numbers that they make. Raises ModelError."""
 
     def __init__(self, name: str, tensor: GgufTensor, path: Path) -> None:
         self.name = name  # GGUF's

@@ -1,1 +1,1 @@
-"""What a model's files say, weights aside: a Hugging Face directory or a GGUF file, read without torch."""
+"""The files of a model, weights aside: a Hugging Face directory or a GGUF file, read without torch."""

@@ -63,9 +63,10 @@ _END_TEXTS = frozenset(
 
 
 def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | None) -> Settings:
-    """What config.json would say of this file. rotary_factors: the values of `rope_freqs.weight`, where it is there.
+    """Makes the values of config.json for this file.
 
-    Raises ModelError for anything that is missing or not supported.
+    rotary_factors: the values of `rope_freqs.weight`, where it is there. Raises ModelError for anything that is missing
+    or not supported.
     """
     where, metadata = header.path.name, header.metadata
     if (parts := metadata.get("split.count", 1)) != 1:
@@ -101,7 +102,7 @@ def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | Non
 
 
 def read_gguf_generation_config(metadata: dict[str, Any]) -> Settings:
-    """What generation_config.json would say. Ways to sample that it has no name for keep the file's."""
+    """Makes the values of generation_config.json. Ways to sample that it has no name for keep the file's."""
     start = "general.sampling."
     found = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
     return {_SAMPLING.get(name, name): value for name, value in found.items()}

@@ -39,7 +39,7 @@ class GgufFile:
             return (file.read(self.header.data_start),)
 
     def config(self) -> Settings:
-        """What config.json would say; dtype is bfloat16."""
+        """The values of config.json for this file; dtype is bfloat16."""
         return read_gguf_config(self.header, self._rotary_factors())
 
     def generation_config(self) -> Settings:

@@ -43,7 +43,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """All that a GGUF file says, weights aside."""
+    """The metadata and the list of tensors of a GGUF file."""
 
     path: Path
     metadata: dict[str, Any]

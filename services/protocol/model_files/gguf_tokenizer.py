@@ -33,7 +33,7 @@ _WORDS = (
 
 
 class TokenKind(IntEnum):
-    """What a token is; the format's numbers."""
+    """The kinds of tokens; the format's numbers."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -97,7 +97,7 @@ def special_ids(header: GgufHeader) -> dict[str, int]:
 
 
 def token_kinds(header: GgufHeader) -> list[int]:
-    """What each token is. Raises ModelError."""
+    """The kind of each token. Raises ModelError."""
     kinds, tokens = header.items("tokenizer.ggml.token_type", int), _tokens(header)
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path.name}: {len(tokens)} tokens have {len(kinds)} kinds")
@@ -216,7 +216,7 @@ def _added_tokens(header: GgufHeader) -> list[dict[str, Any]]:
 
 
 def _post_processor(header: GgufHeader, adds_bos: bool) -> dict[str, Any] | None:
-    """What stands before and after a text: BOS and EOS, where the file wants them."""
+    """Puts BOS before and EOS after a text, where the file wants them; None: neither."""
     named = special_tokens(header)
     wants = {
         "bos_token": header.flag("tokenizer.ggml.add_bos_token", adds_bos),
