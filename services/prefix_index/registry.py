@@ -31,7 +31,7 @@ class WorkerRecord:
     address: str
     role: str
     incarnation: str  # hex
-    model: str  # protocol/model_files.py's digest
+    model: str  # `model_digest`
     fingerprint: str
     block_size: int
     num_blocks: int

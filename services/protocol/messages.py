@@ -48,7 +48,7 @@ class WorkerHello:
     max_model_len: int
     max_num_seqs: int
     vocab_size: int
-    model: str = ""  # model_files.py's digest; empty: it does not say
+    model: str = ""  # `model_digest`; empty: it does not say
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
 
