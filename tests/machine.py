@@ -6,15 +6,18 @@ is not the test's word: the guard of skips (tests/skip_guard.py) looks at the ma
 
 import ctypes
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-AMX, TWO_CORES, GPU, NO_GPU = "AMX", "two cores", "a CUDA device", "no CUDA device"
+AMX, NO_AMX, BFLOAT16, GCC = "AMX", "no AMX", "AVX-512 with bfloat16", "gcc"
+TWO_CORES, GPU, NO_GPU = "two cores", "a CUDA device", "no CUDA device"
 
 _REASON = "this machine lacks: "
-_AMX_FLAGS = ("amx_tile", "amx_bf16", "avx512f", "avx512dq", "avx512_bf16")  # of /proc/cpuinfo
+_BFLOAT16_FLAGS = ("avx512f", "avx512dq", "avx512_bf16")  # of /proc/cpuinfo
+_AMX_FLAGS = ("amx_tile", "amx_bf16", *_BFLOAT16_FLAGS)
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
 _hidden: set[str] = set()  # features that a switch of this run hides
 
@@ -44,6 +47,9 @@ def _has_gpu() -> bool:
 
 FEATURES: dict[str, Callable[[], bool]] = {
     AMX: _has_amx,
+    NO_AMX: lambda: not _has_amx(),
+    BFLOAT16: lambda: flags().issuperset(_BFLOAT16_FLAGS),
+    GCC: lambda: shutil.which(GCC) is not None,
     TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,
     GPU: _has_gpu,
     NO_GPU: lambda: not _has_gpu(),
