@@ -173,6 +173,15 @@ def test_prompts_longer_than_what_amx_takes_at_once() -> None:
     check(Case([1100, 1300, 3], [1100, 20, 1], head_dim=128, dtype=torch.bfloat16))
 
 
+def test_scores_that_grow_along_the_keys_in_bfloat16() -> None:
+    """Sums over the keys before are made smaller, again and again."""
+    case = Case([600, 600, 450], [500, 1, 20], dtype=torch.bfloat16)
+    starts = np.cumsum([0, *case.lengths[:-1]])
+    for start, length in zip(starts, case.lengths, strict=True):
+        case.kv[:, 0, start : start + length] *= torch.linspace(0, 8, length).view(-1, 1, 1)
+    check(case)
+
+
 @pytest.mark.parametrize("count", [TILE - 1, TILE, TILE + 1, 3 * TILE + 7])
 def test_queries_longer_than_a_tile(count: int) -> None:
     check(Case([count + 100, count, 3], [count, count, 1]))
