@@ -11,8 +11,8 @@ import torch
 from services.config import Device, EngineConfig
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.kernels import team
-from services.engine.kernels.team import rows_of_a_block
+from services.engine.kernels.cpu import team
+from services.engine.kernels.cpu.team import rows_of_a_block
 from services.engine.models import decoder
 from services.engine.runner import torch_runner
 from services.engine.runner.load import load_runner

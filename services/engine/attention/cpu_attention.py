@@ -1,8 +1,8 @@
 """Paged attention on a CPU: each part of a step in the way that is fastest there.
 
     rows with one query token       a kernel that reads their keys where they lie
-    rows with several               `TileAttention` where there is AMX, else `FlashAttention`
-    what has a window and several   `TorchAttention`; single tokens too, where there is no kernel
+    rows with several               `TileAttention`, which is a kernel too
+    where there are no kernels      `FlashAttention`; `TorchAttention` for single tokens, and where there is a window
 
 Rows that begin with the same blocks attend to these together (cascade attention, as in FlashInfer, Ye et al. 2025,
 arXiv 2501.01005), where that saves enough, and go on from there alone.
@@ -32,7 +32,7 @@ _MIN_SAVED_BLOCKS = 64  # below, decoding a group together costs more than it sa
 class Several(Protocol):
     """Attention of rows with several query tokens, and of single ones over prefixes that they share."""
 
-    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> Any:
+    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix], window: int | None) -> Any:
         """The step's index work. rows: int64[R], those with several tokens; shared: groups of rows with one."""
 
     def attend(self, plan: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
@@ -93,13 +93,13 @@ class CpuAttention:
         """See `Attention.prepare`."""
         is_single = np.diff(queries.query_starts) == 1
         by_kernel = is_single & (self._kernels is not None)
-        by_mask = ~by_kernel & (is_single | (window is not None))
+        by_mask = ~by_kernel & (is_single | (window is not None)) & (self._kernels is None)
         several = np.flatnonzero(~by_kernel & ~by_mask)
         singles, shared = self._singles(queries, np.flatnonzero(by_kernel), window)
         is_kernels = bool(by_kernel.all()) and not shared
         return CpuPlan(
             offsets=self._offsets(queries),
-            several=self._several.prepare(queries, several, shared) if len(several) or shared else None,
+            several=self._several.prepare(queries, several, shared, window) if len(several) or shared else None,
             singles=singles,
             masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
             outputs=self._outputs(int(queries.query_starts[-1])) if is_kernels else None,

@@ -59,8 +59,11 @@ class FlashAttention:
         self._gatherer = Gatherer(pool, layout)
         self._heads = np.arange(layout.num_kv_heads, dtype=np.int64)
 
-    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> FlashPlan:
-        """See `Several.prepare`."""
+    def prepare(
+        self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix], window: int | None
+    ) -> FlashPlan:
+        """See `Several.prepare`. No window."""
+        assert window is None
         contexts = [*self._contexts(queries, rows)]
         for group in shared:
             contexts += self._shared(queries, group, first=True)

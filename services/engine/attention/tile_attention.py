@@ -31,20 +31,23 @@ class TileAttention:
         self._kernel = kernel
         self._block_size = block_size
 
-    def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix]) -> TilePlan:
+    def prepare(
+        self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix], window: int | None
+    ) -> TilePlan:
         """See `Several.prepare`."""
         counts = np.diff(queries.query_starts)
         before = (queries.seq_lens - counts)[rows] // self._block_size
         begins = np.zeros(len(counts), dtype=np.int32)
         groups = list(shared)
-        for group in shared_prefixes(queries.block_tables[rows], before, _MIN_SAVED_BLOCKS):
+        alike = shared_prefixes(queries.block_tables[rows], before, _MIN_SAVED_BLOCKS) if window is None else []
+        for group in alike:
             groups.append(SharedPrefix(rows[group.rows], group.num_blocks))
             begins[rows[group.rows]] = group.num_blocks * self._block_size
         passes = []
         if groups:
             passes.append(self._together(queries, groups))
         if len(rows):
-            passes.append(self._apart(queries, rows, begins))
+            passes.append(self._apart(queries, rows, begins, window or 0))
         return TilePlan(torch.from_numpy(np.ascontiguousarray(queries.block_tables)), passes)
 
     def attend(self, plan: TilePlan, layer: int, q: Tensor, _k: Tensor, _v: Tensor, out: Tensor, lse: Tensor) -> None:
@@ -59,20 +62,30 @@ class TileAttention:
         first_rows = np.array([group.rows[0] for group in groups])
         return self._cut(np.concatenate(tokens), limits, lengths, first_rows, np.zeros_like(first_rows))
 
-    def _apart(self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray) -> Tiles:
+    def _apart(self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray, window: int) -> Tiles:
         tokens = tokens_of(queries, rows)
         lengths = np.diff(queries.query_starts)[rows]
         shifts = queries.seq_lens[rows] - queries.query_starts[rows + 1]  # from a token's place to its position
-        return self._cut(tokens, tokens + np.repeat(shifts, lengths) + 1, lengths, rows, begins[rows])
+        return self._cut(tokens, tokens + np.repeat(shifts, lengths) + 1, lengths, rows, begins[rows], window)
 
     def _cut(
-        self, tokens: np.ndarray, limits: np.ndarray, lengths: np.ndarray, rows: np.ndarray, begins: np.ndarray
+        self,
+        tokens: np.ndarray,
+        limits: np.ndarray,
+        lengths: np.ndarray,
+        rows: np.ndarray,
+        begins: np.ndarray,
+        window: int = 0,
     ) -> Tiles:
         """Stretches of tokens with one block table each, cut evenly to what the kernel takes."""
         pieces = -(-lengths // self._kernel.max_tokens)
         of = np.repeat(np.arange(len(lengths)), pieces)
         number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         starts = np.append((np.cumsum(lengths) - lengths)[of] + number * lengths[of] // pieces[of], len(tokens))
-        parts = tokens, limits, starts, rows[of], begins[of]
+        first_keys = begins[of]
+        if window:
+            size = self._block_size
+            first_keys = np.maximum(limits[starts[:-1]] - window, 0) // size * size
+        parts = tokens, limits, starts, rows[of], first_keys
         of_tokens, limit, start, row, begin = (torch.from_numpy(part.astype(np.int32)) for part in parts)
-        return Tiles(of_tokens, limit, start, row, begin, begun=bool(begins.any()))
+        return Tiles(of_tokens, limit, start, row, begin, window, begun=bool(begins.any()))

@@ -75,6 +75,7 @@ class Tiles:
     starts: Tensor  # [N + 1], where a tile begins in `tokens`
     rows: Tensor  # [N], of the block tables
     first_keys: Tensor  # [N], multiples of the block size: earlier ones are not looked at
+    window: int  # how many of the table's keys up to its limit a token sees at most; 0: all
     begun: bool  # where the first key is not 0, the output already holds the attention over those before it
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.kernels.base import Operations, Paged, PagedTiles
+from services.engine.kernels.cpu.isa import this_isa
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.openmp import loaded_openmp
 
@@ -21,6 +22,8 @@ def why_not_fused(dtype: str) -> str | None:
         return f"there are none for {dtype}"
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed"
+    if this_isa() is None:
+        return "there are none for this processor"
     if loaded_openmp() is None:
         return "GNU's OpenMP, or one that can stand in for it, is not loaded"
     return None
@@ -30,7 +33,7 @@ def make_operations(dtype: str, *, fused: bool) -> Operations:
     """The small operations of a decoder layer."""
     if not fused:
         return TorchOperations()
-    from services.engine.kernels.fused import FusedOperations
+    from services.engine.kernels.cpu.operations import FusedOperations
 
     return FusedOperations(dtype)
 
@@ -39,20 +42,15 @@ def make_paged(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fuse
     """Kernels over a pool of KV blocks; None: there are none, TorchAttention does it."""
     if not fused:
         return None
-    from services.engine.kernels.fused import PagedKernels
+    from services.engine.kernels.cpu.operations import PagedKernels
 
     return PagedKernels(pool, layout, group, scale)
 
 
 def make_tiles(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> PagedTiles | None:
-    """A kernel for many query tokens; None: not for this dtype, shape or processor."""
-    if not fused or layout.dtype != "bfloat16" or layout.head_dim % 2:
+    """A kernel for many query tokens; None: there is none, torch does it."""
+    if not fused:
         return None
-    from services.engine.kernels.amx import has_amx
-    from services.engine.kernels.tile_attention import max_rows
+    from services.engine.kernels.cpu.operations import PagedTileKernels
 
-    if group > max_rows(layout.head_dim) or not has_amx():
-        return None
-    from services.engine.kernels.fused import AmxTiles
-
-    return AmxTiles(pool, layout, group, scale)
+    return PagedTileKernels(pool, layout, group, scale)

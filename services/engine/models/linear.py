@@ -1,8 +1,8 @@
-"""y = x Wᵀ + b, with the weight in the order that the matrix library reads fastest.
+"""y = x Wᵀ + b, with the weight in the order that what multiplies reads fastest.
 
-On a CPU with bfloat16 instructions, bfloat16 weights are re-ordered once for oneDNN; elsewhere, and in float32, the
-weight stays as it is. Where there are fused kernels, products are theirs, with the weight as oneDNN has it. Whoever
-loads a model may bring products of another kind, which keep of the weight what they need.
+Where there are fused kernels, products are theirs. Else, on a CPU with bfloat16 instructions, bfloat16 weights are
+re-ordered once for oneDNN; elsewhere, and in float32, the weight stays as it is. Whoever loads a model may bring
+products of another kind, which keep of the weight what they need.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from services.engine.kernels.packed_linear import PackedLinear
+    from services.engine.kernels.cpu.packed_linear import PackedLinear
 
 # oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama, ms on a Xeon with
 # AMX: 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
@@ -37,10 +37,10 @@ class Linear:
         self._multiply: Product
         if make_product is not None:
             self._multiply = make_product(weight, bias)
+        elif fused and (kernel := _make_kernel(weight, bias)) is not None:
+            self._multiply = self._kernel = kernel
         elif weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and _can_pack():
-            packed = _pack(weight)
-            self._kernel = _make_kernel(weight, packed, bias) if fused else None
-            self._multiply = partial(_multiply_packed, packed, bias)
+            self._multiply = partial(_multiply_packed, _pack(weight), bias)
         else:
             self._multiply = partial(functional.linear, weight=weight.contiguous(), bias=bias)
 
@@ -51,11 +51,13 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]."""
-        return self._multiply(x) if self._kernel is None else self._kernel(x)
+        return self._multiply(x)
 
     def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
         """SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
-        return silu_mul(self._multiply(x)) if self._kernel is None else self._kernel(x, gated=True)
+        if self._kernel is None or not self._kernel.can_gate:
+            return silu_mul(self._multiply(x))
+        return self._kernel(x, gated=True)
 
 
 def _multiply_packed(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ def _can_pack() -> bool:
     return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _make_kernel(weight: Tensor, packed: Tensor, bias: Tensor | None) -> "PackedLinear | None":
-    from services.engine.kernels.packed_linear import packed_linear
+def _make_kernel(weight: Tensor, bias: Tensor | None) -> "PackedLinear | None":
+    from services.engine.kernels.cpu.packed_linear import PackedLinear, can_pack
 
-    return packed_linear(weight, packed, bias)
+    return PackedLinear(weight, bias) if can_pack(weight) else None

@@ -1,4 +1,4 @@
-"""When kernels may use AMX, and what its instructions do, as kernels call them."""
+"""What the instructions of AMX do, as kernels call them."""
 
 from functools import cache
 from typing import Any
@@ -8,21 +8,8 @@ import pytest
 import torch
 from numba import njit
 
-from services.engine.kernels import amx
+from services.engine.kernels.cpu.amx import tiles as amx
 from tests.machine import AMX, needs
-
-
-def test_who_keeps_onednn_from_amx_keeps_kernels_from_it() -> None:
-    assert amx.may_use_amx({})
-    assert amx.may_use_amx({"ONEDNN_MAX_CPU_ISA": "default"})
-    assert amx.may_use_amx({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX_FP16"})
-    assert not amx.may_use_amx({"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"})
-
-
-@needs(AMX)
-def test_where_the_processor_has_it_kernels_have_it() -> None:
-    """Else all tests of them would run without it, and prove nothing."""
-    assert amx.has_amx()
 
 
 @cache

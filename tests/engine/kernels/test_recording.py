@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from services.engine.kernels.fused import FusedOperations
-from services.engine.kernels.recording import RowBlocks
-from services.engine.kernels.team import rows_of_a_block, the_team
+from services.engine.kernels.cpu.operations import FusedOperations
+from services.engine.kernels.cpu.recording import RowBlocks
+from services.engine.kernels.cpu.team import rows_of_a_block, the_team
 
 EPS = 1e-5
 

@@ -4,39 +4,16 @@ A product adds to a float32 tile [16, 16] that of a bfloat16 tile [16, 32] and o
 32-bit word of it has one column of two rows.
 """
 
-import ctypes
-import os
-import platform
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
 _ADDRESS = ir.PointerType(_BYTE)
-
-
-def has_amx() -> bool:
-    """True when this process may use AMX from now on: the processor has it, and AVX-512 with bfloat16, and the kernel
-    lets it. Who keeps oneDNN from it (ONEDNN_MAX_CPU_ISA) keeps our kernels from it too.
-    """
-    if platform.system() != "Linux" or platform.machine() != "x86_64" or not may_use_amx(os.environ):
-        return False
-    features = binding.get_host_cpu_features()
-    if not all(features.get(name) for name in ("amx-tile", "amx-bf16", "avx512f", "avx512dq", "avx512bf16")):
-        return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
-
-
-def may_use_amx(environ: Mapping[str, str]) -> bool:
-    """True unless oneDNN's variable names an instruction set without AMX."""
-    most = environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
-    return most in ("DEFAULT", "ALL") or "AMX" in most
 
 
 def tile_config() -> np.ndarray:

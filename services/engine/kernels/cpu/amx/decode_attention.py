@@ -3,7 +3,7 @@
 All query heads of a KV head are taken together; of a tile's 16 rows or columns for them, most stay unused:
 
     scores  [keys, heads]     = K [keys, head_dim] x Q^T [head_dim, heads]    float32, K where it lies
-    weights [heads, keys]     = exp2(scores - highest)^T, bfloat16
+    weights [heads, keys]     = exp2_for_bfloat16(scores - highest)^T, bfloat16
     sums    [heads, head_dim] += weights x V [keys, head_dim]                 float32
 """
 
@@ -12,10 +12,11 @@ from typing import Any
 
 from numba import float32, int64, njit
 
-from services.engine.kernels import amx
-from services.engine.kernels.decode_attention import PLACES
-from services.engine.kernels.intrinsics import (
-    LOG2_E,
+from services.engine.kernels.cpu.amx import tiles as amx
+from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention
+from services.engine.kernels.cpu.decode_softmax import hide, make_soften
+from services.engine.kernels.cpu.exponential import LOG2_E
+from services.engine.kernels.cpu.intrinsics import (
     float64_of,
     float_pointer,
     half_pointer,
@@ -24,25 +25,18 @@ from services.engine.kernels.intrinsics import (
     prefetch_far,
     word_pointer,
 )
-from services.engine.kernels.per_item import per_item
-from services.engine.kernels.tile_attention import exp2
-from services.engine.kernels.vectors import (
+from services.engine.kernels.cpu.per_item import per_item
+from services.engine.kernels.cpu.tile_softmax import LOWEST
+from services.engine.kernels.cpu.vectors import (
     LANES,
-    highest_lane,
     interleave,
-    lane_numbers,
-    larger_of,
     load_floats,
-    multiply_add,
     round_half_even,
-    round_half_up,
     spread,
-    store_cut,
     store_floats,
     store_in_order,
     sum_of_lanes,
     transpose_quads,
-    where_above,
 )
 
 MAX_GROUP = LANES
@@ -60,23 +54,30 @@ _CHUNK, _SMALL_CHUNK = 128, 32
 # are on pages of their own are asked for with their keys.
 _AHEAD, _BEGINNING = 32, 512  # keys, bytes
 _LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
-_LOWEST = float32(-1e30)
 _LN_2 = math.log(2)
 
 
-def scratch_bytes(head_dim: int) -> int:
-    """That a thread needs."""
+class AmxDecodeAttention(DecodeAttention):
+    """See `DecodeAttention`. bfloat16; head_dim: a multiple of 32; block_size: of 16; group: up to MAX_GROUP."""
+
+    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
+        assert dtype == "bfloat16"
+        self.config = amx.tile_config()
+        self.scratch_bytes = _scratch_bytes(head_dim)
+        self.kernel = _make_kernel(head_dim, group, block_size)
+
+
+def _scratch_bytes(head_dim: int) -> int:
     return _CHUNK * (head_dim * 2 + LANES * 10) + head_dim * (32 + 64 + 2) + 18 * _LINE
 
 
-def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
-    """Arguments: those of `make_decode_attention`; a tile configuration; scratch_bytes for each thread, on a 64-byte
-    border. head_dim: a multiple of 32; block_size: of 16; group: up to MAX_GROUP.
-    """
+def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
+    """Arguments: those of the other kernel."""
     arg = PLACES
     num_steps, num_columns = head_dim // 32, head_dim // 16
     row_bytes, plane_bytes = head_dim * 2, block_size * head_dim * 2
-    thread_bytes = scratch_bytes(head_dim)
+    thread_bytes = _scratch_bytes(head_dim)
+    soften = make_soften(num_columns, 2 * _TILE_BYTES, _TILE_BYTES, as_pairs=True)
     chunk = _SMALL_CHUNK if head_dim > 64 and plane_bytes <= _PAGE_BYTES else _CHUNK
 
     @njit
@@ -145,37 +146,6 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
             _store_0(at, _LINE)
             _store_1(at + _TILE_BYTES, _LINE)
 
-    @njit
-    def hide(scores: int, count: int, begin: int, end: int) -> None:
-        """Of `count` keys, those before `begin` and from `end` on."""
-        for k in range(0, count, LANES):
-            if k < begin or k + LANES > end:
-                number = lane_numbers() + spread(float32(k))
-                seen = where_above(spread(float32(end)), number, load_floats(scores + k * 4), spread(_LOWEST))
-                seen = where_above(spread(float32(begin)), number, spread(_LOWEST), seen)
-                store_floats(scores + k * 4, seen)
-
-    @njit
-    def soften(scores: int, count: int, scale: float, top: Any, total: int, sums: int, weights: int) -> None:
-        """The softmax of one head."""
-        highest = spread(_LOWEST)
-        for k in range(0, count, LANES):
-            highest = larger_of(load_floats(scores + k * 4), highest)
-        reference = max(top[0], highest_lane(highest) * scale)
-        of_total = load_floats(total)
-        if reference > top[0]:
-            shrink = exp2(spread(top[0] - reference))
-            of_total = of_total * shrink
-            for column in range(num_columns):
-                at = sums + column * _TILE_BYTES
-                store_floats(at, load_floats(at) * shrink)
-            top[0] = reference
-        for k in range(0, count, LANES):
-            weight = exp2(multiply_add(load_floats(scores + k * 4), spread(scale), spread(-reference)))
-            of_total = of_total + weight
-            store_cut(weights + k * 2, round_half_up(weight))
-        store_floats(total, of_total)
-
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
         kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
@@ -205,7 +175,7 @@ def make_tile_decode(head_dim: int, group: int, block_size: int) -> Any:
             for w in range(head_dim // 2):
                 word_pointer(q)[w * LANES + g] = words[w]
             store_floats(totals + g * _LINE, spread(float32(0)))
-            float_pointer(tops)[g] = _LOWEST
+            float_pointer(tops)[g] = LOWEST
             for column in range(num_columns):
                 store_floats(sums + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
             if begun:

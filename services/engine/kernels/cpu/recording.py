@@ -18,8 +18,8 @@ import torch
 from numba import cfunc, int64, types
 from torch import Tensor
 
-from services.engine.kernels.intrinsics import address_of, call_at, fetch_add, load_acquire, long_pointer, pause
-from services.engine.kernels.per_item import AT_A_TIME, ITEM_COUNTER, NUM_ITEMS, THREAD_COUNTER
+from services.engine.kernels.cpu.intrinsics import address_of, call_at, fetch_add, load_acquire, long_pointer, pause
+from services.engine.kernels.cpu.per_item import AT_A_TIME, ITEM_COUNTER, NUM_ITEMS, THREAD_COUNTER
 
 _CALL_WORDS = 32  # the kernel's address, then its arguments; at the end, how many threads began and ended it
 _BEGAN, _ENDED = 30, 31

@@ -1,25 +1,21 @@
-"""What numba lacks for kernels that run on raw memory: pointers, bit casts, a stack, an atomic counter, exp2."""
+"""What numba lacks for kernels that run on raw memory: pointers, bit casts, a stack, an atomic counter.
 
-import math
-import platform
+Numba compiles for the class of processors that was chosen as soon as this is imported.
+"""
+
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import binding, ir
 from numba import float32, float64, int32, int64, njit, types, uint16, uint32
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-LOG2_E = math.log2(math.e)
+from services.engine.kernels.cpu.isa import host_features, known_isa
 
-# All that there is of each vector: left alone, LLVM stops at half of an AVX-512 register.
+ISA = known_isa()
 numba.config.CPU_NAME = binding.get_host_cpu_name()
-numba.config.CPU_FEATURES = f"{binding.get_host_cpu_features().flatten()},-prefer-256-bit"
-
-_MANTISSA_BITS = 23
-# 2**f for f in [-0.5, 0.5], rising powers: the least relative error, found by Lawson's algorithm.
-EXP2 = tuple(map(np.float32, (1.00000007, 0.693146967, 0.240221197, 0.0555071328, 0.0096755415, 0.0013276472)))
+numba.config.CPU_FEATURES = ISA.target_features(host_features())
 
 
 def _pointer_to(element: Any) -> Any:
@@ -117,12 +113,11 @@ def load_acquire(_context: Any, _pointer: Any) -> Any:
 
 @intrinsic
 def pause(_context: Any) -> Any:
-    """Leaves a moment to the other thread of the core, on x86-64."""
+    """Leaves a moment to the other thread of the core."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if platform.machine() == "x86_64":
-            function_type = ir.FunctionType(ir.VoidType(), [])
-            builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.x86.sse2.pause"), [])
+        function_type = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.x86.sse2.pause"), [])
         return context.get_dummy_value()
 
     return types.void(), generate
@@ -162,33 +157,6 @@ def call_at(_context: Any, _address: Any, _argument: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(int64, int64), generate
-
-
-@intrinsic
-def nearest(_context: Any, _value: Any) -> Any:
-    """float32: the whole number nearest to a float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = ir.FloatType()
-        function_type = ir.FunctionType(number, [number])
-        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, "llvm.rint.f32"), arguments)
-
-    return float32(float32), generate
-
-
-@njit(fastmath={"contract"})
-def exp2(x: float) -> float:
-    """2**x of a float32 up to 127, to 2e-7 of it; below -126 it is 2**-126."""
-    x = max(x, float32(-126))
-    whole = nearest(x)
-    f = x - whole
-    y = EXP2[5]
-    y = y * f + EXP2[4]
-    y = y * f + EXP2[3]
-    y = y * f + EXP2[2]
-    y = y * f + EXP2[1]
-    y = y * f + EXP2[0]
-    return bits_float(float_bits(y) + (uint32(int32(whole)) << uint32(_MANTISSA_BITS)))
 
 
 @njit

@@ -8,9 +8,13 @@ from typing import Any
 
 from numba import float32, njit
 
-from services.engine.kernels.elements import Element
-from services.engine.kernels.intrinsics import LOG2_E, exp2, float64_of, long_pointer
-from services.engine.kernels.per_item import per_item, places
+from services.engine.kernels.cpu.elements import Element
+from services.engine.kernels.cpu.exponential import silu
+from services.engine.kernels.cpu.intrinsics import address_of, float64_of, long_pointer, stack
+from services.engine.kernels.cpu.per_item import per_item, places
+from services.engine.kernels.cpu.vectors import LANES
+
+_THREE_VECTORS = 3 * LANES
 
 
 def make_add_norm(element: Element) -> Any:
@@ -103,21 +107,34 @@ def make_silu_mul(element: Element) -> Any:
 
     Arguments: gate and up [rows, 2 * width], out [rows, width], each with the elements from row to row, width.
     """
-    load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
+    load, store, round_, size = element.load_vector, element.store_vector, element.round_vector, element.size
+    pointer = element.pointer
     arg = places("gate_up stride out out_stride width")
 
-    @njit(fastmath=True, error_model="numpy")
-    def silu_mul(gate: Any, up: Any, out: Any, width: int) -> None:
-        for i in range(width):
-            x = load(gate, i)
-            silu = x / (float32(1) + exp2(min(-x * float32(LOG2_E), float32(126))))
-            store(out, i, round_(silu) * load(up, i))
+    @njit
+    def silu_mul(gate: int, up: int, out: int) -> None:
+        """16 of a row."""
+        store(out, round_(silu(load(gate))) * load(up))
+
+    @njit
+    def silu_mul_rest(gate: int, up: int, out: int, count: int) -> None:
+        """Fewer: where there are 16."""
+        room = address_of(stack(_THREE_VECTORS))
+        for i in range(count):
+            pointer(room)[i], pointer(room)[LANES + i] = pointer(gate)[i], pointer(up)[i]
+        silu_mul(room, room + LANES * size, room + 2 * LANES * size)
+        for i in range(count):
+            pointer(out)[i] = pointer(room)[2 * LANES + i]
 
     @njit
     def work(a: Any, row: int, _thread: int) -> None:
         width, gate = a[arg.width], a[arg.gate_up] + row * a[arg.stride] * size
         out = a[arg.out] + row * a[arg.out_stride] * size
-        silu_mul(pointer(gate), pointer(gate + width * size), pointer(out), width)
+        up, whole = gate + width * size, width // LANES * LANES
+        for i in range(0, whole, LANES):
+            silu_mul(gate + i * size, up + i * size, out + i * size)
+        if whole < width:
+            silu_mul_rest(gate + whole * size, up + whole * size, out + whole * size, width - whole)
 
     return per_item(work)
 

@@ -1,5 +1,7 @@
-"""Vectors of 16 float32 as values in kernels, for what LLVM does not find in loops by itself. They need AVX-512,
-with bfloat16 where that is what they make.
+"""Vectors of 16 float32 as values in kernels, for what LLVM does not find in loops by itself.
+
+A processor without AVX-512 has each in two registers, which is LLVM's work. Where some class of processors has
+instructions of its own for something, the function asks for the class.
 
 Addresses are int64. What is loaded and stored need not lie on a border.
 """
@@ -14,6 +16,8 @@ from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
+from services.engine.kernels.cpu.intrinsics import ISA
+
 LANES = 16
 
 _WORD, _HALF, _BYTE = ir.IntType(32), ir.IntType(16), ir.IntType(8)
@@ -22,7 +26,7 @@ _WORDS, _HALVES = ir.VectorType(_WORD, LANES), ir.VectorType(_HALF, LANES)
 _CURRENT_ROUNDING = _WORD(4)
 
 
-class _BFloat16s(ir.Type):
+class BFloat16s(ir.Type):
     """LLVM's vector of bfloat16, which llvmlite has no name for."""
 
     def __init__(self, count: int) -> None:
@@ -30,6 +34,12 @@ class _BFloat16s(ir.Type):
 
     def _to_string(self) -> str:
         return f"<{self._count} x bfloat>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat16s) and other._count == self._count
+
+    def __hash__(self) -> int:
+        return hash((BFloat16s, self._count))
 
 
 class _Floats(types.Type):
@@ -110,23 +120,56 @@ def load_floats(builder: Any, address: Any) -> Any:
     return _load(builder, address, _FLOATS)
 
 
+@_builtin(floats, int64)
+def load_bfloat16s(builder: Any, address: Any) -> Any:
+    """16 bfloat16."""
+    words = builder.zext(_load(builder, address, _HALVES), _WORDS)
+    return builder.bitcast(builder.shl(words, _words(16)), _FLOATS)
+
+
 @_builtin(types.void, int64, floats)
 def store_floats(builder: Any, address: Any, value: Any) -> None:
     """16 float32."""
     _store(builder, address, value)
 
 
+@_builtin(types.void, int64, floats, floats)
+def store_twice_floats(builder: Any, address: Any, first: Any, second: Any) -> None:
+    """32 float32."""
+    _store(builder, address, first)
+    _store(builder, builder.add(address, address.type(4 * LANES)), second)
+
+
+@_builtin(floats, floats)
+def as_it_is(_builder: Any, value: Any) -> Any:
+    """The same."""
+    return value
+
+
 @_builtin(floats, floats)
 def round_bfloat16s(builder: Any, value: Any) -> Any:
-    """Rounded to what bfloat16 can hold, ties to even. What is smaller than a normal float32 becomes 0."""
+    """Rounded to what bfloat16 can hold, ties to even. Not for NaN."""
+    if not ISA.has_bfloat16:
+        return builder.bitcast(builder.and_(_half_even(builder, value), _words(0xFFFF0000)), _FLOATS)
     bits = builder.zext(_rounded(builder, value), _WORDS)
     return builder.bitcast(builder.shl(bits, _words(16)), _FLOATS)
+
+
+@_builtin(types.void, int64, floats)
+def store_bfloat16s(builder: Any, address: Any, value: Any) -> None:
+    """16 bfloat16, rounded as by `round_bfloat16s`."""
+    rounded = _rounded(builder, value) if ISA.has_bfloat16 else _upper_halves(builder, _half_even(builder, value))
+    _store(builder, address, rounded)
 
 
 @_builtin(types.void, int64, floats, floats)
 def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -> None:
     """32 bfloat16, rounded as by `round_bfloat16s`."""
-    rounded = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", _BFloat16s(2 * LANES), second, first)
+    if not ISA.has_bfloat16:
+        for at, value in ((address, first), (builder.add(address, address.type(2 * LANES)), second)):
+            store_bfloat16s(builder, at, value)
+        return
+    rounded = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", BFloat16s(2 * LANES), second, first)
     _store(builder, address, builder.bitcast(rounded, ir.VectorType(_HALF, 2 * LANES)))
 
 
@@ -171,13 +214,25 @@ def where_above(builder: Any, first: Any, second: Any, value: Any, otherwise: An
 @_builtin(floats, floats)
 def above_whole(builder: Any, value: Any) -> Any:
     """value - floor(value)."""
+    if not ISA.has_avx512:
+        return builder.fsub(value, _call(builder, "llvm.floor.v16f32", _FLOATS, value))
     name, every = "llvm.x86.avx512.mask.reduce.ps.512", ir.IntType(LANES)(-1)
     return _call(builder, name, _FLOATS, value, _WORD(1), value, every, _CURRENT_ROUNDING)
 
 
 @_builtin(floats, floats, floats)
 def times_power(builder: Any, value: Any, exponent: Any) -> Any:
-    """value * 2**floor(exponent); 0 where that is too small."""
+    """value * 2**floor(exponent), of values about 1; 0, or next to it, where that is too small.
+
+    Where it is too large: infinity, or without AVX-512 a number above 1e38.
+    """
+    if not ISA.has_avx512:
+        low, high = (ir.Constant(_FLOATS, [float(most)] * LANES) for most in (-126, 126))
+        exponent = builder.select(builder.fcmp_ordered(">", exponent, low), exponent, low)
+        exponent = builder.select(builder.fcmp_ordered("<", exponent, high), exponent, high)
+        whole = builder.fptosi(_call(builder, "llvm.floor.v16f32", _FLOATS, exponent), _WORDS)
+        bits = builder.add(builder.bitcast(value, _WORDS), builder.shl(whole, _words(23)))
+        return builder.bitcast(bits, _FLOATS)
     name, every = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(LANES)(-1)
     return _call(builder, name, _FLOATS, value, exponent, value, every, _CURRENT_ROUNDING)
 
@@ -247,6 +302,30 @@ def transpose_quads(builder: Any, source: Any, source_stride: Any, target: Any, 
         _store(builder, _row(builder, target, target_stride, i), row)
 
 
+@_builtin(floats, int64)
+def sums_of_rows(builder: Any, address: Any) -> Any:
+    """16 rows of 16 float32, one after the other: a lane for each row, its sum."""
+    rows = [_load(builder, builder.add(address, address.type(4 * LANES * i)), _FLOATS) for i in range(LANES)]
+    while len(rows) > 1:
+        size = len(rows) // 2  # a row of what follows has the sums of two, in lanes that take turns by so many
+        upper, lower = _halves_of_squares(size)
+        rows = [
+            builder.fadd(
+                _shuffle(builder, rows[i], rows[i + size], upper), _shuffle(builder, rows[i], rows[i + size], lower)
+            )
+            for i in range(size)
+        ]
+    return rows[0]
+
+
+@_builtin(floats, floats, floats, floats)
+def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> Any:
+    """sums + first * second, whose lanes are two bfloat16 each. For processors that have it in one instruction."""
+    assert ISA.has_bfloat16
+    pairs = [builder.bitcast(value, BFloat16s(2 * LANES)) for value in (first, second)]
+    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
+
+
 @_builtin(types.void, int64, int64, int64, int64)
 def interleave(builder: Any, first: Any, second: Any, target: Any, other: Any) -> None:
     """Pairs of two rows of 32 bfloat16: of the first four of each eight to one target, of the rest to the other."""
@@ -254,6 +333,15 @@ def interleave(builder: Any, first: Any, second: Any, target: Any, other: Any) -
     for start, address in ((0, target), (4, other)):
         lanes = [8 * i + start + j + row for i in range(4) for j in range(4) for row in (0, 32)]
         _store(builder, address, _shuffle(builder, halves[0], halves[1], lanes))
+
+
+@_builtin(types.void, int64, int64, int64)
+def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None:
+    """Pairs of two rows of 32 bfloat16."""
+    upper, lower = (_load(builder, address, ir.VectorType(_HALF, 32)) for address in (first, second))
+    for start in (0, LANES):
+        lanes = [lane + row for lane in range(start, start + LANES) for row in (0, 32)]
+        _store(builder, builder.add(target, target.type(4 * start)), _shuffle(builder, upper, lower, lanes))
 
 
 @_builtin(types.void, int64, floats, floats)
@@ -268,7 +356,7 @@ def store_in_order(builder: Any, address: Any, first: Any, second: Any) -> None:
 @_builtin(types.void, int64, floats)
 def store_cut(builder: Any, address: Any, value: Any) -> None:
     """16 bfloat16, without what they have no room for."""
-    _store(builder, address, builder.trunc(builder.lshr(builder.bitcast(value, _WORDS), _words(16)), _HALVES))
+    _store(builder, address, _upper_halves(builder, builder.bitcast(value, _WORDS)))
 
 
 @_builtin(floats)
@@ -298,9 +386,13 @@ def _function(builder: Any, name: str, *arguments: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, function_type, name)
 
 
+def _upper_halves(builder: Any, words: Any) -> Any:
+    return builder.trunc(builder.lshr(words, _words(16)), _HALVES)
+
+
 def _rounded(builder: Any, value: Any) -> Any:
-    """16 bfloat16."""
-    rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", _BFloat16s(LANES), value)
+    """16 bfloat16, by an instruction that takes what is smaller than a normal float32 for 0."""
+    rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", BFloat16s(LANES), value)
     return builder.bitcast(rounded, _HALVES)
 
 
@@ -322,10 +414,16 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """
     rows, size = list(rows), len(rows)
     while size := size // 2:
-        upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
-        lower = [lane + size if not lane & size else LANES + lane for lane in range(LANES)]
+        upper, lower = _halves_of_squares(size)
         for i in range(len(rows)):
             if not i & size:
                 pair = rows[i], rows[i + size]
                 rows[i], rows[i + size] = _shuffle(builder, *pair, upper), _shuffle(builder, *pair, lower)
     return rows
+
+
+def _halves_of_squares(size: int) -> tuple[list[int], list[int]]:
+    """Of two rows, in squares of `size` columns: lanes of the upper two squares beside each other, and of the lower."""
+    upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
+    lower = [lane + size if not lane & size else LANES + lane for lane in range(LANES)]
+    return upper, lower

@@ -11,14 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels import small, tile_decode
-from services.engine.kernels.amx import has_amx, tile_config
 from services.engine.kernels.base import Rows, Singles, Tiles
-from services.engine.kernels.decode_attention import make_decode_attention
-from services.engine.kernels.elements import ELEMENTS
-from services.engine.kernels.intrinsics import LOG2_E
-from services.engine.kernels.team import Kernel, float_argument, the_team
-from services.engine.kernels.tile_attention import make_tile_attention, max_rows, scratch_bytes
+from services.engine.kernels.cpu import small
+from services.engine.kernels.cpu.amx import decode_attention as amx_decode
+from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
+from services.engine.kernels.cpu.decode_attention import DecodeAttention
+from services.engine.kernels.cpu.elements import ELEMENTS
+from services.engine.kernels.cpu.exponential import LOG2_E
+from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.team import Kernel, float_argument, the_team
+from services.engine.kernels.cpu.tile_attention import TileAttention
 
 T = TypeVar("T")
 
@@ -100,13 +102,9 @@ class PagedKernels:
         self._layout = layout
         self._scale = float_argument(scale * LOG2_E)
         self._store = _compiled("make_store_kv", layout.dtype)
-        self._config, self._scratch = tile_config(), np.empty(0, dtype=np.uint8)
-        if _by_tiles(layout, group):
-            self._attend = _compiled_tile_decode(layout.head_dim, group, layout.block_size)
-            size = tile_decode.scratch_bytes(layout.head_dim)
-            self._scratch = np.empty(self._team.max_threads * size + 64, dtype=np.uint8)
-        else:
-            self._attend = _compiled_attention(layout.dtype, layout.head_dim, group, layout.block_size)
+        by_amx = _decodes_by_amx(layout, group)
+        self._attention = _compiled_decode(layout.dtype, layout.head_dim, group, layout.block_size, by_amx=by_amx)
+        self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
 
     def store(self, layer: int, offsets: Tensor, k: Tensor, v: Tensor) -> None:
         """See `Paged.store`."""
@@ -130,7 +128,7 @@ class PagedKernels:
         """See `Paged.attend`."""
         layout, pool = self._layout, self._pool
         self._team.run(
-            self._attend,
+            self._attention.kernel,
             len(singles.tokens) * layout.num_kv_heads,
             layout.num_kv_heads,
             q.data_ptr(),
@@ -147,30 +145,28 @@ class PagedKernels:
             singles.seq_lens.data_ptr(),
             int(singles.begun),
             self._scale,
-            self._config.ctypes.data,
+            self._attention.config.ctypes.data,
             _on_border(self._scratch),
         )
 
 
-class AmxTiles:
-    """See `PagedTiles`. bfloat16, on processors with AMX."""
+class PagedTileKernels:
+    """See `PagedTiles`."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
         self._team = the_team()
         self._pool = pool
         self._layout = layout
         self._scale = float_argument(scale * LOG2_E)
-        self._attend = _compiled_tiles(layout.head_dim, group, layout.block_size)
-        self._config = tile_config()
-        size = scratch_bytes(layout.head_dim)
-        self._scratch = np.empty(self._team.max_threads * size + 64, dtype=np.uint8)
-        self.max_tokens = max_rows(layout.head_dim) // group
+        self._attention = _compiled_tiles(layout.dtype, layout.head_dim, group, layout.block_size)
+        self._scratch = np.empty(self._team.max_threads * self._attention.scratch_bytes + 64, dtype=np.uint8)
+        self.max_tokens = self._attention.max_tokens
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
         """See `PagedTiles.attend`."""
         layout, pool = self._layout, self._pool
         self._team.run(
-            self._attend,
+            self._attention.kernel,
             len(tiles.rows) * layout.num_kv_heads,
             layout.num_kv_heads,
             q.data_ptr(),
@@ -188,16 +184,16 @@ class AmxTiles:
             pool.stride(0),
             pool.stride(1),
             int(tiles.begun),
+            tiles.window,
             self._scale,
-            self._config.ctypes.data,
+            self._attention.config.ctypes.data,
             _on_border(self._scratch),
         )
 
 
-def _by_tiles(layout: KvLayout, group: int) -> bool:
-    """Whether AMX decodes."""
-    fits = layout.head_dim % 32 == 0 and layout.block_size % 16 == 0 and group <= tile_decode.MAX_GROUP
-    return layout.dtype == "bfloat16" and fits and has_amx()
+def _decodes_by_amx(layout: KvLayout, group: int) -> bool:
+    fits = layout.head_dim % 32 == 0 and layout.block_size % 16 == 0 and group <= amx_decode.MAX_GROUP
+    return layout.dtype == "bfloat16" and fits and ISA.has_amx
 
 
 def _on_border(scratch: np.ndarray) -> int:
@@ -216,15 +212,11 @@ def _compiled(maker: str, dtype: str) -> Kernel:
 
 
 @cache
-def _compiled_attention(dtype: str, head_dim: int, group: int, block_size: int) -> Kernel:
-    return make_decode_attention(ELEMENTS[dtype], head_dim, group, block_size)
+def _compiled_decode(dtype: str, head_dim: int, group: int, block_size: int, *, by_amx: bool) -> DecodeAttention:
+    make: type[DecodeAttention] = AmxDecodeAttention if by_amx else DecodeAttention
+    return make(dtype, head_dim, group, block_size)
 
 
 @cache
-def _compiled_tiles(head_dim: int, group: int, block_size: int) -> Kernel:
-    return make_tile_attention(head_dim, group, block_size)
-
-
-@cache
-def _compiled_tile_decode(head_dim: int, group: int, block_size: int) -> Kernel:
-    return tile_decode.make_tile_decode(head_dim, group, block_size)
+def _compiled_tiles(dtype: str, head_dim: int, group: int, block_size: int) -> TileAttention:
+    return TileAttention(dtype, head_dim, group, block_size)

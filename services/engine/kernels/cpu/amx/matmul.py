@@ -15,22 +15,13 @@ too long for that cache, some units are multiplied along a part of the depth, th
 from typing import Any
 
 import numpy as np
-from numba import float32, njit
-from torch import Tensor
+from numba import njit
 
-from services.engine.kernels import amx
-from services.engine.kernels.intrinsics import EXP2, LOG2_E, prefetch_far
-from services.engine.kernels.per_item import per_item, places
-from services.engine.kernels.vectors import (
-    above_whole,
-    divide,
-    load_floats,
-    multiply_add,
-    round_bfloat16s,
-    spread,
-    store_twice_bfloat16s,
-    times_power,
-)
+from services.engine.kernels.cpu.amx import tiles as amx
+from services.engine.kernels.cpu.elements import ELEMENTS
+from services.engine.kernels.cpu.epilogue import make_finish
+from services.engine.kernels.cpu.intrinsics import prefetch_far
+from services.engine.kernels.cpu.per_item import per_item, places
 
 load_0, load_1, load_2, load_3 = amx.load[:4]
 load_4, load_5, load_6, load_7 = amx.stream[4:]
@@ -50,12 +41,6 @@ _HALF = BLOCK // 2
 _STEP_BYTES, _LINE = 2048, 64  # of a panel
 
 
-def pack(weight: Tensor) -> Tensor:
-    """bfloat16 [out, depth], multiples of 32, as it has to lie."""
-    panels = weight.view(-1, BLOCK, weight.shape[1] // BLOCK, _HALF, 2)  # panel, column, step, pair, of a pair
-    return panels.permute(0, 2, 3, 1, 4).contiguous()
-
-
 def block_configs() -> np.ndarray:
     """uint8[32, 64]: tile configurations by the rows of a block; 0: all 32."""
     configs = np.tile(amx.tile_config(), (BLOCK, 1))
@@ -65,19 +50,15 @@ def block_configs() -> np.ndarray:
     return configs
 
 
-def make_matmul(*, gated: bool) -> Any:
-    """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows,
-    depth, columns of the weight; `block_configs`; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most
-    MOST_ROWS) and units of an item; units from the end of one to where the thread will go on.
-
-    A unit is 32 columns of the target. The units of some rows are items next to each other.
-
-    gated: the weight's columns are as many gates and, after them, what they gate: SiLU(first half) * second half.
+def make_matmul(dtype: str, *, gated: bool) -> Any:
+    """Arguments: those of the other `make_matmul`, bfloat16; panels from the end of an item to where the thread will go
+    on; `block_configs`.
     """
+    assert dtype == "bfloat16"
     arg = places(
-        "x stride target target_stride weight bias rows depth columns configs scratch rows_at_once units_at_once"
-        " skipped"
+        "x stride target target_stride weight bias rows depth units scratch rows_at_once units_at_once skipped configs"
     )
+    finish_row = make_finish(ELEMENTS[dtype], gated=gated)
     parts = 2 if gated else 1
     share = BLOCK // parts
 
@@ -86,29 +67,10 @@ def make_matmul(*, gated: bool) -> Any:
         for line in range(lines):
             prefetch_far(address + line * _LINE)
 
-    @njit(error_model="numpy")
-    def biased(sums: int, bias: int) -> Any:
-        return load_floats(sums) + load_floats(bias) if bias != 0 else load_floats(sums)
-
-    @njit(error_model="numpy")
-    def times_silu(gate: Any, up: Any) -> Any:
-        gate = round_bfloat16s(gate)
-        exponent = multiply_add(gate, spread(float32(-LOG2_E)), spread(float32(0.5)))
-        f = above_whole(exponent) - spread(float32(0.5))
-        y = spread(EXP2[5])
-        for i in range(4, -1, -1):
-            y = multiply_add(y, f, spread(EXP2[i]))
-        silu = divide(gate, spread(float32(1)) + times_power(y, exponent))
-        return round_bfloat16s(silu) * round_bfloat16s(up)
-
-    @njit(error_model="numpy")
+    @njit
     def finish(sums: int, target: int, bias: int, up_bias: int) -> None:
         """A row of a block."""
-        left, right = biased(sums, bias), biased(sums + 64, bias + 64 if bias != 0 else 0)
-        if gated:
-            left = times_silu(left, biased(sums + _SUMS_BYTES, up_bias))
-            right = times_silu(right, biased(sums + _SUMS_BYTES + 64, up_bias + 64 if up_bias != 0 else 0))
-        store_twice_bfloat16s(target, left, right)
+        finish_row(sums, sums + _SUMS_BYTES, target, bias, up_bias)
 
     @njit(error_model="numpy")
     def begin(sums: int, afresh: bool, both: bool) -> None:
@@ -180,7 +142,7 @@ def make_matmul(*, gated: bool) -> Any:
     def work(a: Any, item: int, thread: int) -> None:
         x, stride, target, target_stride = a[arg.x], a[arg.stride] * 2, a[arg.target], a[arg.target_stride] * 2
         weight, bias, rows, configs = a[arg.weight], a[arg.bias], a[arg.rows], a[arg.configs]
-        all_steps, units = a[arg.depth] // BLOCK, a[arg.columns] // (parts * BLOCK)
+        all_steps, units = a[arg.depth] // BLOCK, a[arg.units]
         rows_at_once, units_at_once = a[arg.rows_at_once], a[arg.units_at_once]
         panel_bytes = all_steps * _STEP_BYTES
         items = (units + units_at_once - 1) // units_at_once  # of the same rows

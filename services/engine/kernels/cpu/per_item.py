@@ -5,7 +5,7 @@ from typing import Any
 
 from numba import cfunc, int64, types
 
-from services.engine.kernels.intrinsics import address_of, fetch_add, long_pointer
+from services.engine.kernels.cpu.intrinsics import address_of, fetch_add, long_pointer
 
 ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, THREAD_COUNTER, MAX_THREADS = range(5)  # of a kernel's int64 arguments
 NUM_HEADER = 5  # its own follow

@@ -1,0 +1,95 @@
+"""Rows of one head, of keys, values, queries or results: between where they lie and the memory that a thread works in.
+
+There, a row is a row of 32-bit words, padded to whole vectors: two bfloat16 each, or a float32.
+"""
+
+from typing import Any
+
+from numba import int64, njit
+
+from services.engine.kernels.cpu.elements import ELEMENTS, Element
+from services.engine.kernels.cpu.intrinsics import float_pointer, half_pointer
+from services.engine.kernels.cpu.vectors import LANES, load_floats, spread, store_floats
+
+_LINE = 64  # bytes
+
+
+def padded(head_dim: int) -> int:
+    """Elements of a row."""
+    return -(-head_dim // (2 * LANES)) * 2 * LANES
+
+
+@njit
+def clear(target: int, num_bytes: int) -> None:
+    """Zeros in whole lines."""
+    for line in range(0, num_bytes, _LINE):
+        store_floats(target + line, spread(0.0))
+
+
+def make_read(element: Element, head_dim: int, *, as_pairs: bool) -> Any:
+    """A function of kernels: address of a row of head_dim elements; address of a row of words, whose padding stays.
+
+    as_pairs: words of two bfloat16, which is what `element` is then; else float32.
+    """
+    if as_pairs:
+        return _make_copy(head_dim)
+    load, load_vector, pointer, size = element.load, element.load_vector, element.pointer, element.size
+    whole = head_dim // LANES * LANES
+
+    @njit
+    def read(source: int, target: int) -> None:
+        for d in range(0, whole, LANES):
+            store_floats(target + d * 4, load_vector(source + d * size))
+        for d in range(whole, head_dim):
+            float_pointer(target)[d] = load(pointer(source), d)
+
+    return read
+
+
+def _make_copy(head_dim: int) -> Any:
+    whole = head_dim // (2 * LANES) * 2 * LANES
+
+    @njit
+    def copy(source: int, target: int) -> None:
+        for d in range(0, whole, 2 * LANES):
+            store_floats(target + d * 2, load_floats(source + d * 2))
+        of, to = half_pointer(source), half_pointer(target)
+        for d in range(whole, head_dim):
+            to[d] = of[d]
+
+    return copy
+
+
+def make_write(element: Element, head_dim: int) -> Any:
+    """A function of kernels: address of a row of float32; address of where it goes, rounded."""
+    store, store_vector, pointer, size = element.store, element.store_vector, element.pointer, element.size
+    whole = head_dim // LANES * LANES
+
+    @njit
+    def write(source: int, target: int) -> None:
+        for d in range(0, whole, LANES):
+            store_vector(target + d * size, load_floats(source + d * 4))
+        for d in range(whole, head_dim):
+            store(pointer(target), d, float_pointer(source)[d])
+
+    return write
+
+
+def make_read_rows(dtype: str, head_dim: int, block_size: int, *, as_pairs: bool) -> Any:
+    """A function of kernels: address of a head's keys, or values, in the first block; elements from block to block; its
+    row of the block table; first key, and how many; where they go, one row of words after the other, padded with zeros.
+    """
+    element = ELEMENTS[dtype]
+    read, size = make_read(element, head_dim, as_pairs=as_pairs), element.size
+    word_size = 2 if as_pairs else 4
+    row_bytes, pad_at = padded(head_dim) * word_size, head_dim * word_size // _LINE * _LINE
+
+    @njit
+    def read_rows(pool: int, block_stride: int, table: Any, first: int, count: int, target: int) -> None:
+        for k in range(first, first + count):
+            source = pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * size
+            clear(target + pad_at, row_bytes - pad_at)
+            read(source, target)
+            target += row_bytes
+
+    return read_rows

@@ -1,0 +1,143 @@
+"""Matrix products by register tiles: y = x W^T + b, and SiLU(gate(x)) * up(x) of two of them.
+
+The weight lies in panels of 32 columns of y, a panel step by step along the depth (see `register_tiles`; `pack` makes
+it so). An item's rows of x stay in the second cache while panel after panel comes from memory; all rows are multiplied
+with a panel before the next one. Where rows are too long for the caches, some panels are multiplied along a part of the
+depth, then along the next, and what they come to so far is kept.
+"""
+
+from typing import Any
+
+import torch
+from numba import int64, njit
+from torch import Tensor
+from torch.nn import functional
+
+from services.engine.kernels.cpu.elements import ELEMENTS
+from services.engine.kernels.cpu.epilogue import make_finish
+from services.engine.kernels.cpu.intrinsics import ISA, float_pointer, half_pointer, load_bfloat16
+from services.engine.kernels.cpu.per_item import per_item, places
+from services.engine.kernels.cpu.register_tiles import (
+    COLUMNS,
+    ROW_BYTES,
+    STEP_BYTES,
+    Arithmetic,
+    arithmetic_of,
+    multiply_rows,
+)
+from services.engine.kernels.cpu.vectors import LANES, load_bfloat16s, store_floats
+
+MOST_ROWS = 256  # of an item
+_MOST_DEPTH = 2048  # that is multiplied at a time
+_PANELS_TOGETHER = 8
+_SUMS_BYTES = 2 * ISA.tile_rows * ROW_BYTES
+_PARTIAL_BYTES = _PANELS_TOGETHER * 2 * MOST_ROWS * ROW_BYTES
+_WIDE_ROW_BYTES = _MOST_DEPTH * 4 + 64  # an odd number of cache lines, so that rows have different places in a cache
+SCRATCH_BYTES = _SUMS_BYTES + _PARTIAL_BYTES + MOST_ROWS * _WIDE_ROW_BYTES  # that a thread needs
+
+
+def padded(columns: int) -> int:
+    """Columns of whole panels."""
+    return -(-columns // COLUMNS) * COLUMNS
+
+
+def pack(weight: Tensor) -> Tensor:
+    """[out, depth] in panels, [out / 32, steps, 32, depth of a step], with zeros where the last panel is not full.
+
+    bfloat16, an even depth: steps of 2. float32: of 1.
+    """
+    out, depth = weight.shape
+    of_step = 2 if weight.dtype == torch.bfloat16 else 1
+    whole = functional.pad(weight, (0, 0, 0, padded(out) - out))
+    return whole.view(-1, COLUMNS, depth // of_step, of_step).transpose(1, 2).contiguous()
+
+
+def make_matmul(dtype: str, *, gated: bool) -> Any:
+    """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows;
+    depth; panels of the target; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most MOST_ROWS) and panels
+    of an item. The panels of some rows are items next to each other.
+
+    gated: the weight's panels are as many of gates and, after them, of what they gate: SiLU(first half) * second half.
+    """
+    element, arithmetic = ELEMENTS[dtype], arithmetic_of(dtype)
+    arg = places("x stride target target_stride weight bias rows depth panels scratch rows_at_once panels_at_once")
+    parts, size, most_rows = 2 if gated else 1, element.size, ISA.tile_rows
+    widens = arithmetic is Arithmetic.WIDENED
+    a_bytes, of_step = arithmetic.a_bytes, arithmetic.depth
+    most_steps = _MOST_DEPTH // of_step
+    multiply, finish = multiply_rows(arithmetic), make_finish(element, gated=gated)
+
+    @njit
+    def finish_rows(
+        rows: int, sums: int, gated_sums: int, target: int, target_stride: int, bias: int, gated_bias: int
+    ) -> None:
+        for row in range(rows):
+            shift = row * ROW_BYTES
+            finish(sums + shift, gated_sums + shift, target + row * target_stride, bias, gated_bias)
+
+    @njit
+    def work(a: Any, item: int, thread: int) -> None:
+        weight, bias, panels = a[arg.weight], a[arg.bias], a[arg.panels]
+        rows_at_once, panels_at_once = a[arg.rows_at_once], a[arg.panels_at_once]
+        target_stride = a[arg.target_stride] * size
+        items = (panels + panels_at_once - 1) // panels_at_once  # of the same rows
+        first_row, first_panel = item // items * rows_at_once, item % items * panels_at_once
+        rows, end_panel = min(rows_at_once, a[arg.rows] - first_row), min(first_panel + panels_at_once, panels)
+        x_rows = a[arg.x] + first_row * a[arg.stride] * size
+        target_rows = a[arg.target] + first_row * target_stride
+        x_stride = a[arg.stride] * size
+        sums = a[arg.scratch] + thread * SCRATCH_BYTES
+        partial = sums + _SUMS_BYTES
+        wide = partial + _PARTIAL_BYTES
+        all_steps = a[arg.depth] // of_step
+        chunks = (all_steps + most_steps - 1) // most_steps
+        chunk_steps = (all_steps + chunks - 1) // chunks
+        tiles = (rows + most_rows - 1) // most_rows
+        group_size = _PANELS_TOGETHER if chunks > 1 else panels_at_once
+        for group in range(first_panel, end_panel, group_size):
+            for step in range(0, all_steps, chunk_steps):
+                steps, is_last = min(chunk_steps, all_steps - step), step + chunk_steps >= all_steps
+                x, stride = x_rows + step * of_step * size, x_stride
+                if widens:
+                    if chunks > 1 or group == first_panel:
+                        widen_rows(x, stride, rows, steps * of_step, wide)
+                    x, stride = wide, int64(_WIDE_ROW_BYTES)
+                for panel in range(group, min(group + group_size, end_panel)):
+                    b = weight + (panel * all_steps + step) * STEP_BYTES
+                    kept = partial + (panel - group) * parts * MOST_ROWS * ROW_BYTES
+                    panel_bias = bias + panel * COLUMNS * 4 if bias != 0 else 0
+                    gated_bias = panel_bias + panels * COLUMNS * 4 if bias != 0 else 0
+                    for tile in range(tiles):
+                        begin, end = tile * rows // tiles, (tile + 1) * rows // tiles
+                        into, apart = sums, int64(most_rows * ROW_BYTES)
+                        if chunks > 1:
+                            into, apart = kept + begin * ROW_BYTES, int64(MOST_ROWS * ROW_BYTES)
+                        for part in range(parts):
+                            multiply(
+                                end - begin,
+                                x + begin * stride,
+                                stride,
+                                a_bytes,
+                                b + part * panels * all_steps * STEP_BYTES,
+                                STEP_BYTES,
+                                steps,
+                                into + part * apart,
+                                step == 0,
+                            )
+                        if is_last:
+                            target = target_rows + begin * target_stride + panel * COLUMNS * size
+                            finish_rows(end - begin, into, into + apart, target, target_stride, panel_bias, gated_bias)
+
+    return per_item(work)
+
+
+@njit
+def widen_rows(x: int, stride: int, rows: int, width: int, wide: int) -> None:
+    """bfloat16 as float32."""
+    whole = width // LANES * LANES
+    for row in range(rows):
+        source, target = x + row * stride, wide + row * _WIDE_ROW_BYTES
+        for i in range(0, whole, LANES):
+            store_floats(target + i * 4, load_bfloat16s(source + i * 2))
+        for i in range(whole, width):
+            float_pointer(target)[i] = load_bfloat16(half_pointer(source), i)

@@ -1,0 +1,106 @@
+"""Linear layers by kernels, with a weight that is packed in panels."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.kernels.cpu import matmul
+from services.engine.kernels.cpu.amx import matmul as amx_matmul
+from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.matmul import pack, padded
+from services.engine.kernels.cpu.register_tiles import COLUMNS
+from services.engine.kernels.cpu.team import the_team
+
+# Of an item: panels, but fewer where threads would have too few items to share evenly. With 4 to 16 panels, a product
+# of 1,848 rows took the same to 5 %.
+_MOST_PANELS, _LEAST_ITEMS = 12, 8
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class PackedLinear:
+    """x W^T + b, in the weight's dtype."""
+
+    __slots__ = ("_bias", "_columns", "_depth", "_kernels", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [columns, depth], as `can_pack` says."""
+        assert can_pack(weight)
+        self._columns, self._depth = weight.shape
+        self._kernels = _kernels(str(weight.dtype).removeprefix("torch."), by_amx=_fits_amx(weight))
+        self._weight = pack(weight)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(padded(self._columns), dtype=torch.float32)
+            self._bias[: self._columns] = bias
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether each half of the columns are whole panels."""
+        return self._columns % (2 * COLUMNS) == 0
+
+    def __call__(self, x: Tensor, *, gated: bool = False) -> Tensor:
+        """[rows, depth] -> [rows, columns], or with `gated` [rows, columns / 2]: SiLU(first half) * second half."""
+        assert self.can_gate or not gated
+        rows, kernels, team = len(x), self._kernels, the_team()
+        width = self._columns // 2 if gated else self._columns
+        panels = padded(width) // COLUMNS
+        out = team.empty(rows, panels * COLUMNS, x.dtype)
+        rows_at_once = team.rows_at_once
+        if rows_at_once is None:
+            rows_at_once = kernels.most_rows
+            threads = team.num_threads
+            panels_at_once = max(1, min(_MOST_PANELS, panels * -(-rows // rows_at_once) // (_LEAST_ITEMS * threads)))
+            skipped = (threads - 1) * panels_at_once
+        else:
+            panels_at_once, skipped = panels, -panels
+        team.run(
+            kernels.gated if gated else kernels.plain,
+            -(-rows // rows_at_once) * -(-panels // panels_at_once),
+            x.data_ptr(),
+            x.stride(0),
+            out.data_ptr(),
+            out.stride(0),
+            self._weight.data_ptr(),
+            0 if self._bias is None else self._bias.data_ptr(),
+            rows,
+            self._depth,
+            panels,
+            kernels.scratch,
+            rows_at_once,
+            panels_at_once,
+            skipped,
+            kernels.configs.ctypes.data,
+            at_a_time=1,
+        )
+        return out[:, :width]
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether there is a kernel for this weight."""
+    return weight.dtype in _DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
+
+
+class _Kernels:
+    """Products of one kind, and the memory that they work in."""
+
+    def __init__(self, dtype: str, *, by_amx: bool) -> None:
+        kind: Any = amx_matmul if by_amx else matmul
+        self.plain, self.gated = kind.make_matmul(dtype, gated=False), kind.make_matmul(dtype, gated=True)
+        self.most_rows = kind.MOST_ROWS
+        self.configs = amx_matmul.block_configs()
+        self._memory = np.empty(the_team().max_threads * kind.SCRATCH_BYTES + 64, dtype=np.uint8)
+        self.scratch = -(-self._memory.ctypes.data // 64) * 64
+
+
+@cache
+def _kernels(dtype: str, *, by_amx: bool) -> _Kernels:
+    return _Kernels(dtype, by_amx=by_amx)
+
+
+def _fits_amx(weight: Tensor) -> bool:
+    columns, depth = weight.shape
+    whole = columns % (2 * COLUMNS) == 0 and depth % amx_matmul.BLOCK == 0
+    return ISA.has_amx and weight.dtype == torch.bfloat16 and whole

@@ -1,0 +1,271 @@
+"""Products of small matrices whose sums stay in registers: what all others are made of, where it is not AMX.
+
+    sums [rows, 32] += a [rows, steps] x b [steps, 32]
+
+    b    step by step, 32 words of 32 bits each; any number of bytes from step to step
+    a    a word for each row and step, which is spread to all lanes; any number of bytes from row to row and from step
+         to step
+    sums float32, rows 128 bytes apart
+
+What a word holds, and how it is multiplied, is an `Arithmetic`:
+
+    PAIRS    two bfloat16 in both, in one instruction
+    WIDENED  two bfloat16 in b, which are made float32 on the way; in a two float32
+    SINGLES  a float32 in both
+
+Rows are multiplied `Isa.tile_rows` at a time: so many that their sums fill the registers but for what is multiplied,
+since each word of b that is loaded then serves all of these rows, and each of a all columns (Goto and van de Geijn
+2008, ACM TOMS 34(3)). There is code for each number of rows up to that.
+"""
+
+from enum import Enum
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import cfunc, int64, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.vectors import LANES, BFloat16s
+
+COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
+_VECTOR_BYTES = 64
+_NUM_ARGUMENTS = 9
+_TOGETHER = 3  # rows that are addressed from one pointer: it, and 1 or 2 times the distance further
+_FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
+_FIRST_LANE = ir.Constant(_WORDS, [0] * LANES)
+
+
+class Arithmetic(Enum):
+    """What is multiplied: see above. The value: bytes of a for each step."""
+
+    PAIRS = "pairs"
+    WIDENED = "widened"
+    SINGLES = "singles"
+
+    @property
+    def a_bytes(self) -> int:
+        """Of a row, for each step, where steps lie next to each other."""
+        return 8 if self is Arithmetic.WIDENED else 4
+
+    @property
+    def depth(self) -> int:
+        """Of a step: products that it adds to each sum."""
+        return 1 if self is Arithmetic.SINGLES else 2
+
+
+def arithmetic_of(dtype: str) -> Arithmetic:
+    """For a weight of this dtype, bfloat16 or float32."""
+    if dtype == "float32":
+        return Arithmetic.SINGLES
+    return Arithmetic.PAIRS if ISA.has_bfloat16 else Arithmetic.WIDENED
+
+
+@cache
+def multiply_rows(arithmetic: Arithmetic) -> Any:
+    """A function of kernels: rows, address of a, bytes from row to row and from step to step; address of b, bytes from
+    step to step; steps, not none; address of sums; whether these start from 0, and not from what they are.
+    """
+    address = _tile_function(arithmetic).address
+    most = ISA.tile_rows
+
+    @njit
+    def multiply(
+        rows: int, a: int, a_row: int, a_step: int, b: int, b_step: int, steps: int, sums: int, afresh: bool
+    ) -> None:
+        """In tiles of about the same size."""
+        tiles = (rows + most - 1) // most
+        begin = 0
+        for tile in range(tiles):
+            end = (tile + 1) * rows // tiles
+            of_tile, into = a + begin * a_row, sums + begin * ROW_BYTES
+            _call_tile(address, end - begin, of_tile, a_row, a_step, b, b_step, steps, into, afresh)
+            begin = end
+
+    return multiply
+
+
+@cache
+def _tile_function(arithmetic: Arithmetic) -> Any:
+    """A C function for at most `Isa.tile_rows` rows, compiled once for all kernels that call it."""
+    tile = _tile(arithmetic)
+
+    @cfunc(types.void(*[int64] * _NUM_ARGUMENTS))
+    def function(
+        rows: int, a: int, a_row: int, a_step: int, b: int, b_step: int, steps: int, sums: int, afresh: int
+    ) -> None:
+        tile(rows, a, a_row, a_step, b, b_step, steps, sums, afresh)
+
+    return function
+
+
+@intrinsic
+def _call_tile(
+    _context: Any,
+    _address: Any,
+    _rows: Any,
+    _a: Any,
+    _a_row: Any,
+    _a_step: Any,
+    _b: Any,
+    _b_step: Any,
+    _steps: Any,
+    _sums: Any,
+    _afresh: Any,
+) -> Any:
+    """Calls `_tile_function` at its address."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        address, *values, afresh = arguments
+        function_type = ir.FunctionType(ir.VoidType(), [_LONG] * _NUM_ARGUMENTS)
+        function = builder.inttoptr(address, ir.PointerType(function_type))
+        builder.call(function, [*values, builder.zext(afresh, _LONG)])
+        return context.get_dummy_value()
+
+    return types.void(*[int64] * _NUM_ARGUMENTS, types.boolean), generate
+
+
+def _tile(arithmetic: Arithmetic) -> Any:
+    @intrinsic
+    def tile(
+        _context: Any,
+        _rows: Any,
+        _a: Any,
+        _a_row: Any,
+        _a_step: Any,
+        _b: Any,
+        _b_step: Any,
+        _steps: Any,
+        _sums: Any,
+        _afresh: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            rows, *places, afresh = arguments
+            done = builder.append_basic_block("done")
+            switch = builder.switch(rows, done)
+            for count in range(1, ISA.tile_rows + 1):
+                block = builder.append_basic_block(f"rows_{count}")
+                switch.add_case(_LONG(count), block)
+                builder.position_at_end(block)
+                for vector in range(0, COLUMNS // LANES, ISA.tile_vectors):
+                    _TileBuilder(builder, arithmetic, count).build(vector, *places, afresh)  # type: ignore[call-arg]
+                builder.branch(done)
+            builder.position_at_end(done)
+            return context.get_dummy_value()
+
+        return types.void(*[int64] * _NUM_ARGUMENTS), generate
+
+    return tile
+
+
+class _TileBuilder:
+    """Writes the loop over the steps for one number of rows, and `Isa.tile_vectors` vectors of columns."""
+
+    def __init__(self, builder: Any, arithmetic: Arithmetic, rows: int) -> None:
+        self._builder = builder
+        self._arithmetic = arithmetic
+        self._rows = rows
+
+    def build(
+        self, vector: int, a: Any, a_row: Any, a_step: Any, b: Any, b_step: Any, steps: Any, sums: Any, afresh: Any
+    ) -> None:
+        """vector: the first of the columns'."""
+        builder, shift = self._builder, _LONG(vector * _VECTOR_BYTES)
+        b, sums = builder.add(b, shift), builder.add(sums, shift)
+        before = self._sums_before(sums, builder.icmp_unsigned("!=", afresh, _LONG(0)))
+        pointers = [builder.add(a, builder.mul(a_row, _LONG(row))) for row in range(0, self._rows, _TOGETHER)]
+        twice = builder.shl(a_row, _LONG(1))
+        entry, loop, end = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("end")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        left = self._running(steps, entry)
+        b_now = self._running(b, entry)
+        a_now = [self._running(pointer, entry) for pointer in pointers]
+        running = [self._running(value, entry) for value in before]
+        after = self._step(running, a_now, (_LONG(0), a_row, twice), b_now)
+        self._next(left, builder.sub(left, _LONG(1)))
+        self._next(b_now, builder.add(b_now, b_step))
+        for pointer in a_now:
+            self._next(pointer, builder.add(pointer, a_step))
+        for old, new in zip(running, after, strict=True):
+            self._next(old, new)
+        builder.cbranch(builder.icmp_signed(">", left, _LONG(1)), loop, end)
+        builder.position_at_end(end)
+        for value, place in zip(after, self._places(sums), strict=True):
+            builder.store(value, place, align=4)
+
+    def _running(self, value: Any, entry: Any) -> Any:
+        """A value of the loop, which begins as another one."""
+        running = self._builder.phi(value.type)
+        running.add_incoming(value, entry)
+        return running
+
+    def _next(self, running: Any, value: Any) -> None:
+        running.add_incoming(value, self._builder.block)
+
+    def _places(self, sums: Any) -> list[Any]:
+        builder = self._builder
+        shifts = [r * ROW_BYTES + v * _VECTOR_BYTES for r in range(self._rows) for v in range(ISA.tile_vectors)]
+        return [builder.inttoptr(builder.add(sums, _LONG(shift)), _FLOATS.as_pointer()) for shift in shifts]
+
+    def _sums_before(self, sums: Any, afresh: Any) -> list[Any]:
+        builder, places = self._builder, self._places(sums)
+        entry, load, begin = builder.block, builder.append_basic_block("load"), builder.append_basic_block("begin")
+        builder.cbranch(afresh, begin, load)
+        builder.position_at_end(load)
+        loaded = [builder.load(place, align=4) for place in places]
+        builder.branch(begin)
+        builder.position_at_end(begin)
+        values = [self._running(ir.Constant(_FLOATS, [0.0] * LANES), entry) for _ in places]
+        for value, from_memory in zip(values, loaded, strict=True):
+            value.add_incoming(from_memory, load)
+        return values
+
+    def _step(self, sums: list[Any], a: list[Any], shifts: tuple[Any, ...], b: Any) -> list[Any]:
+        builder, vectors = self._builder, ISA.tile_vectors
+        places = [
+            builder.inttoptr(builder.add(b, _LONG(v * _VECTOR_BYTES)), _WORDS.as_pointer()) for v in range(vectors)
+        ]
+        words = [builder.load(place, align=4) for place in places]
+        sums = list(sums)
+        for part, columns in enumerate(self._parts_of_b(words)):
+            for row in range(self._rows):
+                number, shift = divmod(row, _TOGETHER)
+                word = self._spread(builder.add(builder.add(a[number], shifts[shift]), _LONG(4 * part)))
+                for v in range(vectors):
+                    at = row * vectors + v
+                    sums[at] = self._multiply_add(word, columns[v], sums[at])
+        return sums
+
+    def _parts_of_b(self, words: list[Any]) -> list[list[Any]]:
+        """What a step multiplies, one after the other: vectors of words, or of float32."""
+        builder = self._builder
+        if self._arithmetic is Arithmetic.PAIRS:
+            return [words]
+        if self._arithmetic is Arithmetic.SINGLES:
+            return [[builder.bitcast(word, _FLOATS) for word in words]]
+        first = [builder.shl(word, ir.Constant(_WORDS, [16] * LANES)) for word in words]
+        second = [builder.and_(word, ir.Constant(_WORDS, [0xFFFF0000] * LANES)) for word in words]
+        return [[builder.bitcast(word, _FLOATS) for word in part] for part in (first, second)]
+
+    def _spread(self, address: Any) -> Any:
+        builder, kind = self._builder, _WORDS if self._arithmetic is Arithmetic.PAIRS else _FLOATS
+        word = builder.load(builder.inttoptr(address, kind.element.as_pointer()), align=2)
+        nothing = ir.Constant(kind, ir.Undefined)
+        return builder.shuffle_vector(builder.insert_element(nothing, word, _WORD(0)), nothing, _FIRST_LANE)
+
+    def _multiply_add(self, a: Any, b: Any, sums: Any) -> Any:
+        builder = self._builder
+        if self._arithmetic is Arithmetic.PAIRS:
+            pairs = BFloat16s(2 * LANES)
+            operands = [sums, builder.bitcast(a, pairs), builder.bitcast(b, pairs)]
+            return self._call("llvm.x86.avx512bf16.dpbf16ps.512", operands)
+        return self._call("llvm.fma.v16f32", [a, b, sums])
+
+    def _call(self, name: str, operands: list[Any]) -> Any:
+        builder = self._builder
+        function_type = ir.FunctionType(_FLOATS, [operand.type for operand in operands])
+        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), operands)

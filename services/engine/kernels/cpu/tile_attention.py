@@ -1,0 +1,277 @@
+"""Attention of many query tokens over paged KV: for prompts, and for prefixes that rows share.
+
+An item is a tile of query tokens and a KV head, all of whose query heads are rows of it. Everything is transposed, so
+that a query has a lane of its vectors to itself, and its softmax needs nothing of other lanes:
+
+    scores  [keys, 32]     = K [keys, head_dim] x Q^T [head_dim, 32]      float32, of 32 queries
+    weights [keys, 32]     = exp2(scores - reference)
+    sums    [head_dim, 32] += V^T [head_dim, keys] x weights [keys, 32]   float32
+
+K and V of a segment of keys are copied once, to where they are multiplied well, for all rows of the tile. AMX
+multiplies them, or register tiles do.
+"""
+
+import math
+from typing import Any
+
+from numba import float32, int64, njit
+
+from services.engine.kernels.cpu.amx.tile_products import amx_products
+from services.engine.kernels.cpu.elements import ELEMENTS
+from services.engine.kernels.cpu.exponential import LOG2_E
+from services.engine.kernels.cpu.head_rows import clear, make_read, make_read_rows, make_write, padded
+from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer
+from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
+from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
+from services.engine.kernels.cpu.tile_products import TileProducts, register_products
+from services.engine.kernels.cpu.tile_softmax import (
+    LIMITS,
+    LOWEST,
+    STATE_BYTES,
+    TOTAL,
+    hide,
+    hide_outside_window,
+    make_soften,
+)
+from services.engine.kernels.cpu.vectors import LANES, divide, load_floats, spread, store_floats, transpose
+
+_CHUNK = 128  # keys whose scores are kept at a time
+_PAIR = 2 * LANES  # queries at a time
+_LINE, _ROW_BYTES = 64, 128  # bytes: of 16 words; of a row of 32
+_LN_2 = math.log(2)
+
+
+class TileAttention:
+    """The kernel for one dtype and shape of heads, and what it has to be given."""
+
+    def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
+        """Compiles it. group: query heads of a KV head, so many that a tile has room for one token."""
+        as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
+        read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
+        if ISA.has_amx and as_pairs:
+            products = amx_products(head_dim, read_rows)
+        else:
+            products = register_products(head_dim, read_rows, as_pairs=as_pairs)
+        assert group <= products.max_rows
+        memory = _Memory(products.max_rows, head_dim, as_pairs)
+        self.config = products.config
+        self.max_tokens = products.max_rows // group  # of a tile
+        self.scratch_bytes = memory.bytes  # that a thread needs
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size, products, memory, read_rows, as_pairs=as_pairs)
+
+
+class _Memory:
+    """Where in a thread's memory things lie: offsets in bytes."""
+
+    def __init__(self, max_rows: int, head_dim: int, as_pairs: bool) -> None:
+        depth = padded(head_dim)
+        self.row = depth * (2 if as_pairs else 4)  # of a key, value or query
+        self.sums = 0
+        self.queries = self.sums + max_rows * depth * 4
+        self.keys = self.queries + max_rows * self.row
+        self.values = self.keys + (max_rows + _PAIR) * self.row
+        self.staged = self.values + (max_rows + _PAIR) * self.row  # 32 rows of words, or 16 of float32
+        self.scores = self.staged + _PAIR * depth * 4
+        self.states = self.scores + _CHUNK * _ROW_BYTES
+        self.spans = self.states + max_rows // LANES * STATE_BYTES  # of 16 queries: lowest and highest limit
+        self.saved = self.spans + max_rows // LANES * 8
+        self.bytes = -(-(self.saved + _LINE) // _LINE) * _LINE
+
+
+_ARG = places(
+    "kv_heads q q_stride out lse tokens limits starts rows first_keys tables table_width pool block_stride head_stride"
+    " begun window scale config scratch"
+)
+
+
+def _make_kernel(
+    dtype: str,
+    head_dim: int,
+    group: int,
+    block_size: int,
+    products: TileProducts,
+    memory: _Memory,
+    read_rows: Any,
+    *,
+    as_pairs: bool,
+) -> Any:
+    """Arguments: kv_heads; q and the elements from token to token there; out [T, heads, head_dim] and lse, float32[T,
+    heads]; int32 index in both of the tiles' tokens, and how many keys each sees, one tile after the other; int32[N +
+    1] where a tile begins there; int32[N] the row of its block table, and its first key, a multiple of block_size;
+    block tables int32[R, ..] and their width; pool at the layer, elements from block to block and from head to head;
+    1 when out and lse already hold the attention over the keys before the first, else 0; how many keys a token sees at
+    most, or 0; scale; `config` of the products; scratch_bytes for each thread, on a 64-byte border.
+    """
+    arg, size, segment = _ARG, ELEMENTS[dtype].size, products.max_rows
+    plane, row_bytes, key_step = block_size * head_dim, memory.row, products.key_step
+    sums_bytes, queries_bytes = padded(head_dim) * _ROW_BYTES, row_bytes // 4 * _ROW_BYTES  # of 32 queries
+    thread_bytes = memory.bytes
+    queries_at, keys_at, values_at = memory.queries, memory.keys, memory.values
+    staged_at, scores_at, states_at = memory.staged, memory.scores, memory.states
+    spans_at, saved_at = memory.spans, memory.saved
+    read_values, multiply_keys, multiply_values = products.read_values, products.multiply_keys, products.multiply_values
+    begin_products, end_products = products.begin, products.end
+    begin_queries = _make_begin_queries(dtype, head_dim, group, as_pairs=as_pairs)
+    end_queries = _make_end_queries(dtype, head_dim, group)
+    soften = make_soften(head_dim, as_pairs=as_pairs)
+
+    @njit
+    def begin_rows(a: Any, first_row: int, last_row: int, head: int, begun: bool, memory: int) -> int:
+        """All queries of the tile. Returns the highest limit."""
+        spans, end = int_pointer(memory + spans_at), int64(0)
+        for i in range((last_row - first_row + _PAIR - 1) // _PAIR * 2):
+            lowest, highest = begin_queries(
+                a,
+                first_row + i * LANES,
+                last_row,
+                head,
+                begun,
+                memory + queries_at + i // 2 * queries_bytes + i % 2 * _LINE,
+                memory + states_at + i * STATE_BYTES,
+                memory + i // 2 * sums_bytes + i % 2 * _LINE,
+                memory + staged_at,
+            )
+            spans[2 * i], spans[2 * i + 1] = lowest, highest
+            end = max(end, highest)
+        return end
+
+    @njit
+    def attend_chunk(
+        pair: int, first: int, count: int, keys: int, values: int, window: int, scale: Any, memory: int
+    ) -> None:
+        """32 queries to some keys from `first` on."""
+        scores, sums = memory + scores_at, memory + pair * sums_bytes
+        rounded = (count + key_step - 1) // key_step * key_step
+        multiply_keys(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
+        for half in range(2):
+            i = 2 * pair + half
+            spans = int_pointer(memory + spans_at + i * 8)
+            lowest, highest = int64(spans[0]), int64(spans[1])
+            if highest == 0:
+                continue
+            state, of_scores = memory + states_at + i * STATE_BYTES, scores + half * _LINE
+            limits = load_floats(state + LIMITS)
+            hide(of_scores, lowest, first + rounded, first, limits)
+            if window != 0:
+                hide_outside_window(of_scores, rounded, first, limits, highest, window)
+            soften(of_scores, rounded, scale, state, sums + half * _LINE)
+        multiply_values(values, scores, sums, rounded)
+
+    @njit
+    def attend_segment(num_pairs: int, first: int, count: int, window: int, scale: Any, memory: int) -> None:
+        for pair in range(num_pairs):
+            spans = int_pointer(memory + spans_at + pair * 16)
+            begin, end = int64(0), min(count, int64(max(spans[1], spans[3])) - first)
+            if window != 0:
+                begin = max(int64(0), int64(min(spans[0], spans[2])) - window - first) // _CHUNK * _CHUNK
+            for k in range(begin, end, _CHUNK):
+                keys, values = memory + keys_at + k * row_bytes, memory + values_at + k * row_bytes
+                attend_chunk(pair, first + k, min(_CHUNK, end - k), keys, values, window, scale, memory)
+
+    @njit
+    def work(a: Any, item: int, thread: int) -> None:
+        kv_heads, scale = a[arg.kv_heads], spread(float32(float64_of(a[arg.scale])))
+        num_tiles = a[NUM_ITEMS] // kv_heads
+        tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens see most: these first
+        starts = int_pointer(a[arg.starts])
+        first_row, last_row = int64(starts[tile]) * group, int64(starts[tile + 1]) * group
+        num_pairs = (last_row - first_row + _PAIR - 1) // _PAIR
+        table = int_pointer(a[arg.tables] + int64(int_pointer(a[arg.rows])[tile]) * a[arg.table_width] * 4)
+        begin = int64(int_pointer(a[arg.first_keys])[tile])
+        keys = a[arg.pool] + head * a[arg.head_stride] * size
+        memory = a[arg.scratch] + thread * thread_bytes
+        end = begin_rows(a, first_row, last_row, head, a[arg.begun] != 0 and begin > 0, memory)
+        begin_products(memory + saved_at, a[arg.config])
+        for first in range(begin, end, segment):
+            count = min(segment, end - first)
+            read_rows(keys, a[arg.block_stride], table, first, count, memory + keys_at)
+            read_values(
+                keys + plane * size,
+                a[arg.block_stride],
+                table,
+                first,
+                count,
+                memory + staged_at,
+                memory + values_at,
+            )
+            attend_segment(num_pairs, first, count, a[arg.window], scale, memory)
+        end_products(memory + saved_at, a[arg.config])
+        for i in range((last_row - first_row + LANES - 1) // LANES):
+            end_queries(
+                a,
+                first_row + i * LANES,
+                last_row,
+                head,
+                memory + states_at + i * STATE_BYTES,
+                memory + i // 2 * sums_bytes + i % 2 * _LINE,
+                memory + staged_at,
+            )
+
+    return per_item(work)
+
+
+def _make_begin_queries(dtype: str, head_dim: int, group: int, *, as_pairs: bool) -> Any:
+    arg, element, depth = _ARG, ELEMENTS[dtype], padded(head_dim)
+    read_words, read_floats = (
+        make_read(element, head_dim, as_pairs=as_pairs),
+        make_read(element, head_dim, as_pairs=False),
+    )
+    size, row_bytes = element.size, depth * (2 if as_pairs else 4)
+
+    @njit
+    def begin_queries(
+        a: Any, row: int, last_row: int, head: int, begun: bool, queries: int, state: int, sums: int, staged: int
+    ) -> tuple[int, int]:
+        """16 queries from `row` on. Returns their lowest and highest limit; (.., 0): there is none."""
+        tokens, limits, kv_heads = int_pointer(a[arg.tokens]), int_pointer(a[arg.limits]), a[arg.kv_heads]
+        lowest, highest = int64(1 << 30), int64(0)
+        clear(staged, LANES * row_bytes)
+        for lane in range(LANES):
+            own = min(row + lane, last_row - 1)
+            limit = int64(limits[own // group])
+            float_pointer(state + LIMITS)[lane] = float32(limit)
+            lowest, highest = min(lowest, limit), max(highest, limit)
+            if row + lane < last_row:
+                at = int64(tokens[own // group]) * a[arg.q_stride] + (head * group + own % group) * head_dim
+                read_words(a[arg.q] + at * size, staged + lane * row_bytes)
+        for line in range(0, row_bytes, _LINE):
+            transpose(staged + line, row_bytes, queries + line // 4 * _ROW_BYTES, _ROW_BYTES)
+        for d in range(depth):
+            store_floats(sums + d * _ROW_BYTES, spread(float32(0)))
+        store_floats(state, spread(LOWEST))
+        store_floats(state + TOTAL, spread(float32(0)))
+        if begun:
+            clear(staged, LANES * depth * 4)
+            for lane in range(min(LANES, last_row - row)):
+                own = row + lane
+                query = (int64(tokens[own // group]) * kv_heads + head) * group + own % group
+                read_floats(a[arg.out] + query * head_dim * size, staged + lane * depth * 4)
+                float_pointer(state)[lane] = float_pointer(a[arg.lse])[query] * float32(LOG2_E)
+                float_pointer(state + TOTAL)[lane] = float32(1)
+            for d in range(0, depth, LANES):
+                transpose(staged + d * 4, depth * 4, sums + d * _ROW_BYTES, _ROW_BYTES)
+        return lowest, highest if row < last_row else int64(0)
+
+    return begin_queries
+
+
+def _make_end_queries(dtype: str, head_dim: int, group: int) -> Any:
+    arg, element, depth = _ARG, ELEMENTS[dtype], padded(head_dim)
+    write, size = make_write(element, head_dim), element.size
+
+    @njit(error_model="numpy")
+    def end_queries(a: Any, row: int, last_row: int, head: int, state: int, sums: int, staged: int) -> None:
+        tokens, kv_heads = int_pointer(a[arg.tokens]), a[arg.kv_heads]
+        factor = divide(spread(float32(1)), load_floats(state + TOTAL))
+        for d in range(depth):
+            store_floats(sums + d * _ROW_BYTES, load_floats(sums + d * _ROW_BYTES) * factor)
+        for d in range(0, depth, LANES):
+            transpose(sums + d * _ROW_BYTES, _ROW_BYTES, staged + d * 4, depth * 4)
+        for lane in range(min(LANES, last_row - row)):
+            own = row + lane
+            query = (int64(tokens[own // group]) * kv_heads + head) * group + own % group
+            write(staged + lane * depth * 4, a[arg.out] + query * head_dim * size)
+            top, total = float_pointer(state)[lane], float_pointer(state + TOTAL)[lane]
+            float_pointer(a[arg.lse])[query] = (top + math.log2(total)) * float32(_LN_2)
+
+    return end_queries

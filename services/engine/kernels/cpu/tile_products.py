@@ -1,0 +1,91 @@
+"""The two products of attention over tiles of queries, by register tiles. See `tile_attention` for what they are.
+
+scores [keys, 32]      = keys, rows of words        x  queries, [words of a row, 32]
+sums   [head_dim, 32] += values, a word of each     x  weights, [keys, 32], or in pairs of keys [keys / 2, 32]
+                         column for a step
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from services.engine.kernels.cpu.head_rows import clear, padded
+from services.engine.kernels.cpu.register_tiles import STEP_BYTES, Arithmetic, multiply_rows
+from services.engine.kernels.cpu.vectors import interleave_pairs
+
+_KEY_STEP = 4
+_LINE = 64  # bytes
+_MOST_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TileProducts:
+    """Functions of kernels, for one head_dim, and what they need. Counts of keys are multiples of key_step."""
+
+    key_step: int
+    max_rows: int  # query tokens of a tile times their heads; and keys of a segment
+    # As `make_read_rows`, with room for 32 rows before where they go; and zeros up to a multiple of key_step.
+    read_values: Any
+    multiply_keys: Any  # keys, queries, scores, count
+    multiply_values: Any  # values, weights, sums, count
+    begin: Any  # 64 bytes to keep something in for `end`, address of `config`
+    end: Any  # these
+    config: np.ndarray
+
+
+def register_products(head_dim: int, read_rows: Any, *, as_pairs: bool) -> TileProducts:
+    """For what AMX cannot do. read_rows: of `make_read_rows`."""
+    of_word = 2 if as_pairs else 1
+    multiply = multiply_rows(Arithmetic.PAIRS if as_pairs else Arithmetic.SINGLES)
+    row_bytes = padded(head_dim) * 4 // of_word
+    num_steps, value_step = -(-head_dim // of_word), row_bytes * of_word
+
+    @njit
+    def multiply_keys(keys: int, queries: int, scores: int, count: int) -> None:
+        multiply(count, keys, row_bytes, 4, queries, STEP_BYTES, num_steps, scores, True)
+
+    @njit
+    def multiply_values(values: int, weights: int, sums: int, count: int) -> None:
+        multiply(head_dim, values, 4, value_step, weights, STEP_BYTES, count // of_word, sums, False)
+
+    return TileProducts(
+        key_step=_KEY_STEP,
+        max_rows=_MOST_ROWS,
+        read_values=(_make_read_pairs if as_pairs else _make_read_singles)(read_rows, row_bytes),
+        multiply_keys=multiply_keys,
+        multiply_values=multiply_values,
+        begin=_nothing,
+        end=_nothing,
+        config=np.zeros(1, dtype=np.uint8),
+    )
+
+
+def _make_read_pairs(read_rows: Any, row_bytes: int) -> Any:
+    @njit
+    def read_values(pool: int, block_stride: int, table: Any, first: int, count: int, room: int, values: int) -> None:
+        """Words of two keys each."""
+        for k in range(0, (count + _KEY_STEP - 1) // _KEY_STEP * _KEY_STEP, 2):
+            some = min(2, max(0, count - k))
+            read_rows(pool, block_stride, table, first + k, some, room)
+            clear(room + some * row_bytes, (2 - some) * row_bytes)
+            for line in range(0, row_bytes, _LINE):
+                interleave_pairs(room + line, room + row_bytes + line, values + k * row_bytes + 2 * line)
+
+    return read_values
+
+
+def _make_read_singles(read_rows: Any, row_bytes: int) -> Any:
+    @njit
+    def read_values(pool: int, block_stride: int, table: Any, first: int, count: int, _room: int, values: int) -> None:
+        """As they lie."""
+        read_rows(pool, block_stride, table, first, count, values)
+        clear(values + count * row_bytes, -count % _KEY_STEP * row_bytes)
+
+    return read_values
+
+
+@njit
+def _nothing(_saved: int, _config: int) -> None:
+    return
