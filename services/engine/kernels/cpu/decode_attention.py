@@ -191,7 +191,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, memory:
         steps = (count + of_word - 1) // of_word
         for column in range(0, head_dim, COLUMNS):
             b, sums = values + column * 4, memory + sums_at + column // COLUMNS * sums_bytes
-            multiply(group, weights, weights_bytes, 4, b, row_bytes * of_word, steps, sums, False)
+            multiply(group, weights, weights_bytes, 4, b, row_bytes * of_word, steps, sums, False, b, 0)
 
     @njit
     def note_following(a: Any, item: int, memory: int) -> None:

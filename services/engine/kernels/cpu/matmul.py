@@ -30,6 +30,7 @@ from services.engine.kernels.cpu.vectors import LANES, load_bfloat16s, store_flo
 MOST_ROWS = 256  # of an item
 _MOST_DEPTH = 2048  # that is multiplied at a time
 _PANELS_TOGETHER = 8
+_AHEAD = 4096  # bytes
 _SUMS_BYTES = 2 * ISA.tile_rows * ROW_BYTES
 _PARTIAL_BYTES = _PANELS_TOGETHER * 2 * MOST_ROWS * ROW_BYTES
 _WIDE_ROW_BYTES = _MOST_DEPTH * 4 + 64  # an odd number of cache lines, so that rows have different places in a cache
@@ -55,12 +56,15 @@ def pack(weight: Tensor) -> Tensor:
 def make_matmul(dtype: str, *, gated: bool) -> Any:
     """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows;
     depth; panels of the target; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most MOST_ROWS) and panels
-    of an item. The panels of some rows are items next to each other.
+    of an item; panels from the end of an item to where the thread will go on. The panels of some rows are items next to
+    each other.
 
     gated: the weight's panels are as many of gates and, after them, of what they gate: SiLU(first half) * second half.
     """
     element, arithmetic = ELEMENTS[dtype], arithmetic_of(dtype)
-    arg = places("x stride target target_stride weight bias rows depth panels scratch rows_at_once panels_at_once")
+    arg = places(
+        "x stride target target_stride weight bias rows depth panels scratch rows_at_once panels_at_once skipped"
+    )
     parts, size, most_rows = 2 if gated else 1, element.size, ISA.tile_rows
     widens = arithmetic is Arithmetic.WIDENED
     a_bytes, of_step = arithmetic.a_bytes, arithmetic.depth
@@ -107,22 +111,32 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                     kept = partial + (panel - group) * parts * MOST_ROWS * ROW_BYTES
                     panel_bias = bias + panel * COLUMNS * 4 if bias != 0 else 0
                     gated_bias = panel_bias + panels * COLUMNS * 4 if bias != 0 else 0
+                    following = panel + 1 if panel + 1 < end_panel else min(end_panel + a[arg.skipped], panels - 1)
                     for tile in range(tiles):
                         begin, end = tile * rows // tiles, (tile + 1) * rows // tiles
                         into, apart = sums, int64(most_rows * ROW_BYTES)
                         if chunks > 1:
                             into, apart = kept + begin * ROW_BYTES, int64(MOST_ROWS * ROW_BYTES)
                         for part in range(parts):
+                            of_part = b + part * panels * all_steps * STEP_BYTES
+                            # Of the next panel, each tile asks for its share; one alone, for what it needs soon itself.
+                            ahead, ahead_step = of_part + _AHEAD, int64(STEP_BYTES)
+                            if tiles > 1:
+                                ahead_step = STEP_BYTES // tiles + 1
+                                ahead = of_part + (following - panel) * all_steps * STEP_BYTES
+                                ahead += tile * steps * ahead_step
                             multiply(
                                 end - begin,
                                 x + begin * stride,
                                 stride,
                                 a_bytes,
-                                b + part * panels * all_steps * STEP_BYTES,
+                                of_part,
                                 STEP_BYTES,
                                 steps,
                                 into + part * apart,
                                 step == 0,
+                                ahead,
+                                ahead_step,
                             )
                         if is_last:
                             target = target_rows + begin * target_stride + panel * COLUMNS * size

@@ -32,7 +32,7 @@ from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 
 COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
 _VECTOR_BYTES = 64
-_NUM_ARGUMENTS = 9
+_NUM_ARGUMENTS, _LINE = 11, 64
 _TOGETHER = 3  # rows that are addressed from one pointer: it, and 1 or 2 times the distance further
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
@@ -67,14 +67,25 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 @cache
 def multiply_rows(arithmetic: Arithmetic) -> Any:
     """A function of kernels: rows, address of a, bytes from row to row and from step to step; address of b, bytes from
-    step to step; steps, not none; address of sums; whether these start from 0, and not from what they are.
+    step to step; steps, not none; address of sums; whether these start from 0, and not from what they are; an address
+    and bytes: each step asks for two cache lines there, and the next step for those so many bytes further.
     """
     address = _tile_function(arithmetic).address
     most = ISA.tile_rows
 
     @njit
     def multiply(
-        rows: int, a: int, a_row: int, a_step: int, b: int, b_step: int, steps: int, sums: int, afresh: bool
+        rows: int,
+        a: int,
+        a_row: int,
+        a_step: int,
+        b: int,
+        b_step: int,
+        steps: int,
+        sums: int,
+        afresh: bool,
+        ahead: int,
+        ahead_step: int,
     ) -> None:
         """In tiles of about the same size."""
         tiles = (rows + most - 1) // most
@@ -82,7 +93,7 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
         for tile in range(tiles):
             end = (tile + 1) * rows // tiles
             of_tile, into = a + begin * a_row, sums + begin * ROW_BYTES
-            _call_tile(address, end - begin, of_tile, a_row, a_step, b, b_step, steps, into, afresh)
+            _call_tile(address, end - begin, of_tile, a_row, a_step, b, b_step, steps, into, afresh, ahead, ahead_step)
             begin = end
 
     return multiply
@@ -95,9 +106,19 @@ def _tile_function(arithmetic: Arithmetic) -> Any:
 
     @cfunc(types.void(*[int64] * _NUM_ARGUMENTS))
     def function(
-        rows: int, a: int, a_row: int, a_step: int, b: int, b_step: int, steps: int, sums: int, afresh: int
+        rows: int,
+        a: int,
+        a_row: int,
+        a_step: int,
+        b: int,
+        b_step: int,
+        steps: int,
+        sums: int,
+        afresh: int,
+        ahead: int,
+        ahead_step: int,
     ) -> None:
-        tile(rows, a, a_row, a_step, b, b_step, steps, sums, afresh)
+        tile(rows, a, a_row, a_step, b, b_step, steps, sums, afresh, ahead, ahead_step)
 
     return function
 
@@ -115,17 +136,19 @@ def _call_tile(
     _steps: Any,
     _sums: Any,
     _afresh: Any,
+    _ahead: Any,
+    _ahead_step: Any,
 ) -> Any:
     """Calls `_tile_function` at its address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, *values, afresh = arguments
+        address, *values, afresh, ahead, ahead_step = arguments
         function_type = ir.FunctionType(ir.VoidType(), [_LONG] * _NUM_ARGUMENTS)
         function = builder.inttoptr(address, ir.PointerType(function_type))
-        builder.call(function, [*values, builder.zext(afresh, _LONG)])
+        builder.call(function, [*values, builder.zext(afresh, _LONG), ahead, ahead_step])
         return context.get_dummy_value()
 
-    return types.void(*[int64] * _NUM_ARGUMENTS, types.boolean), generate
+    return types.void(*[int64] * 9, types.boolean, int64, int64), generate
 
 
 def _tile(arithmetic: Arithmetic) -> Any:
@@ -141,9 +164,11 @@ def _tile(arithmetic: Arithmetic) -> Any:
         _steps: Any,
         _sums: Any,
         _afresh: Any,
+        _ahead: Any,
+        _ahead_step: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            rows, *places, afresh = arguments
+            rows, *places = arguments
             done = builder.append_basic_block("done")
             switch = builder.switch(rows, done)
             for count in range(1, ISA.tile_rows + 1):
@@ -151,7 +176,7 @@ def _tile(arithmetic: Arithmetic) -> Any:
                 switch.add_case(_LONG(count), block)
                 builder.position_at_end(block)
                 for vector in range(0, COLUMNS // LANES, ISA.tile_vectors):
-                    _TileBuilder(builder, arithmetic, count).build(vector, *places, afresh)  # type: ignore[call-arg]
+                    _TileBuilder(builder, arithmetic, count).build(vector, *places)  # type: ignore[call-arg]
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
@@ -170,7 +195,18 @@ class _TileBuilder:
         self._rows = rows
 
     def build(
-        self, vector: int, a: Any, a_row: Any, a_step: Any, b: Any, b_step: Any, steps: Any, sums: Any, afresh: Any
+        self,
+        vector: int,
+        a: Any,
+        a_row: Any,
+        a_step: Any,
+        b: Any,
+        b_step: Any,
+        steps: Any,
+        sums: Any,
+        afresh: Any,
+        ahead: Any,
+        ahead_step: Any,
     ) -> None:
         """vector: the first of the columns'."""
         builder, shift = self._builder, _LONG(vector * _VECTOR_BYTES)
@@ -182,12 +218,14 @@ class _TileBuilder:
         builder.branch(loop)
         builder.position_at_end(loop)
         left = self._running(steps, entry)
-        b_now = self._running(b, entry)
+        b_now, ahead_now = self._running(b, entry), self._running(ahead, entry)
         a_now = [self._running(pointer, entry) for pointer in pointers]
         running = [self._running(value, entry) for value in before]
+        self._ask_for(ahead_now)
         after = self._step(running, a_now, (_LONG(0), a_row, twice), b_now)
         self._next(left, builder.sub(left, _LONG(1)))
         self._next(b_now, builder.add(b_now, b_step))
+        self._next(ahead_now, builder.add(ahead_now, ahead_step))
         for pointer in a_now:
             self._next(pointer, builder.add(pointer, a_step))
         for old, new in zip(running, after, strict=True):
@@ -205,6 +243,15 @@ class _TileBuilder:
 
     def _next(self, running: Any, value: Any) -> None:
         running.add_incoming(value, self._builder.block)
+
+    def _ask_for(self, address: Any) -> None:
+        """Two cache lines, for reading, into all caches."""
+        builder, pointer = self._builder, ir.PointerType(ir.IntType(8))
+        function_type = ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        for line in range(0, STEP_BYTES, _LINE):
+            at = builder.inttoptr(builder.add(address, _LONG(line)), pointer)
+            builder.call(function, [at, _WORD(0), _WORD(3), _WORD(1)])
 
     def _places(self, sums: Any) -> list[Any]:
         builder = self._builder
