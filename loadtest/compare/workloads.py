@@ -2,6 +2,7 @@
 
 48/128               prompts of 48, answers of 128, all requests at once
 48/128 single        the same, one request at a time
+16x48/128            16 of them, where the shape alone is sent in larger numbers
 4096+32/16 cold      prompts of 4096 that all share and 32 of their own, answers of 16
 4096+32/16 warm      the same prompts a second time
 """
@@ -35,13 +36,15 @@ class Compared:
     figure: Figure
     single: bool = False  # one request at a time
     twice: bool = False  # a second run with the same prompts finds them cached
+    counted: bool = False  # the name says how many requests there are
 
     @property
     def name(self) -> str:
         """Its shape."""
         load = self.load
         shared = f"{load.shared_tokens}+" if load.shared_tokens else ""
-        return f"{shared}{load.input_tokens}/{load.output_tokens}" + (" single" if self.single else "")
+        count = f"{load.requests}x" if self.counted else ""
+        return f"{count}{shared}{load.input_tokens}/{load.output_tokens}" + (" single" if self.single else "")
 
     @property
     def run_names(self) -> tuple[str, ...]:
@@ -64,11 +67,17 @@ ALL = (
     Compared(Workload(64, 48, 500), Figure.TOKENS_PER_S),
     Compared(Workload(20, 48, 128), Figure.TPOT_MS, single=True),
     Compared(Workload(4, 4096, 8), Figure.TTFT_MS, single=True),
+    Compared(Workload(16, 48, 128), Figure.TOKENS_PER_S, counted=True),
+    Compared(Workload(16, 462, 16), Figure.REQUESTS_PER_S, counted=True),
 )
 QUICK = ALL[:3]
 
 # Before anything is measured, for every server alike: code is compiled and threads are started by then.
 WARM_UP = (Workload(16, 300, 16), Workload(2, 4096, 8))
+
+LONGEST = max(
+    load.shared_tokens + load.input_tokens + load.output_tokens for load in (*(c.load for c in ALL), *WARM_UP)
+)
 
 
 def chosen(names: Sequence[str]) -> tuple[Compared, ...]:

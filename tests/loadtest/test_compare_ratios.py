@@ -25,6 +25,7 @@ def run(server: str, round_number: int, seconds: float, *, figure: Figure = Figu
     [
         (Compared(Workload(64, 48, 128), Figure.TOKENS_PER_S), ("48/128",)),
         (Compared(Workload(20, 48, 128), Figure.TPOT_MS, single=True), ("48/128 single",)),
+        (Compared(Workload(16, 48, 128), Figure.TOKENS_PER_S, counted=True), ("16x48/128",)),
         (
             Compared(Workload(32, 32, 16, shared_tokens=4096), Figure.REQUESTS_PER_S, twice=True),
             ("4096+32/16 cold", "4096+32/16 warm"),
