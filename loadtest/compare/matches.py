@@ -1,0 +1,75 @@
+"""Who is compared with whom: Baton in one of its modes, and a peer in each of its settings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadtest.compare.baton import Baton
+from loadtest.compare.llama_cpp import LlamaCpp, Weights
+from loadtest.compare.ratios import Contest
+from loadtest.compare.servers import Server
+from loadtest.compare.vllm import BLOCK_SIZES, VllmAlone, VllmPair
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Baton in one mode, and a peer in each of its settings."""
+
+    title: str
+    baton: Server
+    peers: tuple[Server, ...]
+
+    @property
+    def contest(self) -> Contest:
+        """The match by the names of its servers."""
+        return Contest(self.title, self.baton.name, tuple(peer.name for peer in self.peers))
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What there is beside Baton. None: this peer has no part."""
+
+    vllm: Path | None  # a virtual environment
+    llama_server: Path | None
+    weights: Weights | None  # llama.cpp's
+
+
+def matches(model: Path, peers: Peers, *, alone: bool) -> list[Match]:
+    """Lists them in the order in which servers take turns: each of Baton's before those that it is compared with.
+
+    alone: also forced handoff against Baton without handoff.
+    """
+    forced, automatic, never = (Baton(model, handoff) for handoff in ("always", "auto", "never"))
+    found = []
+    if peers.vllm is not None:
+        pairs = tuple(VllmPair(peers.vllm, model, size) for size in BLOCK_SIZES)
+        single = tuple(VllmAlone(peers.vllm, model, size) for size in BLOCK_SIZES)
+        found.append(Match("Handoff forced, against vLLM's own pair", forced, pairs))
+        found.append(Match("Automatic routing, against vLLM alone", automatic, single))
+    if peers.llama_server is not None and peers.weights is not None:
+        found += _with_llama(peers.llama_server, peers.weights, automatic)
+    if alone:
+        found.append(Match("Handoff forced, against the same engine alone", forced, (never,)))
+    return found
+
+
+def chosen(every: Sequence[Match], names: Sequence[str]) -> list[Match]:
+    """Keeps the peers with these names, and the matches that have one. Raises ValueError for a name that is none."""
+    known = [peer.name for match in every for peer in match.peers]
+    if unknown := set(names) - set(known):
+        raise ValueError(f"no peer {min(unknown)!r}; there are {', '.join(known)}")
+    kept = [replace(match, peers=tuple(peer for peer in match.peers if peer.name in names)) for match in every]
+    return [match for match in kept if match.peers]
+
+
+def servers(every: Sequence[Match]) -> list[Server]:
+    """All of them, each once, in turn."""
+    return list(dict.fromkeys(server for match in every for server in (match.baton, *match.peers)))
+
+
+def _with_llama(program: Path, weights: Weights, baton: Server) -> list[Match]:
+    found = [Match("Automatic routing, against llama.cpp in BF16", baton, (LlamaCpp(program, weights.bf16),))]
+    if weights.q4_1 is not None:
+        title = "Automatic routing in bfloat16, beside llama.cpp in Q4_1: a third of the bytes, and other numbers"
+        found.append(Match(title, baton, (LlamaCpp(program, weights.q4_1),)))
+    return found
