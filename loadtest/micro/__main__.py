@@ -51,8 +51,12 @@ _PARTS = {
         (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
     ),
     "model": _Part(
-        "where a decode step's time goes in the model, beside what memory and matrix units allow",
-        (("model", None, "the checkpoint"), ("context", 120, "tokens of each sequence")),
+        "where a step's time goes in the model, beside what memory and cores allow; of another class: BATON_CPU_ISA",
+        (
+            ("model", None, "the checkpoint"),
+            ("context", 120, "tokens of each sequence that decodes"),
+            ("float32", 0, "1: in float32, and not in bfloat16"),
+        ),
     ),
     "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
     "scheduler": _Part(

@@ -1,4 +1,4 @@
-"""Where a step's time goes in the model itself, beside what memory and matrix units of the machine allow."""
+"""Where a step's time goes in the model itself, beside what memory and cores of the machine allow."""
 
 from pathlib import Path
 
@@ -6,11 +6,13 @@ from loadtest.micro.rows import Row
 from services.engine.openmp import load_openmp
 
 
-def measure(model: Path | None, context: int) -> list[Row]:
-    """Rows for each batch: its parts, then the whole step."""
+def measure(model: Path | None, context: int, float32: int) -> list[Row]:
+    """Rows for each step: its parts, then the whole of it."""
     if model is None:
         raise SystemExit("name a checkpoint with --model")
     load_openmp()  # before torch is imported
+    import torch
+
     from loadtest.micro import model_parts
 
-    return model_parts.measure(model, context)
+    return model_parts.measure(model, context, torch.float32 if float32 else torch.bfloat16)

@@ -1,7 +1,9 @@
 """The parts of a forward pass, each over all layers and by itself: what a worker runs, without its step loop.
 
-The limit of a part is the longer of two: the bytes that it has to read at the rate at which this machine reads memory,
-and its products at the rate at which it multiplies large bfloat16 matrices. Both rates are measured first.
+The limit of a part is the longer of two: the bytes that it has to read at the rate at which this machine copies memory,
+and its operations at the rate at which its cores multiply and add in registers. Both rates are measured first, the
+latter by the instructions of the class of processors that the kernels are made for. The share is the limit over what
+the part took.
 """
 
 import os
@@ -16,10 +18,10 @@ from torch import Tensor
 from loadtest.micro.rows import Row
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
+from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import make_operations, why_not_fused
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
-from services.engine.models.linear import Linear
 from services.engine.models.registry import load_weights, open_tensors, parse_model_config
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
@@ -28,14 +30,14 @@ from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import allocate, keep_freed_memory
 from services.protocol.model_files.open import open_model
 
-_BATCHES = (1, 64)
+_STEPS = ((1, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _BLOCK_SIZE = 16
 _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
-_READ_BYTES, _MATRIX = 1 << 30, 2048
+Part = tuple[str, Callable[[], object], float]  # its name, what runs it, its limit in seconds or 0
 
 
-def measure(model: Path, context: int) -> list[Row]:
-    """context: tokens of each sequence before the step."""
+def measure(model: Path, context: int, dtype: torch.dtype) -> list[Row]:
+    """context: tokens of each sequence before a step that decodes."""
     keep_freed_memory()
     openmp = loaded_openmp()
     if openmp is not None:
@@ -44,74 +46,87 @@ def measure(model: Path, context: int) -> list[Row]:
     config = parse_model_config(open_model(model).config())
     if not isinstance(config, DecoderConfig):
         raise SystemExit(f"{config.architecture} is not taken apart here")
+    name = str(dtype).removeprefix("torch.")
+    if reason := why_not_fused(name):
+        raise SystemExit(f"no kernels run here: {reason}")
+    from loadtest.micro.peaks import copy_rate, peak_flops  # what they are made of is compiled by numba
+
     with torch.inference_mode():
         with open_tensors(model, config, torch.device("cpu")) as checkpoint:
-            weights = load_weights(checkpoint, config, torch.bfloat16, fused=why_not_fused("bfloat16") is None)
+            weights = load_weights(checkpoint, config, dtype, fused=True)
         assert isinstance(weights, DecoderWeights)
-        read, multiplied = _read_rate(), _matrix_rate()
-        rates: Row = {"part": "rates of the machine", "read_gb_per_s": read / 1e9, "bf16_tflops": multiplied / 1e12}
+        limits = _Limits(config, dtype, copy_rate(), peak_flops(name))
+        rates: Row = {
+            "part": f"rates of the machine, {known_isa().name}, {name}",
+            "copied_gb_per_s": limits.copied / 1e9,
+            "tflops": limits.flops / 1e12,
+        }
         return [
             rates,
-            *(row for batch in _BATCHES for row in _of_batch(config, weights, batch, context, read, multiplied)),
+            *(row for rows, new in _STEPS for row in _of_step(_Step(config, weights, rows, new, context), limits)),
         ]
 
 
-def _of_batch(
-    config: DecoderConfig, weights: DecoderWeights, batch: int, context: int, read: float, multiplied: float
-) -> list[Row]:
-    step = _Step(config, weights, batch, context)
-    linear_bytes = 2 * sum(
-        out * depth
-        for out, depth in (
-            ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size),
-            (config.hidden_size, config.num_heads * config.head_dim),
-            (2 * config.intermediate_size, config.hidden_size),
-            (config.hidden_size, config.intermediate_size),
-        )
-    )
-    head_bytes = 2 * config.vocab_size * config.hidden_size
-    kv_bytes = batch * (context + 1) * 2 * config.num_kv_heads * config.head_dim * 2 * config.num_layers
-    parts: list[tuple[str, Callable[[], object], float]] = [
-        ("index work", step.prepare, 0.0),
-        ("linear layers", step.linears, max(1 / read, batch / multiplied) * linear_bytes * config.num_layers),
-        ("attention", step.attention, kv_bytes / read),
-        ("norms, rotation, KV write", step.small, 0.0),
-        ("output layer", step.head, max(1 / read, batch / multiplied) * head_bytes),
-        ("whole forward pass", step.whole, 0.0),
-    ]
+class _Limits:
+    """Seconds that parts of a step take at least, over all layers."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, copied: float, flops: float) -> None:
+        """copied: bytes a second, read and written; flops: operations a second."""
+        self.copied, self.flops = copied, flops
+        self._config = config
+        self._itemsize: int = dtype.itemsize
+
+    def product(self, out: int, depth: int, tokens: int) -> float:
+        """Of one layer."""
+        num_bytes, operations = out * depth * self._itemsize, 2 * out * depth * tokens
+        return max(num_bytes / self.copied, operations / self.flops)
+
+    def attention(self, rows: int, new: int, context: int) -> float:
+        """Of one layer: KV is read once, and each token multiplies with all keys up to its own."""
+        config = self._config
+        kv_bytes = rows * (context + new) * 2 * config.num_kv_heads * config.head_dim * self._itemsize
+        keys = rows * (context * new + new * (new + 1) / 2)
+        operations = 4 * keys * config.num_heads * config.head_dim
+        return max(kv_bytes / self.copied, operations / self.flops)
+
+
+def _of_step(step: "_Step", limits: _Limits) -> list[Row]:
     rows: list[Row] = []
     total_limit = 0.0
-    for name, run, limit_s in parts:
+    for name, run, limit_s in step.parts(limits):
         total_limit += limit_s
         limit = total_limit if run == step.whole else limit_s
-        row: Row = {"batch": batch, "part": name, "ms": _median_s(run) * 1e3}
-        rows.append(row | ({"limit_ms": limit * 1e3} if limit else {}))
+        took = _median_s(run)
+        row: Row = {"rows": step.rows, "new_tokens": step.new, "part": name, "ms": took * 1e3}
+        rows.append(row | ({"limit_ms": limit * 1e3, "share": limit / took} if limit else {}))
     return rows
 
 
 class _Step:
-    """One decode step of `batch` sequences of `context` tokens, whole and in parts."""
+    """A step of sequences that have `new` tokens each: one after `context` others, or several of a prompt."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, batch: int, context: int) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, rows: int, new: int, context: int) -> None:
+        self.rows, self.new, self._context = rows, new, context if new == 1 else 0
         self._config, self._weights = config, weights
         layout = kv_layout(config, _BLOCK_SIZE, weights.dtype)
-        width = context // _BLOCK_SIZE + 1
-        num_blocks = batch * width + 1
+        length = self._context + new
+        width = -(-length // _BLOCK_SIZE)
+        num_blocks = rows * width + 1
         pool = torch.from_numpy(allocate(num_blocks * layout.block_bytes)).view(weights.dtype)
         pool.fill_(0.5)  # memory that was never written is one page of zeros, which is always in a cache
-        fused = why_not_fused(layout.dtype) is None
         self._attention = CpuAttention(
-            pool.view(layout.shape(num_blocks)), layout, config.num_heads, config.scale, fused=fused
+            pool.view(layout.shape(num_blocks)), layout, config.num_heads, config.scale, fused=True
         )
-        self._operations = make_operations(layout.dtype, fused=fused)
+        self._operations = make_operations(layout.dtype, fused=True)
         self._model = Decoder(config, weights, self._attention, self._operations)
         self._queries = PagedQueries(
-            np.arange(batch + 1, dtype=np.int32),
-            np.full(batch, context + 1, dtype=np.int32),
-            np.random.default_rng(0).permutation(np.arange(1, num_blocks, dtype=np.int32)).reshape(batch, width),
+            np.arange(rows + 1, dtype=np.int32) * np.int32(new),
+            np.full(rows, length, dtype=np.int32),
+            np.random.default_rng(0).permutation(np.arange(1, num_blocks, dtype=np.int32)).reshape(rows, width),
         )
-        self._ids = torch.randint(config.vocab_size, (batch,))
-        self._positions = torch.full((batch,), context, dtype=torch.int32)
+        self._tokens = rows * new
+        self._ids = torch.randint(config.vocab_size, (self._tokens,))
+        self._positions = torch.arange(self._context, length, dtype=torch.int32).repeat(rows)
         assert config.rope is not None
         self._turn = rotation(inverse_frequencies(config.rope, config.head_dim), self._positions, weights.dtype)
         self._x, self._fed = self._random(config.hidden_size), self._random(config.intermediate_size)
@@ -120,18 +135,37 @@ class _Step:
         self._attended = self._random(config.num_heads * config.head_dim)
         self._plan = self.prepare()
 
+    def parts(self, limits: _Limits) -> list[Part]:
+        """In the order of a step; the whole step last."""
+        config, layers, tokens = self._config, self._weights.layers, self._tokens
+        hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        silu_mul, count = self._operations.silu_mul, config.num_layers
+        product = limits.product
+        products: list[Part] = [
+            ("Q, K, V", lambda: [layer.qkv(self._x) for layer in layers], product(heads, hidden, tokens)),
+            ("output", lambda: [layer.output(self._attended) for layer in layers], product(hidden, attended, tokens)),
+            (
+                "gate, up, SiLU",
+                lambda: [layer.gate_up.gated(self._x, silu_mul) for layer in layers],
+                product(2 * fed, hidden, tokens),
+            ),
+            ("down", lambda: [layer.down(self._fed) for layer in layers], product(hidden, fed, tokens)),
+        ]
+        return [
+            ("index work", self.prepare, 0.0),
+            *((name, run, limit * count) for name, run, limit in products),
+            ("attention", self.attention, limits.attention(self.rows, self.new, self._context) * count),
+            ("norms, rotation, KV write", self.small, 0.0),
+            ("output layer", self.head, product(config.vocab_size, hidden, self.rows)),
+            ("whole forward pass", self.whole, 0.0),
+        ]
+
     def _random(self, width: int) -> Tensor:
-        return torch.randn(len(self._ids), width).to(self._weights.dtype)
+        return torch.randn(self._tokens, width).to(self._weights.dtype)
 
     def prepare(self) -> CpuPlan:
         return self._attention.prepare(self._queries, self._config.window)
-
-    def linears(self) -> None:
-        for layer in self._weights.layers:
-            layer.qkv(self._x)
-            layer.output(self._attended)
-            layer.gate_up.gated(self._x, self._operations.silu_mul)
-            layer.down(self._fed)
 
     def attention(self) -> None:
         q, k, v = self._split()
@@ -150,10 +184,14 @@ class _Step:
             self._x.fill_(0.5)
 
     def head(self) -> None:
-        self._model.logits(self._x)
+        self._model.logits(self._x[: self.rows])
 
     def whole(self) -> None:
-        self._model.all_logits(self._ids, self._positions, self.prepare())
+        if self.new == 1:
+            self._model.all_logits(self._ids, self._positions, self.prepare())
+            return
+        last = torch.arange(self.new - 1, self._tokens, self.new)
+        self._model.logits(self._model.forward(self._ids, self._positions, self.prepare(), last))
 
     def _split(self) -> list[Tensor]:
         config = self._config
@@ -168,19 +206,3 @@ def _median_s(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - started)
     return float(np.median(times))
-
-
-def _read_rate() -> float:
-    """Bytes a second that all threads read of memory that no cache holds."""
-    memory = torch.ones(_READ_BYTES // 4)
-    return _READ_BYTES / _median_s(memory.sum)
-
-
-def _matrix_rate() -> float:
-    """bfloat16 operations a second of a large product with a packed weight, by oneDNN."""
-    x, linear = _random_matrix(), Linear(_random_matrix(), None)
-    return 2.0 * _MATRIX**3 / _median_s(lambda: linear(x))
-
-
-def _random_matrix() -> Tensor:
-    return torch.randn(_MATRIX, _MATRIX).to(torch.bfloat16)

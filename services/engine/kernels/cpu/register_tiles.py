@@ -176,7 +176,7 @@ def _tile(arithmetic: Arithmetic) -> Any:
                 switch.add_case(_LONG(count), block)
                 builder.position_at_end(block)
                 for vector in range(0, COLUMNS // LANES, ISA.tile_vectors):
-                    _TileBuilder(builder, arithmetic, count).build(vector, *places)  # type: ignore[call-arg]
+                    _TileBuilder(builder, arithmetic, count).build(vector, *places)
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
