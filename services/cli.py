@@ -345,6 +345,12 @@ def _find_engine(options: EngineOptions, model: str, revision: str | None) -> tu
 
 
 def _checked(config: EngineConfig) -> EngineConfig:
+    from services.engine.kernels.cpu import isa
+
+    try:
+        isa.check(os.environ)
+    except isa.IsaError as error:
+        raise Refusal(str(error)) from error
     if config.device is Device.CPU and config.gpu_options:
         raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
     if config.device is Device.CUDA and config.kernels != "auto":

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from services.config import (
+    CPU_ISA_VARIABLE,
     DEFAULT_GPU_MEMORY_FRACTION,
     SPLIT_KEYS_MULTIPLE,
     Device,
@@ -113,7 +114,9 @@ class EngineOptions:
     kernels: Annotated[
         Kernels,
         _option(
-            help="On the CPU. auto: fused kernels where they can run (needs numba). torch: its own operations alone."
+            help="On the CPU. auto: kernels that numba compiles for the processor's class, or for the lower one that "
+            f"{CPU_ISA_VARIABLE} in the environment names (amx, avx512_bf16, avx512, avx2), where they can run. torch: "
+            "its own operations alone."
         ),
     ] = Kernels.AUTO
     quantization: Annotated[

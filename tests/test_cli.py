@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 import typer
 
 from services import cli, engine_options
+from services.config import CPU_ISA_VARIABLE, EngineConfig
+from services.engine.kernels.cpu import isa
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,6 +35,37 @@ def test_a_missing_model_is_one_line(command: str) -> None:
     result = baton(command, "--model", "/no/such/model")
     assert result.returncode == 1
     assert result.stderr == "baton: no model at /no/such/model: there is no such directory\n"
+
+
+@pytest.mark.parametrize("command", ["up", "prefill", "decode"])
+def test_a_class_of_processors_that_there_is_not_is_one_line(
+    command: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all workers together: the process that starts them says it."""
+    monkeypatch.setenv(CPU_ISA_VARIABLE, "avx3")
+    result = baton(command, "--model", str(checkpoint))
+    words = "there is no such class; known are auto, amx, avx512_bf16, avx512, avx2"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == f"baton: BATON_CPU_ISA=avx3: {words}\n"
+
+
+def test_a_class_above_the_processors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isa, "host_features", lambda: dict.fromkeys(("avx2", "fma", "f16c", "bmi", "bmi2"), True))
+    monkeypatch.setenv(CPU_ISA_VARIABLE, "avx512")
+    with pytest.raises(cli.Refusal, match=r"BATON_CPU_ISA=avx512: this processor lacks .*; its class is avx2"):
+        cli._checked(EngineConfig(model=Path()))
+
+
+def test_the_help_and_the_readme_name_every_class_of_processors() -> None:
+    names = [each.name for each in isa.ISAS]
+    assert f"{CPU_ISA_VARIABLE} in the environment names ({', '.join(names)})" in _help_of("kernels")
+    assert ", ".join(f"`{name}`" for name in names) in (ROOT / "README.md").read_text().replace("\n", " ")
+
+
+def _help_of(option: str) -> str:
+    _, settings = typing.get_args(typing.get_type_hints(engine_options.EngineOptions, include_extras=True)[option])
+    text: str = settings.help
+    return text
 
 
 def test_a_directory_without_a_model_is_one_line(tmp_path: Path) -> None:

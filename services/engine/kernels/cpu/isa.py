@@ -10,13 +10,15 @@ instructions of its own for, `vectors.py` and `register_tiles.py` ask it.
 """
 
 import ctypes
+import importlib.util
 import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-VARIABLE = "BATON_CPU_ISA"
+from services.config import CPU_ISA_VARIABLE
+
 AUTO = "auto"
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
 _AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2")
@@ -96,16 +98,32 @@ def choose(environ: Mapping[str, str], features: Mapping[str, bool]) -> Isa | No
     Raises IsaError when the environment asks for what is not there.
     """
     able = [isa for isa in ISAS if all(features.get(name) for name in isa.features)]
-    asked = environ.get(VARIABLE, AUTO).strip().lower()
+    asked = asked_class(environ)
     if asked == AUTO:
         return next((isa for isa in able if not isa.has_amx or may_use_amx(environ)), None)
-    if asked not in [isa.name for isa in ISAS]:
-        raise IsaError(f"{VARIABLE}={asked}: no such class; there are {AUTO}, {', '.join(isa.name for isa in ISAS)}")
     for isa in able:
         if isa.name == asked:
             return isa
     highest = f"its class is {able[0].name}" if able else "it belongs to none of the classes"
-    raise IsaError(f"{VARIABLE}={asked}: this processor lacks what that takes; {highest}")
+    raise IsaError(f"{CPU_ISA_VARIABLE}={asked}: this processor lacks what that takes; {highest}")
+
+
+def asked_class(environ: Mapping[str, str]) -> str:
+    """What the environment asks for: AUTO, or the name of a class. Raises IsaError for any other word."""
+    names = (AUTO, *(isa.name for isa in ISAS))
+    asked = environ.get(CPU_ISA_VARIABLE, "").strip().lower() or AUTO
+    if asked not in names:
+        raise IsaError(f"{CPU_ISA_VARIABLE}={asked}: there is no such class; known are {', '.join(names)}")
+    return asked
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Raises IsaError where the environment asks for a class that is none, or above this processor's.
+
+    Without numba, whose compiler knows the processor, it looks at the word alone.
+    """
+    if asked_class(environ) != AUTO and importlib.util.find_spec("numba") is not None:
+        choose(environ, host_features())
 
 
 def may_use_amx(environ: Mapping[str, str]) -> bool:
