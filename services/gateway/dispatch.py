@@ -36,6 +36,9 @@ log = structlog.get_logger()
 class DispatchObserver(LedgerObserver, Protocol):
     """Counts what the dispatch side sees. `worker` is an address."""
 
+    def worker_up(self, worker: str, hello: WorkerHello) -> None:
+        """Its stream began."""
+
     def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
         """The latest word of a live worker."""
 
@@ -158,6 +161,7 @@ class Dispatcher:
             words = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
             log.warning("two workers never pair", reason=words)
         self._ledger.on_return(worker)
+        self._observer.worker_up(link.address, hello)
         self._observer.worker_load(link.address, hello.role, load)
         self.max_model_len = self._fleet.max_model_len()
         others_missing = any(not other.connected for other in self._links.values() if other is not link)
@@ -340,4 +344,5 @@ def _describe_worker(worker: LiveWorker) -> dict[str, object]:
         "num_blocks": worker.hello.num_blocks,
         "transports": worker.hello.transports,
         "max_num_seqs": worker.hello.max_num_seqs,
+        "kernels": worker.hello.kernels,
     }

@@ -16,6 +16,7 @@ from services.config import WorkerRole
 from services.gateway.router import Plan
 from services.gc_debug import GcWatch
 from services.protocol.frames import Load
+from services.protocol.messages import WorkerHello
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
@@ -27,6 +28,7 @@ _LOAD_GAUGES = {  # by field of Load
     "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }
+_WORKER_INFO = "1 for each worker; kernels: what computes its steps, a class of processors, torch or cuda."
 _DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
@@ -85,12 +87,17 @@ class GatewayMetrics:
         self._predicted.inc(predicted)
         self._actual.inc(actual)
 
+    def worker_up(self, worker: str, hello: WorkerHello) -> None:
+        """Its stream began."""
+        self._loads.kernels[worker, hello.role] = hello.kernels
+
     def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
         """The latest word of a live worker."""
         self._loads.latest[worker, role] = load
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
         """Its stream ended."""
+        self._loads.kernels.pop((worker, role), None)
         self._loads.latest.pop((worker, role), None)
 
     def planned(self, plan: Plan) -> None:
@@ -134,10 +141,15 @@ class WorkerLoads(Collector):
     """What live workers said last, with every frame of theirs: it becomes metrics only when somebody asks."""
 
     def __init__(self) -> None:
+        self.kernels: dict[tuple[str, WorkerRole], str] = {}  # see WorkerHello
         self.latest: dict[tuple[str, WorkerRole], Load] = {}
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
+        info = GaugeMetricFamily("baton_worker_info", _WORKER_INFO, labels=["worker", "role", "kernels"])
+        for (worker, role), kernels in self.kernels.items():
+            info.add_metric([worker, role.value, kernels], 1)
+        yield info
         for field, (name, what) in _LOAD_GAUGES.items():
             family = GaugeMetricFamily(name, what, labels=["worker", "role"])
             for (worker, role), load in self.latest.items():

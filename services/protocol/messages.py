@@ -49,6 +49,7 @@ class WorkerHello:
     max_num_seqs: int
     vocab_size: int
     model: str = ""  # `model_digest`; empty: it does not say
+    kernels: str = ""  # what computes its steps: a class of processors, "torch" or "cuda"; empty: it does not say
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
 

@@ -253,6 +253,7 @@ def _pack_worker_hello(hello: WorkerHello) -> worker_pb2.WorkerHello:
         max_num_seqs=hello.max_num_seqs,
         vocab_size=hello.vocab_size,
         model=hello.model,
+        kernels=hello.kernels,
     )
 
 
@@ -274,6 +275,7 @@ def _parse_worker_hello(packed: worker_pb2.WorkerHello) -> WorkerHello:
         max_num_seqs=packed.max_num_seqs,
         vocab_size=packed.vocab_size,
         model=packed.model,
+        kernels=packed.kernels,
     )
 
 

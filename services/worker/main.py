@@ -48,6 +48,7 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
     return WorkerParts(
         role=config.role,
         runner=loaded.runner,
+        kernels=loaded.kernels,
         scheduler=scheduler,
         make_transports=make_transports(config.transport),
         fingerprint=loaded.fingerprint,

@@ -68,6 +68,7 @@ class WorkerParts:
     max_model_len: int
     max_num_seqs: int
     model: str = ""  # digest, for gateways that serve one model
+    kernels: str = ""  # see LoadedModel; empty: a simulated runner's
     redis_url: str | None = None  # of registry and prefix index; None: gateways are told of the worker by hand
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
     gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
@@ -115,8 +116,10 @@ class Worker:
         if self._parts.redis_url is not None:
             await self._join(self._parts.redis_url, port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        worker, transports = f"{self._incarnation:016x}", ", ".join(offers)
-        _log.info("ready", role=self._parts.role.value, port=port, worker=worker, transports=transports)
+        parts, worker, transports = self._parts, f"{self._incarnation:016x}", ", ".join(offers)
+        _log.info(
+            "ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels
+        )
         return port
 
     async def stop(self) -> None:
@@ -186,6 +189,7 @@ class Worker:
             max_num_seqs=parts.max_num_seqs,
             vocab_size=parts.runner.vocab_size,
             model=parts.model,
+            kernels=parts.kernels,
         )
 
     def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:

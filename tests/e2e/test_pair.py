@@ -14,6 +14,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from services.engine.kernels.cpu.isa import this_isa
 from tests.e2e.conftest import clear_prompt, generate, prompt_of, write_model
 from tests.e2e.stack import Gateway, Stack, running_stack, wait_until
 
@@ -76,6 +77,14 @@ def check_parity(gateway: Gateway, model: Path) -> None:
 
 def test_llama_equals_transformers_with_every_request_handed_off(stack: Stack, llama: Path):
     check_parity(stack.gateway, llama)
+
+
+def test_what_computes_the_workers_steps_is_visible(stack: Stack):
+    isa = this_isa()
+    kernels = "torch" if isa is None else isa.name
+    assert [worker["kernels"] for worker in stack.gateway.ledger()["workers"]] == [kernels] * 2
+    assert stack.gateway.metric("baton_worker_info", kernels=kernels) == 2
+    assert stack.gateway.metric("baton_worker_info") == 2
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from services.gateway.router import Plan, Policy, Why
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
+from services.protocol.messages import WorkerHello
 from services.protocol.sampling import SamplingParams
 from tests.gateway.peer import (
     PeerWorker,
@@ -42,6 +43,7 @@ class Counts:
         self.cached: list[tuple[int, int]] = []
         self.bytes_moved = 0
         self.loads: dict[str, Load] = {}
+        self.kernels: dict[str, str] = {}
 
     def attempt_started(self) -> None:
         self.attempts += 1
@@ -52,10 +54,14 @@ class Counts:
     def cached_tokens(self, predicted: int, actual: int) -> None:
         self.cached.append((predicted, actual))
 
+    def worker_up(self, worker: str, hello: WorkerHello) -> None:
+        self.kernels[worker] = hello.kernels
+
     def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
         self.loads[worker] = load
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
+        self.kernels.pop(worker, None)
         self.loads.pop(worker, None)
 
     def planned(self, plan: Plan) -> None:

@@ -191,6 +191,17 @@ async def test_workers_without_a_transport_in_common_never_pair_and_the_log_says
     assert f"{decode.address} has grpc" in warning["reason"]
 
 
+async def test_a_live_worker_says_what_computes_its_steps():
+    decode = decode_peer(kernels="avx512")
+    async with running(decode) as stack:
+        assert [worker["kernels"] for worker in stack.live] == ["avx512"]
+        assert stack.counts.kernels == {decode.address: "avx512"}
+        decode.refuses = "gone for good"
+        decode.break_stream()
+        await eventually(lambda: not stack.live)
+        assert not stack.counts.kernels
+
+
 async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
     decode, other = decode_peer(), decode_peer(OTHER_DECODE)
     async with running() as stack, serving(decode), serving(other):

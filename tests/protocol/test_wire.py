@@ -34,6 +34,7 @@ TOP64 = 2**64 - 1
 
 HELLO = WorkerHello(
     model="c0ffee",
+    kernels="avx2",
     incarnation=TOP64,
     role=WorkerRole.DECODE,
     fingerprint="abc",

@@ -2,15 +2,19 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import grpc
 import pytest
+import structlog
 
+from kvtransfer.transports.memory import MemoryFabric
 from services.config import WorkerRole
 from services.engine.runner.simulated import SimulatedRunner
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.messages import Abort, Commands, GatewayHello, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
+from services.worker.worker import Worker
 from tests.engine.harness import reference
 from tests.worker.client import TestGateway
 from tests.worker.conftest import BLOCK_SIZE, Pair, make_worker, serving, worker_baseline
@@ -30,6 +34,19 @@ async def test_a_request_goes_through_prefill_handoff_and_decode(pair: Pair):
     assert pair.decode.rows[handle][0].logprobs == first.logprobs
     assert pair.decode.rows[handle][-1].finish is FinishReason.LENGTH
     await pair.baseline()
+
+
+async def test_a_ready_worker_says_what_computes_its_steps():
+    """In its log and to gateways."""
+    parts = replace(make_worker(WorkerRole.DECODE, MemoryFabric())._parts, kernels="avx2")
+    gateway = TestGateway()
+    with structlog.testing.capture_logs() as logs:
+        async with serving(Worker(parts)) as (port,), gateway.connect(port) as stream:
+            await stream.until(lambda: stream.hello is not None)
+            assert stream.hello is not None
+            assert stream.hello.kernels == "avx2"
+    (ready,) = [log for log in logs if log["event"] == "ready"]
+    assert ready["kernels"] == "avx2"
 
 
 async def test_the_next_turn_is_cached_on_both_sides_and_moves_only_new_blocks(pair: Pair):

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.config import EngineConfig
+from services.config import Device, EngineConfig
+from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import why_not_fused
 from services.engine.models.registry import load_weights, num_parameters
 from services.engine.openmp import loaded_openmp
@@ -20,6 +21,7 @@ class LoadedModel:
     """A runner and what its engine and its worker have to know of the model."""
 
     runner: Runner
+    kernels: str  # what computes its steps: the class of processors of its kernels, "torch" or "cuda"
     pipeline_depth: int  # of its engine
     cores: CoreLease | None  # that the runner takes part in
     fingerprint: str  # whose KV may be exchanged with it
@@ -37,14 +39,15 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     plan = plan_load(engine)
     cores = _cores(engine, plan.device)
     if plan.device.type == "cpu":
-        runner, notices = _load_cpu(plan, cores)
+        runner, kernels, notices = _load_cpu(plan, cores)
     else:
         from services.engine.runner.gpu.load import load_gpu  # Triton comes with torch for GPUs alone
 
-        runner, notices = load_gpu(plan), ()
+        runner, kernels, notices = load_gpu(plan), Device.CUDA.value, ()
     max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
     return LoadedModel(
         runner=runner,
+        kernels=kernels,
         pipeline_depth=0 if plan.device.type == "cpu" else 1,
         cores=cores,
         fingerprint=plan.fingerprint(),
@@ -55,8 +58,8 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     )
 
 
-def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, tuple[str, ...]]:
-    """The runner, and what a person should hear of."""
+def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, str, tuple[str, ...]]:
+    """The runner, what computes its steps, and what a person should hear of."""
     engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
     check_fits(num_parameters(config) * plan.dtype.itemsize, f"the model's weights in {dtype}")
     not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
@@ -64,7 +67,8 @@ def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, tuple[st
         weights = load_weights(tensors, config, plan.dtype, fused=not_fused is None)
     num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes))
     runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)
-    return runner, _kernel_notices(engine, dtype)
+    kernels = known_isa().name if not_fused is None else "torch"
+    return runner, kernels, _kernel_notices(engine, dtype)
 
 
 def _cores(engine: EngineConfig, device: torch.device) -> CoreLease | None:
