@@ -18,11 +18,9 @@ TOGETHER = {  # how node ids begin; tests of one value run in one process, so th
     "tests/e2e/": "workers",
     "tests/helm/test_processes.py": "workers",
     "tests/gpu/test_compiles.py": "compiler",
+    "tests/engine/kernels/test_classes.py": "classes",
+    "tests/engine/kernels/test_inner_loops.py": "classes",
 }
-ISA_WITHOUT = {
-    machine.AMX: "AVX512_CORE_BF16"
-}  # by feature: the most that oneDNN and our kernels may use where it is hidden
-
 
 # Several test processes share the cores, and so do the workers that they start: no thread may spin against the others.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -43,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--hide-cpu-feature: continuous integration runs what the processor can")
     for feature in hidden:
         machine.hide(feature)
-        os.environ["ONEDNN_MAX_CPU_ISA"] = ISA_WITHOUT[feature]  # for this process and those that it starts
+        os.environ["ONEDNN_MAX_CPU_ISA"] = machine.ISA_WITHOUT[feature]  # for this process and those that it starts
     guard = SkipGuard(read_allowed(ALLOWED_SKIPS), machine.has, frozenset(hidden))
     config.pluginmanager.register(guard, "skip-guard")
 
@@ -59,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--hide-cpu-feature",
         action="append",
         default=[],
-        choices=sorted(ISA_WITHOUT),
+        choices=sorted(machine.ISA_WITHOUT),
         help="run as if the processor had no such feature; tests that need it are skipped and counted apart",
     )
 

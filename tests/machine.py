@@ -20,6 +20,8 @@ _BFLOAT16_FLAGS = ("avx512f", "avx512dq", "avx512_bf16")  # of /proc/cpuinfo
 _AMX_FLAGS = ("amx_tile", "amx_bf16", *_BFLOAT16_FLAGS)
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of Linux on x86-64
 _hidden: set[str] = set()  # features that a switch of this run hides
+# By feature that can be hidden: the most that oneDNN, and our kernels (`isa.may_use_amx`), may then use.
+ISA_WITHOUT = {AMX: "AVX512_CORE_BF16"}
 
 
 def flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
@@ -66,9 +68,14 @@ def hide(feature: str) -> None:
     _hidden.add(feature)
 
 
+def is_hidden(feature: str) -> bool:
+    """Whether `hide` was called for it."""
+    return feature in _hidden
+
+
 def require(feature: str) -> None:
     """Skips the test where the machine lacks a feature."""
-    if feature in _hidden or not has(feature):
+    if is_hidden(feature) or not has(feature):
         pytest.skip(_REASON + feature)
 
 

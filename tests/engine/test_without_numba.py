@@ -30,7 +30,7 @@ found = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == "numba" else found(name, *rest)
 sys.meta_path.insert(0, Hidden())
 loaded = load_runner(EngineConfig(model=Path(sys.argv[1]), device=Device.CPU, kv_memory_bytes=8 << 20, num_threads=1))
-print(loaded.notices)
+print(loaded.kernels, loaded.notices)
 prompt = [int(token) for token in sys.argv[2].split(",")]
 print(run_greedy(loaded.runner, [prompt], max_tokens=20, chunk=16)[0].generated)
 """
@@ -42,5 +42,6 @@ def test_it_runs_and_says_so(tmp_path: Path) -> None:
     assert fused.notices == ()
     command = [sys.executable, "-c", WITHOUT, str(directory), ",".join(map(str, PROMPT))]
     notices, tokens = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert notices.startswith("torch ")
     assert "numba is not installed" in notices
     assert tokens == str(run_greedy(fused.runner, [PROMPT], max_tokens=20, chunk=16)[0].generated)

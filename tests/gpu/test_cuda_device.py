@@ -101,7 +101,9 @@ def test_the_host_waits_for_a_step_when_it_takes_its_results(
     late_card: Card, forget_trial: Callable[[], None], tmp_path: Path
 ) -> None:
     """And then once, asleep; whatever it launches meanwhile."""
-    runner = load(write_checkpoint(tmp_path / "model"), kv_memory_bytes=1 << 20).runner
+    loaded = load(write_checkpoint(tmp_path / "model"), kv_memory_bytes=1 << 20)
+    runner = loaded.runner
+    assert loaded.kernels == "cuda"
     forget_trial()
     late_card.waits.clear()
     steps = [decode_step(2, 20), prefill_step(30)]
