@@ -1,0 +1,60 @@
+"""Processes whose kernels are of a class of processors: numba compiles for one class in a process."""
+
+import os
+import traceback
+from importlib import import_module
+from multiprocessing.connection import Connection
+from typing import Any
+
+from services.config import CPU_ISA_VARIABLE
+from tests.forkserver import FORKSERVER
+
+
+def run_as(isa: str, function: str, *arguments: Any) -> Any:
+    """What a function, `module:name`, returns in a process in which kernels are of this class."""
+    return _in_process(_choose, isa, function, arguments)
+
+
+def compile_for(isa: str, function: str, *arguments: Any) -> Any:
+    """The same where kernels are compiled for an early processor of the class, whatever this one is, and never run."""
+    return _in_process(_pretend, isa, function, arguments)
+
+
+def _in_process(prepare: Any, isa: str, function: str, arguments: tuple[Any, ...]) -> Any:
+    ours, theirs = FORKSERVER.Pipe(duplex=False)
+    process = FORKSERVER.Process(target=_run, args=(theirs, prepare, isa, function, arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        result, error = ours.recv()
+    except EOFError:
+        result, error = None, "it ended without an answer"
+    process.join()
+    assert error is None, f"{function} in a process of {isa}, exit code {process.exitcode}: {error}"
+    return result
+
+
+def _run(pipe: Connection, prepare: Any, isa: str, function: str, arguments: tuple[Any, ...]) -> None:
+    module, _, name = function.partition(":")
+    try:
+        prepare(isa)
+        pipe.send((getattr(import_module(module), name)(*arguments), None))
+    except BaseException:
+        pipe.send((None, traceback.format_exc()))
+
+
+def _choose(isa: str) -> None:
+    os.environ[CPU_ISA_VARIABLE] = isa
+
+
+def _pretend(name: str) -> None:
+    """Detection finds the least that a processor of the class has."""
+    from llvmlite import binding
+
+    from services.engine.kernels.cpu import isa
+
+    (found,) = [each for each in isa.ISAS if each.name == name]
+    isa.host_features = lambda: dict.fromkeys(found.features, True)  # type: ignore[assignment]
+    binding.get_host_cpu_name = lambda: found.processor
+    os.environ.pop(CPU_ISA_VARIABLE, None)
+    os.environ.pop("ONEDNN_MAX_CPU_ISA", None)

@@ -1,0 +1,69 @@
+"""The loops that steps spend their time in, of every class of processors: what they are compiled to is looked at.
+
+Nothing of it runs, so it does not matter which of the classes this machine can be.
+"""
+
+import pytest
+
+from services.engine.kernels.cpu.isa import ISAS, Isa
+from tests.engine.kernels.class_process import compile_for
+from tests.engine.kernels.machine_code import (
+    above_class,
+    in_memory,
+    inner_loops,
+    instructions,
+    multiply_adds,
+    on_stack,
+    tile_products,
+)
+
+WIDENED = "widened"  # see `register_tiles.Arithmetic`
+# Of the largest tile of WIDENED, a vector of b and the mask for its lower halves find no register. Sums always do.
+MOST_ON_STACK = {WIDENED: 3}
+
+
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+def test_register_tiles_keep_sums_in_registers_and_load_each_operand_once(isa: Isa) -> None:
+    """For every number of rows up to the class's."""
+    found = compile_for(isa.name, "tests.engine.kernels.compiled:register_tiles")
+    assert len(found) == 2
+    for arithmetic, assembly in found.items():
+        assert above_class(assembly, isa.name) == []
+        loops = sorted(filter(multiply_adds, inner_loops(assembly)), key=lambda loop: len(multiply_adds(loop)))
+        per_row = list(range(1, isa.tile_rows + 1))
+        registers = isa.tile_vectors * (1 if isa.has_avx512 else 2)  # of a row's sums
+        parts = 2 if arithmetic == WIDENED else 1
+        loops_of_rows = 2 // isa.tile_vectors  # one for each vector of the columns, or both together
+        expected = [rows * registers * parts for rows in per_row for _ in range(loops_of_rows)]
+        assert [len(multiply_adds(loop)) for loop in loops] == expected
+        for loop, rows in zip(loops, [rows for rows in per_row for _ in range(loops_of_rows)], strict=True):
+            check_memory(loop, loads=rows * parts + registers, most_on_stack=MOST_ON_STACK.get(arithmetic, 0))
+
+
+def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:
+    """loads: a word of a for each row and part, and b."""
+    spilled = on_stack(loop)
+    assert len(spilled) <= most_on_stack, spilled
+    assert len(in_memory(loop)) == loads + len(spilled)
+    assert not [line for line in multiply_adds(loop) if line in spilled]
+
+
+@pytest.fixture(scope="module")
+def by_amx() -> dict[str, str]:
+    found: dict[str, str] = compile_for("amx", "tests.engine.kernels.compiled:by_amx")
+    return found
+
+
+def test_amx_multiplies_in_products_and_attention(by_amx: dict[str, str]) -> None:
+    assert by_amx.keys() == {"matmul", "decode_attention", "multiply_keys", "multiply_values"}
+    for name, assembly in by_amx.items():
+        assert tile_products(list(instructions(assembly))), name
+
+
+def test_amx_multiplies_values_as_often_as_it_loads_tiles(by_amx: dict[str, str]) -> None:
+    """Four products of four tiles for 32 keys and columns, and nothing on the stack."""
+    loops = [loop for loop in inner_loops(by_amx["multiply_values"]) if tile_products(loop)]
+    assert loops
+    for loop in loops:
+        assert len(tile_products(loop)) == 4
+        assert [line.partition(" ")[0] for line in in_memory(loop)] == 2 * ["tileloaddt1"] + 2 * ["tileloadd"]
