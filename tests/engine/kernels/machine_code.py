@@ -10,7 +10,7 @@ _AVX512 = r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])\b|\{1to\d+\}"  # the last: 
 _ABOVE = {"amx": (), "avx512_bf16": (_AMX,), "avx512": (_AMX, _BFLOAT16), "avx2": (_AMX, _BFLOAT16, _AVX512)}
 _MULTIPLY_ADD = re.compile(r"v(fmadd\d+|dpbf16)ps ")
 _TILE_PRODUCT = "tdpbf16ps"
-_STACK = re.compile(r"\(%r[sb]p")
+_STACK = re.compile(r"\(%rsp|-\d+\(%rbp\)")  # rbp may also be an operand's address
 
 
 def assembly_of(kernel: Any) -> str:
