@@ -51,8 +51,16 @@ def install() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as directory:
         emulator = ctypes.CDLL(str(build(Path(directory))))
     _replace_detection()
+    _keep_nothing()
     _replace_instructions(emulator)
     return emulator
+
+
+def _keep_nothing() -> None:
+    """Kernels that call the emulator's addresses are of use to this process alone."""
+    from services.engine.kernels.cpu import code_store
+
+    code_store.the_code_store = code_store.NoStore  # type: ignore[assignment]
 
 
 def _replace_instructions(emulator: ctypes.CDLL) -> None:

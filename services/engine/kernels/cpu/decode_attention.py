@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import float32, int64, njit
+from numba import float32, int64
 
 from services.engine.kernels.cpu.decode_softmax import hide, make_soften
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.head_rows import clear, make_read, make_write, padded
-from services.engine.kernels.cpu.intrinsics import float64_of, float_pointer, int_pointer, long_pointer, prefetch
+from services.engine.kernels.cpu.intrinsics import float64_of, float_pointer, int_pointer, long_pointer, njit, prefetch
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import COLUMNS, ROW_BYTES, Arithmetic, arithmetic_of, multiply_rows
 from services.engine.kernels.cpu.tile_softmax import LOWEST
@@ -51,19 +51,17 @@ class DecodeAttention:
 
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
         """Compiles it."""
-        as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
-        memory = _Memory(head_dim, group, as_pairs=as_pairs)
         self.config = np.zeros(1, dtype=np.uint8)
-        self.scratch_bytes = memory.bytes  # that a thread needs
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size, memory, as_pairs=as_pairs)
+        self.scratch_bytes = _Memory(dtype, head_dim, group).bytes  # that a thread needs
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size)
 
 
 class _Memory:
     """Where in a thread's memory things lie: offsets in bytes."""
 
-    def __init__(self, head_dim: int, group: int, *, as_pairs: bool) -> None:
+    def __init__(self, dtype: str, head_dim: int, group: int) -> None:
         depth = padded(head_dim)
-        self.row = depth * (2 if as_pairs else 4)  # of a value or query
+        self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # of a value or query
         self.queries = 0
         self.values = self.queries + group * self.row
         self.products = self.values + _CHUNK * self.row
@@ -77,7 +75,8 @@ class _Memory:
         self.bytes = self.following + _LINE
 
 
-def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, memory: _Memory, *, as_pairs: bool) -> Any:
+@per_item
+def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     """One query token for each of R rows. An item is a row and a KV head.
 
     Arguments: kv_heads; q and the elements from token to token there; out [T, heads, head_dim] and lse, float32[T,
@@ -86,7 +85,8 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, memory:
     int32[R] sequence length; 1 when out and lse already hold the attention over the keys before the first, else 0;
     scale; `config`; scratch_bytes for each thread, on a 64-byte border.
     """
-    arg, size = PLACES, ELEMENTS[dtype].size
+    arg, size, as_pairs = PLACES, ELEMENTS[dtype].size, arithmetic_of(dtype) is Arithmetic.PAIRS
+    memory = _Memory(dtype, head_dim, group)
     key_bytes, plane_bytes = head_dim * size, block_size * head_dim * size
     queries_at, values_at, products_at, scores_at = memory.queries, memory.values, memory.products, memory.scores
     weights_at, sums_at, totals_at, tops_at = memory.weights, memory.sums, memory.totals, memory.tops
@@ -221,7 +221,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int, memory:
             attend_chunk(pool, block_stride, table, first, begin, length, scale, memory)
         end_heads(a, token, head, memory)
 
-    return per_item(work)
+    return work
 
 
 def _make_dots(dtype: str, head_dim: int, group: int, row_bytes: int, *, as_pairs: bool) -> Any:

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from numba import njit
-
 from services.engine.kernels.cpu.elements import Element
 from services.engine.kernels.cpu.exponential import silu
+from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.vectors import load_floats
 
 _VECTOR_BYTES = 64

@@ -7,8 +7,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import float32, njit
+from numba import float32
 
+from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.vectors import above_whole, divide, multiply_add, spread, times_power
 
 LOG2_E = math.log2(math.e)

@@ -5,10 +5,10 @@ There, a row is a row of 32-bit words, padded to whole vectors: two bfloat16 eac
 
 from typing import Any
 
-from numba import int64, njit
+from numba import int64
 
 from services.engine.kernels.cpu.elements import ELEMENTS, Element
-from services.engine.kernels.cpu.intrinsics import float_pointer, half_pointer
+from services.engine.kernels.cpu.intrinsics import float_pointer, half_pointer, njit
 from services.engine.kernels.cpu.vectors import LANES, load_floats, spread, store_floats
 
 _LINE = 64  # bytes

@@ -3,11 +3,12 @@
 Numba compiles for the class of processors that was chosen as soon as this is imported.
 """
 
+from functools import partial
 from typing import Any
 
 import numba
 from llvmlite import binding, ir
-from numba import float32, float64, int32, int64, njit, types, uint16, uint32
+from numba import float32, float64, int32, int64, types, uint16, uint32
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -16,6 +17,9 @@ from services.engine.kernels.cpu.isa import host_features, known_isa
 ISA = known_isa()
 numba.config.CPU_NAME = binding.get_host_cpu_name()
 numba.config.CPU_FEATURES = ISA.target_features(host_features())
+
+# For functions of kernels. Python calls none of them: what numba makes for that is a sixth of the time to compile.
+njit = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def _pointer_to(element: Any) -> Any:

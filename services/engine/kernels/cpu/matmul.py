@@ -9,13 +9,13 @@ depth, then along the next, and what they come to so far is kept.
 from typing import Any
 
 import torch
-from numba import int64, njit
+from numba import int64
 from torch import Tensor
 from torch.nn import functional
 
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.epilogue import make_finish
-from services.engine.kernels.cpu.intrinsics import ISA, float_pointer, half_pointer, load_bfloat16
+from services.engine.kernels.cpu.intrinsics import ISA, float_pointer, half_pointer, load_bfloat16, njit
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.register_tiles import (
     COLUMNS,
@@ -53,6 +53,7 @@ def pack(weight: Tensor) -> Tensor:
     return whole.view(-1, COLUMNS, depth // of_step, of_step).transpose(1, 2).contiguous()
 
 
+@per_item
 def make_matmul(dtype: str, *, gated: bool) -> Any:
     """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows;
     depth; panels of the target; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most MOST_ROWS) and panels
@@ -142,7 +143,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                             target = target_rows + begin * target_stride + panel * COLUMNS * size
                             finish_rows(end - begin, into, into + apart, target, target_stride, panel_bias, gated_bias)
 
-    return per_item(work)
+    return work
 
 
 @njit

@@ -1,6 +1,7 @@
 """`Operations` and paged attention as kernels that numba compiles: each reads and writes its tensors once.
 
-Compiled when a runner is made, in a second or two for each dtype and shape of heads, and kept for the process.
+Compiled when a runner is made, in some seconds for each dtype and shape of heads, or loaded as an earlier process has
+kept them (see `compiled`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -16,7 +17,6 @@ from services.engine.kernels.cpu import small
 from services.engine.kernels.cpu.amx import decode_attention as amx_decode
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
 from services.engine.kernels.cpu.decode_attention import DecodeAttention
-from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.team import Kernel, float_argument, the_team
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class FusedOperations:
-    """See `Operations`. For the dtypes of `ELEMENTS`."""
+    """See `Operations`. For the dtypes of `elements.ELEMENTS`."""
 
     def __init__(self, dtype: str) -> None:
         self._team = the_team()
@@ -208,7 +208,7 @@ def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
 
 @cache
 def _compiled(maker: str, dtype: str) -> Kernel:
-    return getattr(small, maker)(ELEMENTS[dtype])
+    return getattr(small, maker)(dtype)
 
 
 @cache

@@ -15,9 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from numba import cfunc, int64, types
+from numba import int64, types
 from torch import Tensor
 
+from services.engine.kernels.cpu.compiled import compiled
 from services.engine.kernels.cpu.intrinsics import address_of, call_at, fetch_add, load_acquire, long_pointer, pause
 from services.engine.kernels.cpu.per_item import AT_A_TIME, ITEM_COUNTER, NUM_ITEMS, THREAD_COUNTER
 
@@ -124,13 +125,13 @@ class RowBlocks:
         )
 
 
+@compiled(types.CPointer(int64))
 def make_row_program() -> Any:
     """A C function of a pointer to int64: how many calls; where they lie; as many words, to be added to theirs as often
     as the thread's number is above the block's; memory for one call for each thread; blocks of rows; threads; two
     counters. Each thread makes all calls for a block, and takes the next one.
     """
 
-    @cfunc(types.void(types.CPointer(int64)), error_model="numpy")
     def program(a: Any) -> None:
         threads_begun, blocks_begun = long_pointer(address_of(a) + 6 * 8), long_pointer(address_of(a) + 7 * 8)
         thread = fetch_add(threads_begun, 1)
@@ -155,6 +156,7 @@ def make_row_program() -> Any:
     return program
 
 
+@compiled(types.CPointer(int64))
 def make_program() -> Any:
     """A C function of a pointer to int64: how many calls; where they lie, and bytes from one to the next; the address
     of sched_yield. Each thread makes all calls.
@@ -164,7 +166,6 @@ def make_program() -> Any:
     calls rather than lose it in the middle of an item.
     """
 
-    @cfunc(types.void(types.CPointer(int64)), error_model="numpy")
     def program(a: Any) -> None:
         for number in range(a[0]):
             at = a[1] + number * a[2]

@@ -22,12 +22,13 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from llvmlite import ir
-from numba import cfunc, int64, njit, types
+from llvmlite import binding, ir
+from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.compiled import MachineCode, compiled
+from services.engine.kernels.cpu.intrinsics import ISA, njit
 from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 
 COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
@@ -70,8 +71,7 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
     step to step; steps, not none; address of sums; whether these start from 0, and not from what they are; an address
     and bytes: each step asks for two cache lines there, and the next step for those so many bytes further.
     """
-    address = _tile_function(arithmetic).address
-    most = ISA.tile_rows
+    call_tile, most = _make_call(_tile_function(arithmetic)), ISA.tile_rows
 
     @njit
     def multiply(
@@ -93,18 +93,22 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
         for tile in range(tiles):
             end = (tile + 1) * rows // tiles
             of_tile, into = a + begin * a_row, sums + begin * ROW_BYTES
-            _call_tile(address, end - begin, of_tile, a_row, a_step, b, b_step, steps, into, afresh, ahead, ahead_step)
+            call_tile(end - begin, of_tile, a_row, a_step, b, b_step, steps, into, afresh, ahead, ahead_step)
             begin = end
 
     return multiply
 
 
 @cache
-def _tile_function(arithmetic: Arithmetic) -> Any:
+def _tile_function(arithmetic: Arithmetic) -> MachineCode:
     """A C function for at most `Isa.tile_rows` rows, compiled once for all kernels that call it."""
+    return _make_tile_function(arithmetic)
+
+
+@compiled(*[int64] * _NUM_ARGUMENTS)
+def _make_tile_function(arithmetic: Arithmetic) -> Any:
     tile = _tile(arithmetic)
 
-    @cfunc(types.void(*[int64] * _NUM_ARGUMENTS))
     def function(
         rows: int,
         a: int,
@@ -123,32 +127,36 @@ def _tile_function(arithmetic: Arithmetic) -> Any:
     return function
 
 
-@intrinsic
-def _call_tile(
-    _context: Any,
-    _address: Any,
-    _rows: Any,
-    _a: Any,
-    _a_row: Any,
-    _a_step: Any,
-    _b: Any,
-    _b_step: Any,
-    _steps: Any,
-    _sums: Any,
-    _afresh: Any,
-    _ahead: Any,
-    _ahead_step: Any,
-) -> Any:
-    """Calls `_tile_function` at its address."""
+def _make_call(tile_function: MachineCode) -> Any:
+    """A function of kernels that calls it, by its symbol: its address is another one in each process."""
+    symbol = tile_function.symbol
+    binding.add_symbol(symbol, tile_function.address)
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        address, *values, afresh, ahead, ahead_step = arguments
-        function_type = ir.FunctionType(ir.VoidType(), [_LONG] * _NUM_ARGUMENTS)
-        function = builder.inttoptr(address, ir.PointerType(function_type))
-        builder.call(function, [*values, builder.zext(afresh, _LONG), ahead, ahead_step])
-        return context.get_dummy_value()
+    @intrinsic
+    def call_tile(
+        _context: Any,
+        _rows: Any,
+        _a: Any,
+        _a_row: Any,
+        _a_step: Any,
+        _b: Any,
+        _b_step: Any,
+        _steps: Any,
+        _sums: Any,
+        _afresh: Any,
+        _ahead: Any,
+        _ahead_step: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            *values, afresh, ahead, ahead_step = arguments
+            function_type = ir.FunctionType(ir.VoidType(), [_LONG] * _NUM_ARGUMENTS)
+            function = cgutils.get_or_insert_function(builder.module, function_type, symbol)
+            builder.call(function, [*values, builder.zext(afresh, _LONG), ahead, ahead_step])
+            return context.get_dummy_value()
 
-    return types.void(*[int64] * 9, types.boolean, int64, int64), generate
+        return types.void(*[int64] * 8, types.boolean, int64, int64), generate
+
+    return call_tile
 
 
 def _tile(arithmetic: Arithmetic) -> Any:

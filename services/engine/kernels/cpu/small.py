@@ -6,23 +6,25 @@ They round where `transformers` rounds, so that both choose the same tokens.
 import math
 from typing import Any
 
-from numba import float32, njit
+from numba import float32
 
-from services.engine.kernels.cpu.elements import Element
+from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import silu
-from services.engine.kernels.cpu.intrinsics import address_of, float64_of, long_pointer, stack
+from services.engine.kernels.cpu.intrinsics import address_of, float64_of, long_pointer, njit, stack
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.vectors import LANES
 
 _THREE_VECTORS = 3 * LANES
 
 
-def make_add_norm(element: Element) -> Any:
+@per_item
+def make_add_norm(dtype: str) -> Any:
     """x += y, and the RMSNorm of that (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
 
     Arguments: x [rows, width]; y, the same, or 0 for none, and the elements from row to row there; weight [width]; out
     [rows, width], and the same; width; eps.
     """
+    element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
     arg = places("x y y_stride weight out out_stride width eps")
 
@@ -59,15 +61,17 @@ def make_add_norm(element: Element) -> Any:
             squares = square(x, width)
         norm(x, squares, pointer(a[arg.weight]), out, width, eps)
 
-    return per_item(work)
+    return work
 
 
-def make_rotate(element: Element) -> Any:
+@per_item
+def make_rotate(dtype: str) -> Any:
     """Norms where there is a weight, then rotates, the leading heads of each token in place. An item is a token.
 
     Arguments: heads, elements from token to token, rotated heads of a token, head_dim, cos [rows, head_dim],
     signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
     """
+    element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
     arg = places("heads stride num_heads head_dim cos sin weight eps")
 
@@ -99,14 +103,16 @@ def make_rotate(element: Element) -> Any:
                 norm(x, pointer(a[arg.weight] + head * head_dim * size), head_dim, eps)
             rotate(x, cos, sin, head_dim // 2)
 
-    return per_item(work)
+    return work
 
 
-def make_silu_mul(element: Element) -> Any:
+@per_item
+def make_silu_mul(dtype: str) -> Any:
     """SiLU(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
 
     Arguments: gate and up [rows, 2 * width], out [rows, width], each with the elements from row to row, width.
     """
+    element = ELEMENTS[dtype]
     load, store, round_, size = element.load_vector, element.store_vector, element.round_vector, element.size
     pointer = element.pointer
     arg = places("gate_up stride out out_stride width")
@@ -136,16 +142,17 @@ def make_silu_mul(element: Element) -> Any:
         if whole < width:
             silu_mul_rest(gate + whole * size, up + whole * size, out + whole * size, width - whole)
 
-    return per_item(work)
+    return work
 
 
-def make_store_kv(element: Element) -> Any:
+@per_item
+def make_store_kv(dtype: str) -> Any:
     """Copies each token's K and V heads into the pool. An item is a token.
 
     Arguments: k, v, elements from token to token of both, kv_heads, head_dim, pool, int64 offset in the pool of each
     token's K in head 0, elements from head to head there, from K to V.
     """
-    pointer, size = element.pointer, element.size
+    pointer, size = ELEMENTS[dtype].pointer, ELEMENTS[dtype].size
     arg = places("k v stride kv_heads head_dim pool offsets head_stride plane")
 
     @njit
@@ -162,4 +169,4 @@ def make_store_kv(element: Element) -> Any:
             copy(pointer(a[arg.k] + source), pointer(target), head_dim)
             copy(pointer(a[arg.v] + source), pointer(target + a[arg.plane] * size), head_dim)
 
-    return per_item(work)
+    return work

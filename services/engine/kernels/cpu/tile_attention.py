@@ -14,13 +14,13 @@ multiplies them, or register tiles do.
 import math
 from typing import Any
 
-from numba import float32, int64, njit
+from numba import float32, int64
 
 from services.engine.kernels.cpu.amx.tile_products import amx_products
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.head_rows import clear, make_read, make_read_rows, make_write, padded
-from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer
+from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer, njit
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
 from services.engine.kernels.cpu.tile_products import TileProducts, register_products
@@ -46,26 +46,20 @@ class TileAttention:
 
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
         """Compiles it. group: query heads of a KV head, so many that a tile has room for one token."""
-        as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
-        read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
-        if ISA.has_amx and as_pairs:
-            products = amx_products(head_dim, read_rows)
-        else:
-            products = register_products(head_dim, read_rows, as_pairs=as_pairs)
+        products = _make_products(dtype, head_dim, block_size)
         assert group <= products.max_rows
-        memory = _Memory(products.max_rows, head_dim, as_pairs)
         self.config = products.config
         self.max_tokens = products.max_rows // group  # of a tile
-        self.scratch_bytes = memory.bytes  # that a thread needs
-        self.kernel = _make_kernel(dtype, head_dim, group, block_size, products, memory, read_rows, as_pairs=as_pairs)
+        self.scratch_bytes = _Memory(dtype, products.max_rows, head_dim).bytes  # that a thread needs
+        self.kernel = _make_kernel(dtype, head_dim, group, block_size)
 
 
 class _Memory:
     """Where in a thread's memory things lie: offsets in bytes."""
 
-    def __init__(self, max_rows: int, head_dim: int, as_pairs: bool) -> None:
+    def __init__(self, dtype: str, max_rows: int, head_dim: int) -> None:
         depth = padded(head_dim)
-        self.row = depth * (2 if as_pairs else 4)  # of a key, value or query
+        self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # of a key, value or query
         self.sums = 0
         self.queries = self.sums + max_rows * depth * 4
         self.keys = self.queries + max_rows * self.row
@@ -84,17 +78,16 @@ _ARG = places(
 )
 
 
-def _make_kernel(
-    dtype: str,
-    head_dim: int,
-    group: int,
-    block_size: int,
-    products: TileProducts,
-    memory: _Memory,
-    read_rows: Any,
-    *,
-    as_pairs: bool,
-) -> Any:
+def _make_products(dtype: str, head_dim: int, block_size: int) -> TileProducts:
+    as_pairs = arithmetic_of(dtype) is Arithmetic.PAIRS
+    read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
+    if ISA.has_amx and as_pairs:
+        return amx_products(head_dim, read_rows)
+    return register_products(head_dim, read_rows, as_pairs=as_pairs)
+
+
+@per_item
+def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     """Arguments: kv_heads; q and the elements from token to token there; out [T, heads, head_dim] and lse, float32[T,
     heads]; int32 index in both of the tiles' tokens, and how many keys each sees, one tile after the other; int32[N +
     1] where a tile begins there; int32[N] the row of its block table, and its first key, a multiple of block_size;
@@ -102,7 +95,10 @@ def _make_kernel(
     1 when out and lse already hold the attention over the keys before the first, else 0; how many keys a token sees at
     most, or 0; scale; `config` of the products; scratch_bytes for each thread, on a 64-byte border.
     """
+    as_pairs, products = arithmetic_of(dtype) is Arithmetic.PAIRS, _make_products(dtype, head_dim, block_size)
+    read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
     arg, size, segment = _ARG, ELEMENTS[dtype].size, products.max_rows
+    memory = _Memory(dtype, segment, head_dim)
     plane, row_bytes, key_step = block_size * head_dim, memory.row, products.key_step
     sums_bytes, queries_bytes = padded(head_dim) * _ROW_BYTES, row_bytes // 4 * _ROW_BYTES  # of 32 queries
     thread_bytes = memory.bytes
@@ -207,7 +203,7 @@ def _make_kernel(
                 memory + staged_at,
             )
 
-    return per_item(work)
+    return work
 
 
 def _make_begin_queries(dtype: str, head_dim: int, group: int, *, as_pairs: bool) -> Any:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from services.engine.kernels.cpu.head_rows import clear, padded
+from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.register_tiles import STEP_BYTES, Arithmetic, multiply_rows
 from services.engine.kernels.cpu.vectors import interleave_pairs
 

@@ -7,9 +7,10 @@ that the weights grow too large.
 
 from typing import Any
 
-from numba import float32, njit
+from numba import float32
 
 from services.engine.kernels.cpu.exponential import exp2, exp2_for_bfloat16
+from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.vectors import (
     any_above,
     larger_of,

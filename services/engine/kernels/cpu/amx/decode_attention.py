@@ -10,7 +10,7 @@ All query heads of a KV head are taken together; of a tile's 16 rows or columns 
 import math
 from typing import Any
 
-from numba import float32, int64, njit
+from numba import float32, int64
 
 from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention
@@ -22,6 +22,7 @@ from services.engine.kernels.cpu.intrinsics import (
     half_pointer,
     int_pointer,
     load_bfloat16,
+    njit,
     prefetch_far,
     word_pointer,
 )
@@ -71,6 +72,7 @@ def _scratch_bytes(head_dim: int) -> int:
     return _CHUNK * (head_dim * 2 + LANES * 10) + head_dim * (32 + 64 + 2) + 18 * _LINE
 
 
+@per_item
 def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
     """Arguments: those of the other kernel."""
     arg = PLACES
@@ -220,4 +222,4 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
                 store_in_order(target, round_half_even(low), round_half_even(high))
             float_pointer(a[arg.lse])[first_head + g] = (float_pointer(tops)[g] + math.log2(total)) * float32(_LN_2)
 
-    return per_item(work)
+    return work

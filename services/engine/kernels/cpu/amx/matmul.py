@@ -15,12 +15,11 @@ too long for that cache, some units are multiplied along a part of the depth, th
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.epilogue import make_finish
-from services.engine.kernels.cpu.intrinsics import prefetch_far
+from services.engine.kernels.cpu.intrinsics import njit, prefetch_far
 from services.engine.kernels.cpu.per_item import per_item, places
 
 load_0, load_1, load_2, load_3 = amx.load[:4]
@@ -50,6 +49,7 @@ def block_configs() -> np.ndarray:
     return configs
 
 
+@per_item
 def make_matmul(dtype: str, *, gated: bool) -> Any:
     """Arguments: those of the other `make_matmul`, bfloat16; panels from the end of an item to where the thread will go
     on; `block_configs`.
@@ -211,4 +211,4 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
             finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
         amx.load_config(scratch)
 
-    return per_item(work)
+    return work

@@ -6,10 +6,9 @@ sums   [32 columns, 32] += V^T [32 columns, 32 keys] x weights [32 keys, 32], in
 
 from typing import Any
 
-from numba import njit
-
 from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.head_rows import clear, padded
+from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.tile_products import TileProducts
 from services.engine.kernels.cpu.vectors import transpose_pairs
 

@@ -1,0 +1,131 @@
+"""Functions of kernels as machine code: compiled by numba, or loaded as an earlier process has left them.
+
+All that the code depends on is in its key: who makes the function, with which arguments, the source text of this
+package, the processor, the compiler. What differs from process to process is not in the code: what it calls outside of
+itself, it calls by a symbol, which gets an address when the code is loaded.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache, wraps
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from llvmlite import binding, ir
+from numba import types
+from numba.core import compiler
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+
+from services.engine.kernels.cpu import code_store
+from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.object_code import undefined_symbols
+
+# Read when kernels are imported, not when they are made: by then, files may hold what this process does not run.
+_PACKAGE = Path(__file__).parent
+_SOURCES = [(str(path.relative_to(_PACKAGE)), path.read_bytes()) for path in sorted(_PACKAGE.rglob("*.py"))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MachineCode:
+    """A C function without a result, as long as this object lives."""
+
+    address: int
+    symbol: str  # by which others call it
+    engine: Any  # LLVM's, which owns the memory of the code
+
+
+def compiled(*argument_types: Any) -> Callable[[Callable[..., Any]], Callable[..., MachineCode]]:
+    """Decorates a maker of Python functions with arguments of these types of numba's: it returns their machine code.
+
+    The maker depends on nothing but its own arguments, each a str, int, bool or Enum, and the sources of this package.
+    It has to be called wherever its function is loaded too, since that loads what the function calls.
+    """
+
+    def decorate(make: Callable[..., Any]) -> Callable[..., MachineCode]:
+        assert make.__module__.startswith(f"{__package__}.")
+
+        @wraps(make)
+        def made(*args: Any, **kwargs: Any) -> MachineCode:
+            symbol, function, store = _symbol(make, *args, **kwargs), make(*args, **kwargs), code_store.the_code_store()
+            code = store.find(symbol)
+            if code is None or not _can_load(code):
+                code = _compile(function, argument_types, symbol)
+                store.keep(symbol, code)
+            return _load(code, symbol)
+
+        return made
+
+    return decorate
+
+
+def _symbol(make: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """A name for the function that is made, and no other, in any process: a digest of all that its code depends on."""
+    bound = inspect.signature(make).bind(*args, **kwargs)
+    bound.apply_defaults()
+    assert all(isinstance(value, str | int | Enum) for value in bound.arguments.values())
+    of_function = (make.__module__, make.__qualname__, sorted(bound.arguments.items()))
+    return f"baton_{sha256(repr((of_function, _circumstances())).encode()).hexdigest()}"
+
+
+@cache
+def _circumstances() -> str:
+    """A digest of what all functions' code depends on."""
+    config = numba.config
+    processor = (ISA.name, config.CPU_NAME, config.CPU_FEATURES)
+    compilers = (numba.__version__, llvmlite.__version__, sys.version)
+    options = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
+    return sha256(repr((processor, compilers, options, _SOURCES)).encode()).hexdigest()
+
+
+@global_compiler_lock
+def _compile(function: Callable[..., None], argument_types: tuple[Any, ...], symbol: str) -> bytes:
+    """An object file in which the function has this symbol."""
+    flags = compiler.Flags()
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"
+    contexts = cpu_target.typing_context, cpu_target.target_context
+    result = compiler.compile_extra(*contexts, function, argument_types, types.void, flags, {})
+    result.library.add_ir_module(_entry(result.fndesc, symbol))
+    _name, _kind, (code, _bitcode) = result.library.serialize_using_object_code()
+    return bytes(code)
+
+
+def _entry(function: Any, symbol: str) -> Any:
+    """A module with the C function that calls numba's. Kernels raise nothing; one that would ends the process."""
+    context = cpu_target.target_context
+    module, convention = context.create_module("entry"), context.call_conv
+    callee_type = convention.get_function_type(function.restype, function.argtypes)
+    callee = ir.Function(module, callee_type, function.llvm_func_name)
+    entry_type = ir.FunctionType(ir.VoidType(), [context.get_value_type(kind) for kind in function.argtypes])
+    entry = ir.Function(module, entry_type, symbol)
+    builder = ir.IRBuilder(entry.append_basic_block("entry"))
+    status, _nothing = convention.call_function(
+        builder, callee, function.restype, function.argtypes, entry.args, attrs=("noinline",)
+    )
+    with builder.if_then(status.is_error, likely=False):
+        builder.call(ir.Function(module, ir.FunctionType(ir.VoidType(), []), "llvm.trap"), [])
+        builder.unreachable()
+    builder.ret_void()
+    return module
+
+
+def _can_load(code: bytes) -> bool:
+    """Whether there is all that it calls. LLVM would end the process over what is missing."""
+    return all(binding.address_of_symbol(name) is not None for name in undefined_symbols(code))
+
+
+def _load(code: bytes, symbol: str) -> MachineCode:
+    binding.initialize_native_target()
+    machine = binding.Target.from_triple(binding.get_process_triple()).create_target_machine(jit=True)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return MachineCode(engine.get_function_address(symbol), symbol, engine)
