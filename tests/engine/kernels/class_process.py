@@ -7,6 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from services.config import CPU_ISA_VARIABLE
+from tests.engine.kernels.machine_code import keep_assembly
 from tests.forkserver import FORKSERVER
 
 
@@ -38,6 +39,7 @@ def _run(pipe: Connection, prepare: Any, isa: str, function: str, arguments: tup
     module, _, name = function.partition(":")
     try:
         prepare(isa)
+        keep_assembly()
         pipe.send((getattr(import_module(module), name)(*arguments), None))
     except BaseException:
         pipe.send((None, traceback.format_exc()))

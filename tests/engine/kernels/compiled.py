@@ -1,15 +1,13 @@
 """Kernels that are compiled and not run, to be called in a process of `class_process.compile_for`: their assembly."""
 
-from typing import Any
-
-from numba import cfunc, int64, types
+from numba import int64
 
 from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
 from services.engine.kernels.cpu.amx.tile_products import amx_products
 from services.engine.kernels.cpu.head_rows import make_read_rows
 from services.engine.kernels.cpu.register_tiles import Arithmetic, _tile_function, arithmetic_of
-from tests.engine.kernels.machine_code import assembly_of
+from tests.engine.kernels.machine_code import assembly_of, compile_function
 
 _HEAD_DIM, _BLOCK_SIZE = 64, 16
 
@@ -23,18 +21,17 @@ def register_tiles() -> dict[str, str]:
 def by_amx() -> dict[str, str]:
     """Products, single tokens' attention, and the two products of prompts' attention."""
     products = amx_products(_HEAD_DIM, make_read_rows("bfloat16", _HEAD_DIM, _BLOCK_SIZE, as_pairs=True))
-    kernels = {
-        "matmul": amx_matmul.make_matmul("bfloat16", gated=True),
-        "decode_attention": AmxDecodeAttention("bfloat16", _HEAD_DIM, 2, _BLOCK_SIZE).kernel,
-        "multiply_keys": _as_function(products.multiply_keys),
-        "multiply_values": _as_function(products.multiply_values),
+    multiply_keys, multiply_values = products.multiply_keys, products.multiply_values
+
+    def keys(left: int, right: int, sums: int, count: int) -> None:
+        multiply_keys(left, right, sums, count)
+
+    def values(left: int, right: int, sums: int, count: int) -> None:
+        multiply_values(left, right, sums, count)
+
+    return {
+        "matmul": assembly_of(amx_matmul.make_matmul("bfloat16", gated=True)),
+        "decode_attention": assembly_of(AmxDecodeAttention("bfloat16", _HEAD_DIM, 2, _BLOCK_SIZE).kernel),
+        "multiply_keys": compile_function(keys, *[int64] * 4),
+        "multiply_values": compile_function(values, *[int64] * 4),
     }
-    return {name: assembly_of(kernel) for name, kernel in kernels.items()}
-
-
-def _as_function(product: Any) -> Any:
-    @cfunc(types.void(int64, int64, int64, int64))  # type: ignore[untyped-decorator]
-    def function(left: int, right: int, sums: int, count: int) -> None:
-        product(left, right, sums, count)
-
-    return function

@@ -10,13 +10,53 @@ _AVX512 = r"%zmm|%k[0-7]\b|%[xy]mm(1[6-9]|2\d|3[01])\b|\{1to\d+\}"  # the last: 
 _ABOVE = {"amx": (), "avx512_bf16": (_AMX,), "avx512": (_AMX, _BFLOAT16), "avx2": (_AMX, _BFLOAT16, _AVX512)}
 _MULTIPLY_ADD = re.compile(r"v(fmadd\d+|dpbf16)ps ")
 _TILE_PRODUCT = "tdpbf16ps"
-_STACK = re.compile(r"\(%rsp|-\d+\(%rbp\)")  # rbp may also be an operand's address
+_STACK = re.compile(r"\(%rsp")  # a function with its frame in rbp would hide some; those that are looked at have none
+
+
+_made: dict[str, str] = {}  # of each kernel's symbol, `module.maker`
+_assembly: dict[str, str] = {}
+
+
+def keep_assembly() -> None:
+    """Has this process compile all kernels itself from now on, and keep what they are compiled to."""
+    from services.engine.kernels.cpu import code_store, compiled
+
+    symbol_of, object_code = compiled._symbol, compiled._object_code
+
+    def named(make: Any, *args: Any, **kwargs: Any) -> str:
+        symbol = symbol_of(make, *args, **kwargs)
+        module = make.__module__.removeprefix("services.engine.kernels.cpu.")
+        _made[symbol] = f"{module}.{make.__qualname__}"
+        return symbol
+
+    def listed(library: Any) -> bytes:
+        code: bytes = object_code(library)  # which links and optimizes first
+        text = library.get_asm_str()
+        (symbol,) = re.findall(r"^(baton_\w+):", text, flags=re.MULTILINE)
+        _assembly[symbol] = text
+        return code
+
+    compiled._symbol, compiled._object_code = named, listed
+    code_store.the_code_store = code_store.NoStore  # type: ignore[assignment]
 
 
 def assembly_of(kernel: Any) -> str:
-    """kernel: a C function of numba's, compiled in this process."""
-    text: str = kernel._library.get_asm_str()
-    return text
+    """kernel: compiled in this process, after `keep_assembly`."""
+    return _assembly[kernel.symbol]
+
+
+def compile_function(function: Any, *argument_types: Any) -> str:
+    """The assembly of a function that is no kernel, in such a process."""
+    from services.engine.kernels.cpu import compiled
+
+    symbol = f"baton_{function.__name__}"
+    compiled._compile(function, argument_types, symbol)
+    return _assembly[symbol]
+
+
+def name_of(kernel: Any) -> str:
+    """`module.maker` of the same."""
+    return _made[kernel.symbol]
 
 
 def instructions(assembly: str) -> Iterator[str]:
@@ -61,7 +101,7 @@ def tile_products(loop: list[str]) -> list[str]:
 
 def in_memory(loop: list[str]) -> list[str]:
     """Instructions that read or write memory."""
-    return [line for line in loop if "(" in line and not line.startswith("lea")]
+    return [line for line in loop if "(" in line and not line.startswith(("lea", "prefetch"))]
 
 
 def on_stack(loop: list[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """A model's steps, and what computed them: the kernels with their machine code, and torch's operators."""
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from services.engine.runner import torch_runner
 from services.engine.runner.base import Runner, SamplingBatch, StepOutput
 from services.engine.runner.load import load_runner
 from services.engine.sampler import sample
-from tests.engine.kernels.machine_code import assembly_of
+from tests.engine.kernels.machine_code import assembly_of, name_of
 from tests.engine.stepping import Row, step
 
 _CHUNK = 100
@@ -101,20 +100,15 @@ def _watch_kernels(patch: pytest.MonkeyPatch) -> dict[str, set[Any]]:
     seen: dict[str, set[Any]] = {}
 
     def watched(self: Team, kernel: Any, *arguments: Any, **options: Any) -> None:
-        seen.setdefault(_name(kernel), set()).add(kernel)
+        seen.setdefault(name_of(kernel), set()).add(kernel)
         run(self, kernel, *arguments, **options)
 
     patch.setattr(Team, "run", watched)
     return seen
 
 
-def _name(kernel: Any) -> str:
-    work = inspect.getclosurevars(kernel.__wrapped__).nonlocals["work"].py_func
-    return f"{work.__module__.removeprefix('services.engine.kernels.cpu.')}.{work.__qualname__.partition('.')[0]}"
-
-
 def _with_tiles(kernels: dict[str, set[Any]], dtype: str) -> dict[str, set[Any]]:
-    """With the functions for register tiles that they call, which they do by address."""
+    """With the functions for register tiles that they call, which they do by symbol."""
     if not kernels:
         return {}
     from services.engine.kernels.cpu.register_tiles import Arithmetic, _tile_function, arithmetic_of
@@ -122,6 +116,6 @@ def _with_tiles(kernels: dict[str, set[Any]], dtype: str) -> dict[str, set[Any]]
     own = arithmetic_of(dtype)
     tiles = [_tile_function(each) for each in {own, own if own is Arithmetic.PAIRS else Arithmetic.SINGLES}]
     return {
-        name: some | {tile for tile in tiles if any(str(tile.address) in assembly_of(kernel) for kernel in some)}
+        name: some | {tile for tile in tiles if any(tile.symbol in assembly_of(kernel) for kernel in some)}
         for name, some in kernels.items()
     }

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.engine.kernels.cpu.isa import ISAS, Isa, host_features, may_use_amx, this_isa
+from services.engine.kernels.cpu.isa import ISAS, Isa, host_features, may_use_amx
 from tests.checkpoints import write_checkpoint
 from tests.engine.kernels.class_process import run_as
 from tests.engine.kernels.machine_code import above_class, instructions, multiply_adds, tile_products
@@ -82,13 +82,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def proof(model: Model) -> Prove:
-    """Runs in one process for each class and dtype, but for this process's own class in this process."""
+    """Runs in one process for each class and dtype."""
 
     @cache
     def run(isa: Isa, dtype: str) -> Proof:
         arguments = model.directory, dtype, model.prompts, model.answers
-        if isa is this_isa():
-            return prove(*arguments)
         found: Proof = run_as(isa.name, "tests.engine.kernels.proof:prove", *arguments)
         return found
 

@@ -14,9 +14,10 @@ import pytest
 from llvmlite import binding
 from numba.core.event import install_recorder
 
+from services.config import CPU_ISA_VARIABLE
 from services.engine.kernels.cpu import code_store, compiled, small
 from services.engine.kernels.cpu.code_store import CodeDirectory
-from services.engine.kernels.cpu.isa import AUTO, VARIABLE
+from services.engine.kernels.cpu.isa import AUTO
 from services.engine.kernels.cpu.object_code import undefined_symbols
 from services.engine.kernels.cpu.register_tiles import Arithmetic
 from tests.machine import BFLOAT16, needs
@@ -49,7 +50,7 @@ def run(cache_home: Path, what: str, *, root: Path = ROOT, isa: str = AUTO, hash
     added = {
         "XDG_CACHE_HOME": str(cache_home),
         "PYTHONPATH": str(root),
-        VARIABLE: isa,
+        CPU_ISA_VARIABLE: isa,
         "PYTHONHASHSEED": str(hash_seed),
     }
     command = [sys.executable, "-c", RUN, what]

@@ -94,7 +94,12 @@ def _compile(function: Callable[..., None], argument_types: tuple[Any, ...], sym
     contexts = cpu_target.typing_context, cpu_target.target_context
     result = compiler.compile_extra(*contexts, function, argument_types, types.void, flags, {})
     result.library.add_ir_module(_entry(result.fndesc, symbol))
-    _name, _kind, (code, _bitcode) = result.library.serialize_using_object_code()
+    return _object_code(result.library)
+
+
+def _object_code(library: Any) -> bytes:
+    """library: numba's, with all that the function calls."""
+    _name, _kind, (code, _bitcode) = library.serialize_using_object_code()
     return bytes(code)
 
 

@@ -77,7 +77,7 @@ ISAS = (
         _AVX512,
         above=(_AMX, "avx10", "avx512bf16", "avx512fp16"),
         processor="skylake-avx512",
-        tile_rows=14,
+        tile_rows=13,
         tile_vectors=2,
     ),
     Isa(

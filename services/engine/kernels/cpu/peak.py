@@ -1,0 +1,103 @@
+"""What a core can do at most: independent multiply-adds in registers, by the instructions that the class's kernels are
+made of. No step runs this; benchmarks do, since kernels are held against it.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import float32, int64
+from numba.extending import intrinsic
+
+from services.engine.kernels.cpu.amx import tiles as amx
+from services.engine.kernels.cpu.intrinsics import ISA, float_pointer, njit
+from services.engine.kernels.cpu.per_item import per_item, places
+from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
+from services.engine.kernels.cpu.vectors import LANES, add_products_of_pairs, floats, multiply_add, spread, sum_of_lanes
+
+_ARG = places("rounds memory config")
+_SAVED_AT = 64  # bytes, in the memory: the tile configuration that others may have left
+_CHAINS = ISA.tile_rows * ISA.tile_vectors
+
+
+def operations_of_round(dtype: str) -> int:
+    """Two for a multiply-add."""
+    if ISA.has_amx and dtype == "bfloat16":
+        return 4 * 2 * 16 * 16 * 32
+    return _CHAINS * LANES * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 1) * 2
+
+
+@per_item
+def make_multiply_adds(dtype: str) -> Any:
+    """Arguments: rounds of an item; 128 bytes of memory; a configuration of tiles."""
+    return _make_tile_work() if ISA.has_amx and dtype == "bfloat16" else _make_vector_work(dtype)
+
+
+def _make_vector_work(dtype: str) -> Any:
+    """As many independent multiply-adds in a round as a register tile has sums."""
+    arg, loop = _ARG, _make_loop(pairs=arithmetic_of(dtype) is Arithmetic.PAIRS)
+
+    @njit
+    def work(a: Any, _item: int, _thread: int) -> None:
+        factor = spread(float32(a[arg.rounds]))  # not known when this is compiled
+        float_pointer(a[arg.memory])[0] = sum_of_lanes(loop(a[arg.rounds], factor))
+
+    return work
+
+
+def _make_loop(*, pairs: bool) -> Any:
+    @intrinsic
+    def loop(_context: Any, _rounds: Any, _factor: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            rounds, factor = arguments
+            entry, body = builder.block, builder.append_basic_block("body")
+            end = builder.append_basic_block("end")
+            builder.branch(body)
+            builder.position_at_end(body)
+            left = builder.phi(rounds.type)
+            sums = [builder.phi(factor.type) for _ in range(_CHAINS)]
+            multiply = _multiply_pairs if pairs else _multiply
+            added = [multiply(builder, value, factor) for value in sums]
+            after = builder.sub(left, left.type(1))
+            left.add_incoming(rounds, entry)
+            left.add_incoming(after, body)
+            for number, (value, new) in enumerate(zip(sums, added, strict=True)):
+                value.add_incoming(ir.Constant(factor.type, [float(number)] * LANES), entry)
+                value.add_incoming(new, body)
+            builder.cbranch(builder.icmp_signed(">", after, left.type(0)), body, end)
+            builder.position_at_end(end)
+            total = added[0]
+            for value in added[1:]:
+                total = builder.fadd(total, value)
+            return total
+
+        return floats(int64, floats), generate
+
+    return loop
+
+
+def _multiply(builder: Any, value: Any, factor: Any) -> Any:
+    return multiply_add(builder, factor, factor, value)
+
+
+def _multiply_pairs(builder: Any, value: Any, factor: Any) -> Any:
+    return add_products_of_pairs(builder, value, factor, factor)
+
+
+def _make_tile_work() -> Any:
+    """Four products of tiles of zeros in a round, by AMX."""
+    arg = _ARG
+    add_0, add_1, add_2, add_3 = (amx.add_product(target, 4 + target // 2, 6 + target % 2) for target in range(4))
+
+    @njit
+    def work(a: Any, _item: int, _thread: int) -> None:
+        saved = a[arg.memory] + _SAVED_AT
+        amx.save_config(saved)
+        amx.load_config(a[arg.config])
+        for _ in range(a[arg.rounds]):
+            add_0()
+            add_1()
+            add_2()
+            add_3()
+        amx.load_config(saved)
+
+    return work
