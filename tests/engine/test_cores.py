@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.openmp import loaded_openmp
-from services.engine.runner.cores import CoreLease
+from services.engine.runner.cpu.cores import CoreLease
 from tests.machine import TWO_CORES, needs
 
 CORES = len(os.sched_getaffinity(0))
@@ -209,7 +209,7 @@ def test_no_thread_spins_that_its_worker_has_given_up() -> None:
         from services.engine.openmp import load_openmp, loaded_openmp
         load_openmp()
         import torch
-        from services.engine.runner.cores import CoreLease
+        from services.engine.runner.cpu.cores import CoreLease
 
         class Two(CoreLease):
             share = 2

@@ -14,9 +14,9 @@ from services.engine.engine import Engine
 from services.engine.kernels.cpu import team
 from services.engine.kernels.cpu.team import rows_of_a_block
 from services.engine.models import decoder
-from services.engine.runner import torch_runner
+from services.engine.runner.cpu import torch_runner
+from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
-from services.engine.runner.torch_runner import TorchRunner
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, prompts_of

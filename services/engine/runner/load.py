@@ -10,10 +10,10 @@ from services.engine.kernels.load import why_not_fused
 from services.engine.models.registry import load_weights, num_parameters
 from services.engine.openmp import loaded_openmp
 from services.engine.runner.base import Runner
-from services.engine.runner.cores import CoreLease
+from services.engine.runner.cpu.cores import CoreLease
+from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load_plan import LoadPlan, dtype_name, plan_load
 from services.engine.runner.memory import check_fits, kv_budget
-from services.engine.runner.torch_runner import TorchRunner
 
 
 @dataclass(frozen=True, slots=True, eq=False)

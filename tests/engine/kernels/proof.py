@@ -10,8 +10,8 @@ from torch import Tensor, float32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.config import Device, EngineConfig
-from services.engine.runner import torch_runner
 from services.engine.runner.base import Runner, SamplingBatch, StepOutput
+from services.engine.runner.cpu import torch_runner
 from services.engine.runner.load import load_runner
 from services.engine.sampler import sample
 from tests.engine.kernels.machine_code import assembly_of, name_of

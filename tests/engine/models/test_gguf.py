@@ -16,8 +16,8 @@ from services.engine.models import gguf_tensors
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.gguf_tensors import QUANTIZED
 from services.engine.models.registry import open_tensors, parse_model_config, weight_files
+from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
-from services.engine.runner.torch_runner import TorchRunner
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, save_tensors, write_checkpoint

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from services.config import Device, EngineConfig
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.registry import parse_model_config, weight_files
+from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import LoadedModel, load_runner
-from services.engine.runner.torch_runner import TorchRunner
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import edit_json, save_tensors, write_checkpoint

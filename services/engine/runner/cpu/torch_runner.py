@@ -16,8 +16,8 @@ from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.registry import make_model
 from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
-from services.engine.runner.cores import CoreLease
-from services.engine.runner.leased_operations import LeasedOperations
+from services.engine.runner.cpu.cores import CoreLease
+from services.engine.runner.cpu.leased_operations import LeasedOperations
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import allocate
 from services.engine.sampler import sample, score

@@ -6,7 +6,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from services.engine.kernels.base import Operations, Rows
-from services.engine.runner.cores import CoreLease
+from services.engine.runner.cpu.cores import CoreLease
 
 T = TypeVar("T")
 
