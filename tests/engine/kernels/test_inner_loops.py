@@ -18,8 +18,9 @@ from tests.engine.kernels.machine_code import (
 )
 
 WIDENED = "widened"  # see `register_tiles.Arithmetic`
-# Of the largest tile of WIDENED, a vector of b and the mask for its lower halves find no register. Sums always do.
-MOST_ON_STACK = {WIDENED: 3}
+# What is on the stack in each step, by class and rows: of WIDENED, the largest tile needs registers for b, for its
+# lower halves and for a mask. Of other tiles nothing is.
+MOST_ON_STACK = {("avx512", 13): 1, ("avx2", 6): 2}
 
 
 @pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
@@ -37,7 +38,8 @@ def test_register_tiles_keep_sums_in_registers_and_load_each_operand_once(isa: I
         expected = [rows * registers * parts for rows in per_row for _ in range(loops_of_rows)]
         assert [len(multiply_adds(loop)) for loop in loops] == expected
         for loop, rows in zip(loops, [rows for rows in per_row for _ in range(loops_of_rows)], strict=True):
-            check_memory(loop, loads=rows * parts + registers, most_on_stack=MOST_ON_STACK.get(arithmetic, 0))
+            most_on_stack = MOST_ON_STACK.get((isa.name, rows), 0) if arithmetic == WIDENED else 0
+            check_memory(loop, loads=rows * parts + registers, most_on_stack=most_on_stack)
 
 
 def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:
