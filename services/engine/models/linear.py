@@ -37,7 +37,7 @@ class Linear:
         self._multiply: Product
         if make_product is not None:
             self._multiply = make_product(weight, bias)
-        elif fused and (kernel := _make_kernel(weight, bias)) is not None:
+        elif fused and weight.device.type == "cpu" and (kernel := _make_kernel(weight, bias)) is not None:
             self._multiply = self._kernel = kernel
         elif weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and _can_pack():
             self._multiply = partial(_multiply_packed, _pack(weight), bias)
