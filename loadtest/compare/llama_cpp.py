@@ -85,7 +85,7 @@ def write_weights(program: Path, checkpoint: Path, folder: Path) -> Weights:
 
 
 def version(program: Path) -> str:
-    """What the program says of itself, on one line. Raises OSError and CalledProcessError."""
+    """The program's own word on its version, on one line. Raises OSError and CalledProcessError."""
     asked = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     return ", ".join((asked.stdout + asked.stderr).split("\n")).strip(", ")
 

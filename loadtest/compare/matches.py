@@ -1,4 +1,4 @@
-"""Who is compared with whom: Baton in one of its modes, and a peer in each of its settings."""
+"""Pairs that are compared: Baton in one of its modes, and a peer in each of its settings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What there is beside Baton. None: this peer has no part."""
+    """The peers beside Baton. None: one that has no part."""
 
     vllm: Path | None  # a virtual environment
     llama_server: Path | None

@@ -1,4 +1,4 @@
-"""Where a step's time goes in the model itself, beside what memory and cores of the machine allow."""
+"""The time that a step spends in each part of the model, beside what memory and cores of the machine allow."""
 
 from pathlib import Path
 
