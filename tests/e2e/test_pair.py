@@ -247,7 +247,7 @@ def test_an_idle_stack_sleeps(stack: Stack):
 
 
 def test_requests_end_when_their_deadline_passes(stack: Stack):
-    with stack.serving("--request-timeout", "0.3") as hasty:
+    with stack.serving("--request-timeout", "0.1") as hasty:
         with pytest.raises(openai.APIStatusError) as error:
             hasty.client.completions.create(prompt=prompt_of(1, 50), max_tokens=400, **GREEDY)
         assert error.value.status_code == 504
