@@ -77,12 +77,12 @@ class _Limits:
         self._itemsize: int = dtype.itemsize
 
     def product(self, out: int, depth: int, tokens: int) -> float:
-        """Of one layer."""
+        """The limit of one layer's product."""
         num_bytes, operations = out * depth * self._itemsize, 2 * out * depth * tokens
         return max(num_bytes / self.copied, operations / self.flops)
 
     def attention(self, rows: int, new: int, context: int) -> float:
-        """Of one layer: KV is read once, and each token multiplies with all keys up to its own."""
+        """The limit of one layer's attention: KV is read once, and each token multiplies with all keys up to its own."""
         config = self._config
         kv_bytes = rows * (context + new) * 2 * config.num_kv_heads * config.head_dim * self._itemsize
         keys = rows * (context * new + new * (new + 1) / 2)

@@ -1,4 +1,4 @@
-"""What this machine can do at most: multiply and add on all cores, and copy memory."""
+"""The most that this machine can do: multiply and add on all cores, and copy memory."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def copy_rate() -> float:
 
 
 def _shortest_s(run: Callable[[], object]) -> float:
-    """Of some runs, since whatever else the machine does only makes them longer."""
+    """The shortest of some runs: whatever else the machine does only makes them longer."""
     run()
     times = []
     for _ in range(_RUNS):

@@ -62,7 +62,7 @@ class FlashAttention:
     def prepare(
         self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix], window: int | None
     ) -> FlashPlan:
-        """See `Several.prepare`. No window."""
+        """See `Several.prepare`. Takes no window."""
         assert window is None
         contexts = [*self._contexts(queries, rows)]
         for group in shared:

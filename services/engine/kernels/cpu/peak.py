@@ -1,4 +1,4 @@
-"""What a core can do at most: independent multiply-adds in registers, by the instructions that the class's kernels are
+"""The most that a core can do: independent multiply-adds in registers, by the instructions that the class's kernels are
 made of. No step runs this; benchmarks do, since kernels are held against it.
 """
 

@@ -245,18 +245,6 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
     _store(builder, address, builder.or_(low, high))
 
 
-@_builtin(floats, int64)
-def load_first(builder: Any, address: Any) -> Any:
-    """The first of each of 16 pairs of bfloat16."""
-    return builder.bitcast(builder.shl(_load(builder, address, _WORDS), _words(16)), _FLOATS)
-
-
-@_builtin(floats, int64)
-def load_second(builder: Any, address: Any) -> Any:
-    """The second of each of 16 pairs of bfloat16."""
-    return builder.bitcast(builder.and_(_load(builder, address, _WORDS), _words(0xFFFF0000)), _FLOATS)
-
-
 @_builtin(floats, floats)
 def round_half_up(builder: Any, value: Any) -> Any:
     """For `store_pairs`: raised so that cutting its lower bits rounds it to nearest, ties away from 0. Not for NaN."""
