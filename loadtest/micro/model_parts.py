@@ -82,7 +82,7 @@ class _Limits:
         return max(num_bytes / self.copied, operations / self.flops)
 
     def attention(self, rows: int, new: int, context: int) -> float:
-        """The limit of one layer's attention: KV is read once, and each token multiplies with all keys up to its own."""
+        """The limit of one layer's attention: KV is read once, each token multiplies with all keys up to its own."""
         config = self._config
         kv_bytes = rows * (context + new) * 2 * config.num_kv_heads * config.head_dim * self._itemsize
         keys = rows * (context * new + new * (new + 1) / 2)
