@@ -10,10 +10,12 @@ An attempt at one worker alone goes from PREFILL to DECODE with that worker's fi
 First attempts at several choices over one prompt are sent as a group: what is said of the prompt holds for all of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.gateway.router import Candidate, Plan, WorkerId
+from services.protocol.block_hash import BlockHash
 
 
 class Phase(StrEnum):
@@ -34,6 +36,7 @@ class Attempt:
     predicted_cached: int | None  # None: its group counts once, by another one
     sent_at: float  # on the ledger's clock
     to_compute: int  # tokens, for its first one; those that were queued before it included
+    queued_blocks: Sequence[BlockHash] = ()  # of them, the full ones that no attempt before it was to compute
     first_token_at: float | None = None
     group: "Group | None" = None
     phase: Phase = Phase.PREFILL

@@ -23,6 +23,7 @@ from services.gateway.links import LinkRefused, WorkerLink
 from services.gateway.reader import Reader, Relays
 from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
 from services.prefix_index.base import PrefixIndex
+from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.messages import MAX_HANDLE, BlockEvents, Command, GatewayHello, WorkerHello
 
@@ -222,6 +223,7 @@ class Dispatcher:
             larger_than=row.larger_than,
             avoid=row.still_avoided(self._loop.time()),
         )
+        self._fleet.deepen(prefix, self._ledger.queued_blocks)
         counts = (self._ledger.queued_tokens, self._ledger.assigned, self._ledger.generating)
         candidates = self._fleet.candidates(prefix.depths, *counts)
         plan = make_plan(candidates, demand, self._policy, self._turn, self._costs.figures())
@@ -233,13 +235,14 @@ class Dispatcher:
             return plan
         self._observer.planned(plan)
         most = self._fleet.most_choices(plan)
+        blocks = self._fleet.missing_blocks(prefix, plan.computes)
         for first in range(0, len(rows), most):
-            self._start(rows[first : first + most], plan)
+            self._start(rows[first : first + most], plan, blocks if first == 0 else ())
         self._fleet.placed(prefix, plan)
         return None
 
-    def _start(self, rows: Sequence[LedgerRow], plan: Plan) -> None:
-        self._ledger.start(rows, plan)
+    def _start(self, rows: Sequence[LedgerRow], plan: Plan, blocks: Sequence[BlockHash]) -> None:
+        self._ledger.start(rows, plan, blocks)
         row = rows[0]
         assert row.attempt is not None
         log.info(

@@ -1,12 +1,13 @@
 """The workers with a live stream: who they are, how loaded, and how deep each caches a prompt."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.config import WorkerRole
 from services.gateway.links import WorkerLink
 from services.gateway.router import Candidate, Plan, WorkerId
 from services.prefix_index.base import PrefixIndex
+from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
@@ -103,6 +104,19 @@ class Fleet:
             prefix.chains[namespace] = chain
             prefix.depths.update(await self.index.depths(chain))
         return prefix
+
+    def deepen(self, prefix: Prefix, queued: Mapping[WorkerId, Container[BlockHash]]) -> None:
+        """Counts blocks that a worker is to compute for earlier prompts as if it cached them; `queued` by worker."""
+        for id, blocks in queued.items():
+            worker = self.get(id)
+            if worker is not None and (chain := prefix.chains.get(worker.namespace)):
+                cached = prefix.depths.get(id, 0)
+                prefix.depths[id] = cached + depth_of(chain[cached:], blocks)
+
+    def missing_blocks(self, prefix: Prefix, candidate: Candidate) -> Sequence[BlockHash]:
+        """The prompt's full blocks that a worker neither caches nor is to compute already."""
+        worker = self.get(candidate.id)
+        return () if worker is None else prefix.chains.get(worker.namespace, [])[candidate.depth :]
 
     def placed(self, prefix: Prefix, plan: Plan) -> None:
         """Tells the index where a prompt goes."""

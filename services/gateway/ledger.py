@@ -26,6 +26,7 @@ from services.gateway.generation import (
     never,
 )
 from services.gateway.router import Plan, WorkerId, uncached_tokens
+from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Row, TokenLogprobs
 from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
@@ -173,6 +174,7 @@ class Ledger:
         self._groups: dict[int, Group] = {}
         self.highest_handle = 0
         self.queued_tokens: Counter[WorkerId] = Counter()  # prompt tokens sent there and not answered
+        self.queued_blocks: dict[WorkerId, set[BlockHash]] = {}  # the full blocks of those tokens
         self.assigned: Counter[WorkerId] = Counter()  # attempts that it generates for, or will
         self.generating: Counter[WorkerId] = Counter()  # those of them for which it has begun
 
@@ -194,12 +196,20 @@ class Ledger:
         handles = {handle} if group is None else group.handles
         return [self._by_handle[one] for one in sorted(handles) if one in self._by_handle]
 
-    def start(self, rows: Sequence[LedgerRow], plan: Plan) -> None:
-        """The next attempt of rows that have the same tokens: handles are allocated and sent in one step."""
+    def start(self, rows: Sequence[LedgerRow], plan: Plan, blocks: Sequence[BlockHash] = ()) -> None:
+        """The next attempt of rows that have the same tokens: handles are allocated and sent in one step.
+
+        blocks: full blocks of the prompt that `plan.computes` will have by it, and was not to have before.
+        """
         assert self.highest_handle + handles_needed(len(rows)) <= MAX_HANDLE
         group = Group(self._allocate()) if len(rows) > 1 else None
         for row in rows:
             self._begin(row, plan, group)
+        first = rows[0].attempt
+        assert first is not None
+        first.queued_blocks = blocks
+        if blocks:
+            self.queued_blocks.setdefault(plan.computes.id, set()).update(blocks)
         if group is None:
             self._submit(rows[0], plan, self.highest_handle)
         else:
@@ -437,6 +447,11 @@ class Ledger:
     def _settle_queue(self, attempt: Attempt) -> None:
         _count_down(self.queued_tokens, attempt.plan.computes.id, attempt.queued_tokens)
         attempt.queued_tokens = 0
+        if (blocks := self.queued_blocks.get(attempt.plan.computes.id)) is not None:
+            blocks.difference_update(attempt.queued_blocks)
+            if not blocks:
+                del self.queued_blocks[attempt.plan.computes.id]
+        attempt.queued_blocks = ()
 
 
 def handles_needed(num_choices: int) -> int:

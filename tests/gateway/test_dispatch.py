@@ -77,6 +77,23 @@ async def test_tokens_of_a_pair_come_once_and_in_order():
         assert prefill.aborts == decode.aborts == []
 
 
+async def test_a_prompt_that_a_worker_is_to_compute_counts_as_cached_there_for_the_next():
+    """The index hears of blocks when they are there; requests that came together would all be taken to compute them."""
+    decode = decode_peer()
+    tokens = continuation(PROMPT, 8)
+    async with running(decode) as stack:
+        async with stack.dispatcher.generate(request()):
+            await decode.submit()
+            async with stack.dispatcher.generate(request()) as generation:
+                decode.say_tokens(await decode.submit(2), tokens, cached=8, finish=LENGTH)
+                assert (await read_all(generation))[0] == tokens
+        assert stack.counts.cached == [(8, 8)]
+        async with stack.dispatcher.generate(request()) as generation:  # the first was given up before it was computed
+            decode.say_tokens(await decode.submit(3), tokens, cached=0, finish=LENGTH)
+            await read_all(generation)
+        assert stack.counts.cached == [(8, 8), (0, 0)]
+
+
 async def test_all_tokens_since_the_last_call_come_in_one_delta():
     decode = decode_peer()
     tokens = continuation(PROMPT, 8)
