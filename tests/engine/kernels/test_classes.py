@@ -155,4 +155,7 @@ def test_torchs_own_products_and_attention_are_seen(model: Model) -> None:
     found = prove(model.directory, "bfloat16", model.prompts, model.answers, kernels="torch")
     assert found.kernels == "torch"
     assert not found.code
-    assert {"mkldnn._linear_pointwise", "aten.silu"} <= found.operators - OPERATORS
+    others = found.operators - OPERATORS
+    assert "aten.silu" in others
+    # Where the processor has no bfloat16 at all, weights are not packed for oneDNN
+    assert others & {"mkldnn._linear_pointwise", "aten.linear", "aten.mm"}, others
