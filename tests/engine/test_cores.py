@@ -134,9 +134,17 @@ def test_who_steps_alone_has_all_cores_and_others_share_them(workers: Workers) -
 
 
 @SHARED
+def test_prompts_keep_all_cores_beside_a_step_that_decodes_which_takes_a_share(workers: Workers) -> None:
+    workers.here.begin(prompts=True)
+    assert workers.tell("decode") == [CORES // 2]
+    workers.here.adjust()
+    assert workers.recorder.counts == [CORES]
+
+
+@SHARED
 def test_threads_that_have_to_go_during_a_step_are_put_to_sleep_first(workers: Workers) -> None:
     workers.here.begin(prompts=True)
-    workers.tell("decode")
+    workers.tell("prompts")
     workers.here.adjust()
     assert workers.recorder.told == [CORES, "spin", "sleep", CORES // 2, "spin"]
 
@@ -145,7 +153,7 @@ def test_threads_that_have_to_go_during_a_step_are_put_to_sleep_first(workers: W
 def test_a_step_of_prompts_looks_more_often_than_one_that_decodes(workers: Workers) -> None:
     for prompts, counts in ((True, [CORES, CORES // 2]), (False, [CORES, CORES // 2, CORES])):
         workers.here.begin(prompts=prompts)
-        workers.tell("decode")
+        workers.tell("prompts")
         workers.here.adjust_for_prompts()
         assert workers.recorder.counts == counts
         workers.tell("end")

@@ -1,7 +1,12 @@
-"""Cores shared by the CPU workers of one host: who steps alone has all of them, who does not an equal share.
+"""Cores shared by the CPU workers of one host: a step that runs alone has all of them, others a share.
 
 A table in shared memory has a row for each worker: its process id, and what it is doing. A worker looks at the table
 when it starts a step, and again in between. A row of a process that is no more is taken by the next one that comes.
+
+A step that only decodes has an equal share among all steps. One that computes prompts shares with its like alone: a
+decode step beside it takes few threads for a short time, and would leave cores idle until prefill looks at the table
+again. Requests/s of 64 prompts of 462 tokens, prefill and decode apart on 2 cores without AMX: 2.66 to 2.67, with equal
+shares 2.02 to 2.04; ms from token to token 254 to 257, and 173 to 175.
 
 Nobody waits for anybody, with one exception: between two steps that only decode, a worker lets prompts that another one
 computes go first for a while.
@@ -119,7 +124,10 @@ class CoreLease:
         return min(left * 1e-9, _LOOK_AGAIN_S)
 
     def _share(self) -> int:
-        others = int(np.count_nonzero(self._stepping(self._clock_ns()))) - 1
+        sharing = self._stepping(self._clock_ns())
+        if self._prompts:
+            sharing &= self._table[:, _PROMPTS] != 0
+        others = int(np.count_nonzero(sharing)) - 1
         return self._cores if others <= 0 else max(1, self._cores // (others + 1))
 
     def _others_compute_prompts(self, now: int) -> bool:
