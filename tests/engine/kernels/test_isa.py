@@ -14,6 +14,7 @@ from tests import machine
 
 ROOT = Path(__file__).parents[3]
 AMX, AVX512_BF16, AVX512, AVX2 = ISAS
+ZEN = "znver4"
 ARM = dict.fromkeys(("neon", "sve", "sve2", "bf16", "i8mm"), True)
 BY_NAME = pytest.mark.parametrize("of", ISAS, ids=lambda of: of.name)
 
@@ -30,23 +31,31 @@ def asking(name: str) -> dict[str, str]:
 
 @BY_NAME
 def test_a_processor_is_of_the_highest_class_of_which_it_has_everything(of: Isa) -> None:
-    assert choose({}, features(of)) is of
-    assert choose(asking("auto"), features(of)) is of
-    assert choose(asking(""), features(of)) is of
+    assert choose({}, features(of), ZEN) is of
+    assert choose(asking("auto"), features(of), ZEN) is of
+    assert choose(asking(""), features(of), ZEN) is of
+
+
+@pytest.mark.parametrize("processor", ["cooperlake", "rocketlake", "sapphirerapids"])
+def test_intel_processors_without_amx_multiply_float32_unless_asked_for_pairs(processor: str) -> None:
+    assert choose({}, features(AVX512_BF16), processor) is AVX512
+    assert choose(asking("auto"), features(AVX512_BF16), processor) is AVX512
+    assert choose(asking("avx512_bf16"), features(AVX512_BF16), processor) is AVX512_BF16
+    assert choose({}, features(AMX), processor) is AMX
 
 
 @BY_NAME
 def test_without_one_feature_it_is_of_a_lower_class(of: Isa) -> None:
     for name in of.features:
-        found = choose({}, features(of) | {name: False})
+        found = choose({}, features(of) | {name: False}, ZEN)
         assert found is None or ISAS.index(found) > ISAS.index(of)
 
 
 @BY_NAME
 def test_its_own_class_and_all_below_can_be_asked_for(of: Isa) -> None:
     for lower in ISAS[ISAS.index(of) :]:
-        assert choose(asking(lower.name), features(of)) is lower
-        assert choose(asking(f" {lower.name.upper()} "), features(of)) is lower
+        assert choose(asking(lower.name), features(of), ZEN) is lower
+        assert choose(asking(f" {lower.name.upper()} "), features(of), ZEN) is lower
 
 
 @BY_NAME
@@ -55,20 +64,20 @@ def test_a_class_above_its_own_is_refused(of: Isa) -> None:
         with pytest.raises(
             IsaError, match=f"{higher.name}: this processor lacks what that takes; its class is {of.name}"
         ):
-            choose(asking(higher.name), features(of))
+            choose(asking(higher.name), features(of), ZEN)
 
 
 def test_a_word_that_is_no_class_is_refused_whatever_the_processor() -> None:
     for available in (features(AMX), ARM, {}):
         with pytest.raises(IsaError, match=r"sse2: there is no such class; known are auto, amx, .*, avx2"):
-            choose(asking("sse2"), available)
+            choose(asking("sse2"), available, ZEN)
 
 
 @pytest.mark.parametrize("available", [{}, ARM, {"sse4.2": True, "avx": True}], ids=["none", "ARM", "AVX"])
 def test_a_processor_of_no_class_has_no_kernels(available: dict[str, bool]) -> None:
-    assert choose({}, available) is None
+    assert choose({}, available, ZEN) is None
     with pytest.raises(IsaError, match="it belongs to none of the classes"):
-        choose(asking("avx2"), available)
+        choose(asking("avx2"), available, ZEN)
 
 
 def test_kernels_are_compiled_for_nothing_above_their_class() -> None:
@@ -98,19 +107,19 @@ def test_kernels_are_compiled_for_nothing_above_their_class() -> None:
 def test_who_keeps_onednn_from_amx_keeps_kernels_from_it(most: str | None, may: bool) -> None:
     environ = {} if most is None else {"ONEDNN_MAX_CPU_ISA": most}
     assert may_use_amx(environ) == may
-    assert choose(environ, features(AMX)) is (AMX if may else AVX512_BF16)
-    assert choose(environ | asking("amx"), features(AMX)) is AMX  # who names it means it
+    assert choose(environ, features(AMX), ZEN) is (AMX if may else AVX512_BF16)
+    assert choose(environ | asking("amx"), features(AMX), ZEN) is AMX  # who names it means it
 
 
 @machine.needs(machine.AMX)
 def test_where_the_processor_has_amx_kernels_have_it() -> None:
     """Else all tests of them would run without it, and prove nothing."""
-    assert choose({}, isa.host_features()) is AMX
+    assert choose({}, isa.host_features(), ZEN) is AMX
 
 
 def test_kernels_use_amx_unless_this_run_hides_it() -> None:
     expected = AVX512_BF16 if machine.is_hidden(machine.AMX) else AMX
-    assert choose(without_class(os.environ), features(AMX)) is expected
+    assert choose(without_class(os.environ), features(AMX), ZEN) is expected
 
 
 def test_a_run_can_hide_amx_from_kernels() -> None:
