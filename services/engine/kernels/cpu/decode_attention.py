@@ -57,7 +57,7 @@ class DecodeAttention:
 
 
 class _Memory:
-    """Where in a thread's memory things lie: offsets in bytes."""
+    """Places in a thread's memory: offsets in bytes."""
 
     def __init__(self, dtype: str, head_dim: int, group: int) -> None:
         depth = padded(head_dim)
@@ -136,7 +136,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def note_following(a: Any, item: int, memory: int) -> None:
-        """Where the next item's keys are, which a thread most often takes next."""
+        """Notes the place of the next item's keys, which this thread most often takes next."""
         kv_heads = a[arg.kv_heads]
         next_item = min(item + 1, a[NUM_ITEMS] - 1)
         row, head = next_item // kv_heads, next_item % kv_heads

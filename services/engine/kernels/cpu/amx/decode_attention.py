@@ -70,7 +70,7 @@ class AmxDecodeAttention(DecodeAttention):
 
 
 class _Memory:
-    """Where in a thread's memory things lie: offsets in bytes."""
+    """Places in a thread's memory: offsets in bytes."""
 
     def __init__(self, head_dim: int, block_size: int) -> None:
         row_bytes = head_dim * 2
