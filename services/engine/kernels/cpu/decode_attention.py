@@ -57,7 +57,7 @@ class DecodeAttention:
 
 
 class _Memory:
-    """Places in a thread's memory: offsets in bytes."""
+    """Where in a thread's memory things lie: offsets in bytes."""
 
     def __init__(self, dtype: str, head_dim: int, group: int) -> None:
         depth = padded(head_dim)
@@ -87,23 +87,82 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     """
     arg, size, as_pairs = PLACES, ELEMENTS[dtype].size, arithmetic_of(dtype) is Arithmetic.PAIRS
     memory = _Memory(dtype, head_dim, group)
-    values_at, scores_at, weights_at, sums_at = memory.values, memory.scores, memory.weights, memory.sums
-    totals_at, tops_at = memory.totals, memory.tops
+    key_bytes, plane_bytes = head_dim * size, block_size * head_dim * size
+    queries_at, values_at, products_at, scores_at = memory.queries, memory.values, memory.products, memory.scores
+    weights_at, sums_at, totals_at, tops_at = memory.weights, memory.sums, memory.totals, memory.tops
     row_bytes, thread_bytes = memory.row, memory.bytes
     of_word = 2 if as_pairs else 1
     weights_bytes = _CHUNK * 4 // of_word  # of a head
     sums_bytes = group * ROW_BYTES  # of 32 columns
-    following_at, staged_at = memory.following, memory.staged
+    following_at, staged_at, is_whole = memory.following, memory.staged, key_bytes % _LINE == 0
     read = make_read(ELEMENTS[dtype], head_dim, as_pairs=as_pairs)
-    key_at, ask_for = _make_walk(head_dim * size, block_size, memory)
     dots = _make_dots(dtype, head_dim, group, row_bytes, as_pairs=as_pairs)
-    score_keys = _make_score_keys(head_dim * size, group, memory, key_at, ask_for, read, dots)
-    make_read_values = _make_read_pairs if as_pairs else _make_read_singles
-    read_values = make_read_values(head_dim * size, block_size, memory, key_at, ask_for, read)
     multiply = multiply_rows(Arithmetic.PAIRS if as_pairs else Arithmetic.SINGLES)
     soften = make_soften(padded(head_dim) // LANES, sums_bytes, ROW_BYTES // 2, as_pairs=as_pairs)
     begin_heads = _make_begin_heads(dtype, head_dim, group, memory, read)
     end_heads = _make_end_heads(dtype, head_dim, group, memory)
+
+    @njit
+    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
+        return pool + int64(table[k // block_size]) * block_stride + k % block_size * key_bytes
+
+    @njit
+    def ask_for(pool: int, block_stride: int, table: Any, k: int, length: int, plane: int, memory: int) -> None:
+        """A key, or value, that is read a little later: of this item, or of the next one."""
+        later = k + _AHEAD
+        if later < length:
+            at = key_at(pool, block_stride, table, later)
+        else:
+            following = long_pointer(memory + following_at)
+            own = min(later - length + following[2], following[3] - 1)
+            at = key_at(following[0], block_stride, int_pointer(following[1]), own)
+        for line in range(0, key_bytes, _LINE):
+            prefetch(at + plane + line)
+
+    @njit
+    def score_keys(pool: int, block_stride: int, table: Any, first: int, length: int, scores: int, memory: int) -> None:
+        """The products of 16 keys; in place of those from the length on, of the last."""
+        for lane in range(LANES):
+            at = key_at(pool, block_stride, table, min(first + lane, length - 1))
+            ask_for(pool, block_stride, table, first + lane, length, 0, memory)
+            if not is_whole:
+                read(at, memory + staged_at)
+                at = memory + staged_at
+            dots(at, memory + queries_at, memory + products_at + lane * _LINE)
+        for g in range(group):
+            products = memory + products_at + g * LANES * _LINE
+            store_floats(scores + g * _CHUNK * 4, sums_of_rows(products))
+
+    @njit
+    def read_singles(
+        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
+    ) -> None:
+        """Values as `multiply` takes them."""
+        for k in range(count):
+            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
+            read(key_at(pool, block_stride, table, first + k) + plane_bytes, values + k * row_bytes)
+
+    @njit
+    def read_pairs(
+        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
+    ) -> None:
+        """The same, of bfloat16: a word for two keys, of which the last may be zeros."""
+        room = memory + staged_at
+        for k in range(0, count, 2):
+            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
+            ask_for(pool, block_stride, table, first + k + 1, length, plane_bytes, memory)
+            even = key_at(pool, block_stride, table, first + k) + plane_bytes
+            odd = room + 2 * row_bytes
+            if k + 1 < count:
+                odd = key_at(pool, block_stride, table, first + k + 1) + plane_bytes
+            if not is_whole:
+                read(even, room)
+                read(odd, room + row_bytes)
+                even, odd = room, room + row_bytes
+            for line in range(0, row_bytes, _LINE):
+                interleave_pairs(even + line, odd + line, values + k * row_bytes + 2 * line)
+
+    read_values = read_pairs if as_pairs else read_singles
 
     @njit
     def attend_chunk(
@@ -136,7 +195,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def note_following(a: Any, item: int, memory: int) -> None:
-        """Notes the place of the next item's keys, which this thread most often takes next."""
+        """Where the next item's keys are, which a thread most often takes next."""
         kv_heads = a[arg.kv_heads]
         next_item = min(item + 1, a[NUM_ITEMS] - 1)
         row, head = next_item // kv_heads, next_item % kv_heads
@@ -163,95 +222,6 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         end_heads(a, token, head, memory)
 
     return work
-
-
-def _make_walk(key_bytes: int, block_size: int, memory: _Memory) -> tuple[Any, Any]:
-    """Functions that say where a key lies, and ask for one that is read a little later."""
-    following_at = memory.following
-
-    @njit
-    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
-        return pool + int64(table[k // block_size]) * block_stride + k % block_size * key_bytes
-
-    @njit
-    def ask_for(pool: int, block_stride: int, table: Any, k: int, length: int, plane: int, memory: int) -> None:
-        """A key, or value, that is read a little later: of this item, or of the next one."""
-        later = k + _AHEAD
-        if later < length:
-            at = key_at(pool, block_stride, table, later)
-        else:
-            following = long_pointer(memory + following_at)
-            own = min(later - length + following[2], following[3] - 1)
-            at = key_at(following[0], block_stride, int_pointer(following[1]), own)
-        for line in range(0, key_bytes, _LINE):
-            prefetch(at + plane + line)
-
-    return key_at, ask_for
-
-
-def _make_score_keys(
-    key_bytes: int, group: int, memory: _Memory, key_at: Any, ask_for: Any, read: Any, dots: Any
-) -> Any:
-    queries_at, products_at, staged_at = memory.queries, memory.products, memory.staged
-    is_whole = key_bytes % _LINE == 0
-
-    @njit
-    def score_keys(pool: int, block_stride: int, table: Any, first: int, length: int, scores: int, memory: int) -> None:
-        """The products of 16 keys; in place of those from the length on, of the last."""
-        for lane in range(LANES):
-            at = key_at(pool, block_stride, table, min(first + lane, length - 1))
-            ask_for(pool, block_stride, table, first + lane, length, 0, memory)
-            if not is_whole:
-                read(at, memory + staged_at)
-                at = memory + staged_at
-            dots(at, memory + queries_at, memory + products_at + lane * _LINE)
-        for g in range(group):
-            products = memory + products_at + g * LANES * _LINE
-            store_floats(scores + g * _CHUNK * 4, sums_of_rows(products))
-
-    return score_keys
-
-
-def _make_read_singles(key_bytes: int, block_size: int, memory: _Memory, key_at: Any, ask_for: Any, read: Any) -> Any:
-    row_bytes, plane_bytes = memory.row, block_size * key_bytes
-
-    @njit
-    def read_singles(
-        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
-    ) -> None:
-        """Values as `multiply` takes them."""
-        for k in range(count):
-            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
-            read(key_at(pool, block_stride, table, first + k) + plane_bytes, values + k * row_bytes)
-
-    return read_singles
-
-
-def _make_read_pairs(key_bytes: int, block_size: int, memory: _Memory, key_at: Any, ask_for: Any, read: Any) -> Any:
-    row_bytes, plane_bytes = memory.row, block_size * key_bytes
-    staged_at, is_whole = memory.staged, key_bytes % _LINE == 0
-
-    @njit
-    def read_pairs(
-        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
-    ) -> None:
-        """The same, of bfloat16: a word for two keys, of which the last may be zeros."""
-        room = memory + staged_at
-        for k in range(0, count, 2):
-            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
-            ask_for(pool, block_stride, table, first + k + 1, length, plane_bytes, memory)
-            even = key_at(pool, block_stride, table, first + k) + plane_bytes
-            odd = room + 2 * row_bytes
-            if k + 1 < count:
-                odd = key_at(pool, block_stride, table, first + k + 1) + plane_bytes
-            if not is_whole:
-                read(even, room)
-                read(odd, room + row_bytes)
-                even, odd = room, room + row_bytes
-            for line in range(0, row_bytes, _LINE):
-                interleave_pairs(even + line, odd + line, values + k * row_bytes + 2 * line)
-
-    return read_pairs
 
 
 def _make_dots(dtype: str, head_dim: int, group: int, row_bytes: int, *, as_pairs: bool) -> Any:

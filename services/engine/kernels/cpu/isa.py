@@ -105,19 +105,19 @@ def choose(environ: Mapping[str, str], features: Mapping[str, bool], processor: 
     able = [isa for isa in ISAS if all(features.get(name) for name in isa.features)]
     asked = asked_class(environ)
     if asked == AUTO:
-        for isa in able:
-            if isa.has_amx:
-                fast = may_use_amx(environ)
-            else:
-                fast = not isa.has_bfloat16 or processor.startswith(_FAST_PAIRS)
-            if fast:
-                return isa
-        return None
+        return next((isa for isa in able if _is_fast(isa, environ, processor)), None)
     for isa in able:
         if isa.name == asked:
             return isa
     highest = f"its class is {able[0].name}" if able else "it belongs to none of the classes"
     raise IsaError(f"{CPU_ISA_VARIABLE}={asked}: this processor lacks what that takes; {highest}")
+
+
+def _is_fast(isa: Isa, environ: Mapping[str, str], processor: str) -> bool:
+    """True where no lower class does better, or has to do: AMX may be kept from kernels."""
+    if isa.has_amx:
+        return may_use_amx(environ)
+    return not isa.has_bfloat16 or processor.startswith(_FAST_PAIRS)
 
 
 def asked_class(environ: Mapping[str, str]) -> str:

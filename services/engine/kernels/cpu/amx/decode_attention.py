@@ -16,7 +16,6 @@ from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention
 from services.engine.kernels.cpu.decode_softmax import hide, make_soften
 from services.engine.kernels.cpu.exponential import LOG2_E
-from services.engine.kernels.cpu.head_rows import clear
 from services.engine.kernels.cpu.intrinsics import (
     float64_of,
     float_pointer,
@@ -65,118 +64,56 @@ class AmxDecodeAttention(DecodeAttention):
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
         assert dtype == "bfloat16"
         self.config = amx.tile_config()
-        self.scratch_bytes = _Memory(head_dim, block_size).bytes
+        self.scratch_bytes = _scratch_bytes(head_dim)
         self.kernel = _make_kernel(head_dim, group, block_size)
 
 
-class _Memory:
-    """Places in a thread's memory: offsets in bytes."""
-
-    def __init__(self, head_dim: int, block_size: int) -> None:
-        row_bytes = head_dim * 2
-        few = head_dim > 64 and block_size * row_bytes <= _PAGE_BYTES
-        self.chunk = _SMALL_CHUNK if few else _CHUNK  # keys at a time
-        self.values = 0
-        self.queries = self.values + self.chunk * row_bytes
-        self.products = self.queries + head_dim // 32 * _TILE_BYTES  # as tiles have them
-        self.scores = self.products + self.chunk * _LINE
-        self.weights = self.scores + self.chunk * LANES * 4
-        self.sums = self.weights + self.chunk * LANES * 2
-        self.totals = self.sums + head_dim // 16 * _TILE_BYTES
-        self.tops = self.totals + LANES * _LINE
-        self.zeros = self.tops + _LINE  # a row of keys or values
-        self.saved = self.zeros + row_bytes  # the tile configuration that others have
-        self.bytes = self.saved + _LINE
+def _scratch_bytes(head_dim: int) -> int:
+    return _CHUNK * (head_dim * 2 + LANES * 10) + head_dim * (32 + 64 + 2) + 18 * _LINE
 
 
 @per_item
 def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
     """Arguments: those of the other kernel."""
-    arg, memory = PLACES, _Memory(head_dim, block_size)
-    chunk, num_columns, thread_bytes = memory.chunk, head_dim // 16, memory.bytes
-    products_at, scores_at, weights_at, sums_at = memory.products, memory.scores, memory.weights, memory.sums
-    totals_at, tops_at, saved_at = memory.totals, memory.tops, memory.saved
-    read = _make_read(head_dim, block_size)
-    multiply_values = _make_multiply_values(head_dim, block_size)
-    begin_heads = _make_begin_heads(head_dim, group, block_size)
-    end_heads = _make_end_heads(head_dim, group, block_size)
-    soften = make_soften(num_columns, 2 * _TILE_BYTES, _TILE_BYTES, as_pairs=True)
-
-    @njit
-    def attend_chunk(
-        pool: int, block_stride: int, table: Any, first: int, begin: int, length: int, scale: float, memory: int
-    ) -> None:
-        """Keys from `first` to the length, at most a chunk, without those before `begin`; and their values."""
-        count = min(chunk, length - first)
-        rounded = (count + 31) // 32 * 32
-        read(pool, block_stride, table, first, count, length, memory)
-        for quad in range(0, group, 4):
-            for k in range(0, count, LANES):
-                products = memory + products_at + k * _LINE + quad * 4
-                transpose_quads(products, _LINE, memory + scores_at + (quad * chunk + k) * 4, chunk * 4)
-        for g in range(group):
-            scores = memory + scores_at + g * chunk * 4
-            hide(scores, rounded, begin - first, count)
-            soften(
-                scores,
-                rounded,
-                scale,
-                float_pointer(memory + tops_at + g * 4),
-                memory + totals_at + g * _LINE,
-                memory + sums_at + g * _LINE,
-                memory + weights_at + g * chunk * 2,
-            )
-        multiply_values(memory, rounded)
-
-    @njit(error_model="numpy")
-    def work(a: Any, item: int, thread: int) -> None:
-        kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
-        row, head = item // kv_heads, item % kv_heads
-        begin, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
-        token = int64(int_pointer(a[arg.tokens])[row])
-        pool = a[arg.pool] + head * a[arg.head_stride] * 2
-        table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
-        memory = a[arg.scratch] + thread * thread_bytes
-        begin_heads(a, token, head, a[arg.begun] != 0 and begin > 0, memory)
-        amx.save_config(memory + saved_at)
-        amx.load_config(a[arg.config])
-        for first in range(begin // 16 * 16, length, chunk):
-            attend_chunk(pool, a[arg.block_stride], table, first, begin, length, scale, memory)
-        amx.load_config(memory + saved_at)
-        end_heads(a, token, head, memory)
-
-    return work
-
-
-def _make_read(head_dim: int, block_size: int) -> Any:
-    memory, num_steps, num_columns = _Memory(head_dim, block_size), head_dim // 32, head_dim // 16
+    arg = PLACES
+    num_steps, num_columns = head_dim // 32, head_dim // 16
     row_bytes, plane_bytes = head_dim * 2, block_size * head_dim * 2
-    queries_at, products_at, values_at, zeros_at = memory.queries, memory.products, memory.values, memory.zeros
+    thread_bytes = _scratch_bytes(head_dim)
+    soften = make_soften(num_columns, 2 * _TILE_BYTES, _TILE_BYTES, as_pairs=True)
+    chunk = _SMALL_CHUNK if head_dim > 64 and plane_bytes <= _PAGE_BYTES else _CHUNK
 
     @njit
     def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
         return pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * 2
 
     @njit
-    def tile_at(memory: int, k: int) -> int:
-        return memory + values_at + k // 32 * num_columns * _TILE_BYTES + k % 32 * (_LINE // 2)
+    def tile_at(values: int, k: int) -> int:
+        return values + k // 32 * num_columns * _TILE_BYTES + k % 32 * (_LINE // 2)
 
     @njit
-    def pair_values(first: int, count: int, zeros: int, tile: int) -> None:
-        """Values of 16 keys, those from `count` on as zeros."""
+    def pair_values(first: int, count: int, nothing: int, values: int) -> None:
+        """Of 16 keys, those from `count` on as zeros: a row of them is at `nothing`."""
         for k in range(0, 16, 2):
-            even = first + k * row_bytes if k < count else zeros
-            odd = first + (k + 1) * row_bytes if k + 1 < count else zeros
+            even = first + k * row_bytes if k < count else nothing
+            odd = first + (k + 1) * row_bytes if k + 1 < count else nothing
             for step in range(num_steps):
-                at = tile + k * (_LINE // 2) + step * 2 * _TILE_BYTES
+                at = values + k * (_LINE // 2) + step * 2 * _TILE_BYTES
                 interleave(even + step * _LINE, odd + step * _LINE, at, at + _TILE_BYTES)
 
     @njit
-    def read(pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int) -> None:
-        """Writes the products of some keys with the queries, and their values as tiles of [16 pairs of keys, 16
-        columns].
-        """
-        zeros = memory + zeros_at
+    def read(
+        pool: int,
+        block_stride: int,
+        table: Any,
+        first: int,
+        count: int,
+        length: int,
+        q: int,
+        nothing: int,
+        scores: int,
+        values: int,
+    ) -> None:
+        """Of some keys, the products with q, and the values as tiles of [16 pairs of keys, 16 columns]."""
         for k in range(0, count, 16):
             keys = key_at(pool, block_stride, table, first + k)
             later = key_at(pool, block_stride, table, min(first + k + _AHEAD, length - 1) // 16 * 16)
@@ -187,31 +124,23 @@ def _make_read(head_dim: int, block_size: int) -> Any:
             _zero_0()
             for step in range(num_steps):
                 _load_4(keys + step * _LINE, row_bytes)
-                _load_6(memory + queries_at + step * _TILE_BYTES, _LINE)
+                _load_6(q + step * _TILE_BYTES, _LINE)
                 _add_4_6_to_0()
-            _store_0(memory + products_at + k * _LINE, _LINE)
-            pair_values(keys + plane_bytes, count - k, zeros, tile_at(memory, k))
+            _store_0(scores + k * _LINE, _LINE)
+            pair_values(keys + plane_bytes, count - k, nothing, tile_at(values, k))
         end = (count + 15) // 16 * 16
         if end % 32 != 0:
-            pair_values(zeros, 0, zeros, tile_at(memory, end))
-
-    return read
-
-
-def _make_multiply_values(head_dim: int, block_size: int) -> Any:
-    memory, num_columns = _Memory(head_dim, block_size), head_dim // 16
-    chunk, weights_at, values_at, sums_at = memory.chunk, memory.weights, memory.values, memory.sums
+            pair_values(nothing, 0, nothing, tile_at(values, end))
 
     @njit
-    def multiply_values(memory: int, count: int) -> None:
-        """Adds to the sums those of `count` values times their weights."""
+    def multiply_values(weights: int, values: int, sums: int, count: int) -> None:
         for column in range(0, num_columns, 2):
-            at = memory + sums_at + column * _TILE_BYTES
+            at = sums + column * _TILE_BYTES
             _load_0(at, _LINE)
             _load_1(at + _TILE_BYTES, _LINE)
             for k in range(0, count, 32):
-                tile = memory + values_at + (k // 32 * num_columns + column) * _TILE_BYTES
-                _load_4(memory + weights_at + k * 2, chunk * 2)
+                tile = values + (k // 32 * num_columns + column) * _TILE_BYTES
+                _load_4(weights + k * 2, chunk * 2)
                 _load_5(tile, _LINE)
                 _load_6(tile + _TILE_BYTES, _LINE)
                 _add_4_5_to_0()
@@ -219,55 +148,78 @@ def _make_multiply_values(head_dim: int, block_size: int) -> Any:
             _store_0(at, _LINE)
             _store_1(at + _TILE_BYTES, _LINE)
 
-    return multiply_values
+    @njit(error_model="numpy")
+    def work(a: Any, item: int, thread: int) -> None:
+        kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
+        row, head = item // kv_heads, item % kv_heads
+        first_key, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
+        token = int64(int_pointer(a[arg.tokens])[row])
+        first_head = token * kv_heads * group + head * group
+        pool = a[arg.pool] + head * a[arg.head_stride] * 2
+        table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
 
+        values = a[arg.scratch] + thread * thread_bytes
+        q = values + chunk * row_bytes
+        raw = q + num_steps * _TILE_BYTES
+        scores = raw + chunk * _LINE
+        weights = scores + chunk * LANES * 4
+        sums = weights + chunk * LANES * 2
+        totals = sums + num_columns * _TILE_BYTES
+        tops = totals + LANES * _LINE
+        nothing = tops + _LINE
+        saved = nothing + row_bytes
 
-def _make_begin_heads(head_dim: int, group: int, block_size: int) -> Any:
-    arg, memory, num_columns, row_bytes = PLACES, _Memory(head_dim, block_size), head_dim // 16, head_dim * 2
-    queries_at, sums_at, totals_at, tops_at = memory.queries, memory.sums, memory.totals, memory.tops
-    zeros_at = memory.zeros
-
-    @njit
-    def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
-        """Reads the queries, and what earlier keys came to."""
-        first_head = (token * a[arg.kv_heads] + head) * group
-        clear(memory + zeros_at, row_bytes)
+        begun = a[arg.begun] != 0 and first_key > 0
+        for step in range(num_steps):
+            store_floats(nothing + step * _LINE, spread(float32(0)))
         for g in range(group):
             words = word_pointer(a[arg.q] + (token * a[arg.q_stride] + (head * group + g) * head_dim) * 2)
             for w in range(head_dim // 2):
-                word_pointer(memory + queries_at)[w * LANES + g] = words[w]
-            store_floats(memory + totals_at + g * _LINE, spread(float32(0)))
-            float_pointer(memory + tops_at)[g] = LOWEST
+                word_pointer(q)[w * LANES + g] = words[w]
+            store_floats(totals + g * _LINE, spread(float32(0)))
+            float_pointer(tops)[g] = LOWEST
             for column in range(num_columns):
-                store_floats(memory + sums_at + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
+                store_floats(sums + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
             if begun:
-                float_pointer(memory + totals_at + g * _LINE)[0] = float32(1)
-                float_pointer(memory + tops_at)[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
+                float_pointer(totals + g * _LINE)[0] = float32(1)
+                float_pointer(tops)[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
                 before = half_pointer(a[arg.out] + (first_head + g) * row_bytes)
                 for d in range(head_dim):
-                    tile = memory + sums_at + (d // 32 * 2 + d % 8 // 4) * _TILE_BYTES + g * _LINE
+                    tile = sums + (d // 32 * 2 + d % 8 // 4) * _TILE_BYTES + g * _LINE
                     float_pointer(tile)[d % 32 // 8 * 4 + d % 4] = load_bfloat16(before, d)
 
-    return begin_heads
+        amx.save_config(saved)
+        amx.load_config(a[arg.config])
+        for first in range(first_key // 16 * 16, length, chunk):
+            count = min(chunk, length - first)
+            rounded = (count + 31) // 32 * 32
+            read(pool, a[arg.block_stride], table, first, count, length, q, nothing, raw, values)
+            for quad in range(0, group, 4):
+                for k in range(0, count, LANES):
+                    transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * chunk + k) * 4, chunk * 4)
+            for g in range(group):
+                own = scores + g * chunk * 4
+                hide(own, rounded, first_key - first, count)
+                soften(
+                    own,
+                    rounded,
+                    scale,
+                    float_pointer(tops + g * 4),
+                    totals + g * _LINE,
+                    sums + g * _LINE,
+                    weights + g * chunk * 2,
+                )
+            multiply_values(weights, values, sums, rounded)
+        amx.load_config(saved)
 
-
-def _make_end_heads(head_dim: int, group: int, block_size: int) -> Any:
-    arg, memory, row_bytes = PLACES, _Memory(head_dim, block_size), head_dim * 2
-    sums_at, totals_at, tops_at = memory.sums, memory.totals, memory.tops
-
-    @njit(error_model="numpy")
-    def end_heads(a: Any, token: int, head: int, memory: int) -> None:
-        """Writes out and lse."""
-        first_head = (token * a[arg.kv_heads] + head) * group
         for g in range(group):
-            total = sum_of_lanes(load_floats(memory + totals_at + g * _LINE))
+            total = sum_of_lanes(load_floats(totals + g * _LINE))
             factor = spread(float32(1) / total)
-            for step in range(head_dim // 32):
-                at = memory + sums_at + 2 * step * _TILE_BYTES + g * _LINE
+            for step in range(num_steps):
+                at = sums + 2 * step * _TILE_BYTES + g * _LINE
                 low, high = load_floats(at) * factor, load_floats(at + _TILE_BYTES) * factor
                 target = a[arg.out] + (first_head + g) * row_bytes + step * _LINE
                 store_in_order(target, round_half_even(low), round_half_even(high))
-            top = float_pointer(memory + tops_at)[g]
-            float_pointer(a[arg.lse])[first_head + g] = (top + math.log2(total)) * float32(_LN_2)
+            float_pointer(a[arg.lse])[first_head + g] = (float_pointer(tops)[g] + math.log2(total)) * float32(_LN_2)
 
-    return end_heads
+    return work

@@ -5,14 +5,11 @@ Of x and W, 32 rows at a time are multiplied, the sums in four tiles:
     sums [32, 32] += x [32, 32] x W^T [32, 32]
 
 The weight lies as oneDNN packs it: in panels of 32 columns of y, a panel in steps of 32 along the depth, a step as 16
-pairs of the depth of each of 32 columns.
-
-Four products take no longer than half of their four tiles take from the second cache, so x has to come from the first
-one. A group of panels lies in the second cache; a part of 32 rows of x, as deep as the first cache can hold,
-is multiplied with all of them, then the next part, whose sums are added to what those before came to; then the next 32
-rows. The weight's tiles are loaded past the first cache, which keeps x. Each group is asked for while the one before is
-multiplied, a share of it beside each block of rows. A block's sums are rounded and written beside the products of the
-next one.
+pairs of the depth of each of 32 columns. An item's rows of x stay in the second cache while panel after panel of the
+weight comes from memory; each is asked for while the one before is multiplied. Tiles are loaded past the first cache,
+which would not hold them until they are used again: so the sums stay in it, which are rounded and written beside the
+next block's products. That made one product 1.4 times as fast, of what is in the second cache already. Where rows are
+too long for that cache, some units are multiplied along a part of the depth, then along the next.
 """
 
 from typing import Any
@@ -26,8 +23,7 @@ from services.engine.kernels.cpu.intrinsics import njit, prefetch_far
 from services.engine.kernels.cpu.per_item import per_item, places
 
 load_0, load_1, load_2, load_3 = amx.load[:4]
-load_4, load_5 = amx.load[4:6]
-load_6, load_7 = amx.stream[6:]
+load_4, load_5, load_6, load_7 = amx.stream[4:]
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
@@ -38,9 +34,8 @@ _SUMS_AT = 64  # in the scratch, behind the tile configuration that others may h
 _SUMS_BYTES = BLOCK * BLOCK * 4
 _PARTIAL_AT = _SUMS_AT + 4 * _SUMS_BYTES
 MOST_ROWS = 256  # of an item
-_MOST_PANELS, _MOST_GROUP_STEPS = 8, 256  # of a group, 512 KiB: the next one lies in the second cache as well
-_MOST_STEPS = 16  # of a part of x, 32 KiB
-SCRATCH_BYTES = _PARTIAL_AT + _MOST_PANELS * _SUMS_BYTES  # that a thread needs
+_UNITS_TOGETHER, _MOST_STEPS = 8, 64
+SCRATCH_BYTES = _PARTIAL_AT + _UNITS_TOGETHER * 2 * MOST_ROWS // BLOCK * _SUMS_BYTES  # that a thread needs
 _HALF = BLOCK // 2
 _STEP_BYTES, _LINE = 2048, 64  # of a panel
 
@@ -52,52 +47,6 @@ def block_configs() -> np.ndarray:
     configs[1:, [48, 49, 52]] = np.minimum(rows, _HALF)  # upper sums, upper x
     configs[1:, [50, 51, 53]] = np.maximum(rows, _HALF + 1) - _HALF  # lower ones, which may not be none
     return configs
-
-
-@njit(error_model="numpy")
-def _ask_for(address: int, lines: int) -> None:
-    for line in range(lines):
-        prefetch_far(address + line * _LINE)
-
-
-@njit(error_model="numpy")
-def _begin(sums: int, afresh: bool, both: bool) -> None:
-    """Makes the tiles of sums zeros, or loads what they came to; both: the lower 16 rows too."""
-    if afresh:
-        zero_0()
-        zero_1()
-        if both:
-            zero_2()
-            zero_3()
-        return
-    load_0(sums, 128)
-    load_1(sums + 64, 128)
-    if both:
-        load_2(sums + 2048, 128)
-        load_3(sums + 2112, 128)
-
-
-@njit(error_model="numpy")
-def _end(sums: int, both: bool) -> None:
-    store_0(sums, 128)
-    store_1(sums + 64, 128)
-    if both:
-        store_2(sums + 2048, 128)
-        store_3(sums + 2112, 128)
-
-
-@njit(error_model="numpy")
-def _multiply(x: int, stride: int, panel: int, both: bool) -> None:
-    """Adds a step's products to the sums."""
-    load_6(panel, 128)
-    load_7(panel + 64, 128)
-    load_4(x, stride)
-    add_4_6_to_0()
-    add_4_7_to_1()
-    if both:
-        load_5(x + _HALF * stride, stride)
-        add_5_6_to_2()
-        add_5_7_to_3()
 
 
 @per_item
@@ -113,10 +62,52 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
     parts = 2 if gated else 1
     share = BLOCK // parts
 
+    @njit(error_model="numpy")
+    def ask_for(address: int, lines: int) -> None:
+        for line in range(lines):
+            prefetch_far(address + line * _LINE)
+
     @njit
     def finish(sums: int, target: int, bias: int, up_bias: int) -> None:
         """A row of a block."""
         finish_row(sums, sums + _SUMS_BYTES, target, bias, up_bias)
+
+    @njit(error_model="numpy")
+    def begin(sums: int, afresh: bool, both: bool) -> None:
+        """A block."""
+        if afresh:
+            zero_0()
+            zero_1()
+            if both:
+                zero_2()
+                zero_3()
+            return
+        load_0(sums, 128)
+        load_1(sums + 64, 128)
+        if both:
+            load_2(sums + 2048, 128)
+            load_3(sums + 2112, 128)
+
+    @njit(error_model="numpy")
+    def end(sums: int, both: bool) -> None:
+        store_0(sums, 128)
+        store_1(sums + 64, 128)
+        if both:
+            store_2(sums + 2048, 128)
+            store_3(sums + 2112, 128)
+
+    @njit(error_model="numpy")
+    def multiply(x: int, stride: int, panel: int, both: bool) -> None:
+        """A step."""
+        load_6(panel, 128)
+        load_7(panel + 64, 128)
+        load_4(x, stride)
+        add_4_6_to_0()
+        add_4_7_to_1()
+        if both:
+            load_5(x + _HALF * stride, stride)
+            add_5_6_to_2()
+            add_5_7_to_3()
 
     @njit(error_model="numpy")
     def multiply_and_finish(
@@ -136,15 +127,15 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
     ) -> None:
         """A block's steps, and beside the first of them pairs of rows of the block before."""
         for _ in range(pairs):
-            _multiply(x, stride, panel, both)
-            _ask_for(asked, lines)
+            multiply(x, stride, panel, both)
+            ask_for(asked, lines)
             finish(sums, target, bias, up_bias)
             finish(sums + 128, target + target_stride, bias, up_bias)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
             sums, target = sums + 256, target + 2 * target_stride
         for _ in range(steps - pairs):
-            _multiply(x, stride, panel, both)
-            _ask_for(asked, lines)
+            multiply(x, stride, panel, both)
+            ask_for(asked, lines)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
 
     @njit(error_model="numpy")
@@ -159,33 +150,38 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         end_row, end_unit = min(first_row + rows_at_once, rows), min(first_unit + units_at_once, units)
         blocks = (end_row - first_row + BLOCK - 1) // BLOCK
         lines = (_STEP_BYTES // _LINE + blocks - 1) // blocks
-        x_parts = (all_steps + _MOST_STEPS - 1) // _MOST_STEPS
-        most_steps = (all_steps + x_parts - 1) // x_parts  # of each
-        units_together = max(1, min(_MOST_PANELS, _MOST_GROUP_STEPS // all_steps) // parts)
+        chunks = (all_steps + _MOST_STEPS - 1) // _MOST_STEPS
+        chunk_steps = (all_steps + chunks - 1) // chunks
         scratch = a[arg.scratch] + thread * SCRATCH_BYTES
         sums, done_sums = scratch + _SUMS_AT, scratch + _SUMS_AT + parts * _SUMS_BYTES
         amx.save_config(scratch)
         amx.load_config(configs)
         is_full = True
         done, done_at, done_target, done_bias, done_up_bias = 0, 0, 0, 0, 0  # rows of the block before
-        for group in range(first_unit, end_unit, units_together):
-            end_group = min(group + units_together, end_unit)
-            following = end_group if end_group < end_unit else end_unit + a[arg.skipped]
-            for row in range(first_row, end_row, BLOCK):
-                count = min(BLOCK, end_row - row)
-                if count < BLOCK or not is_full:
-                    amx.load_config(configs + count % BLOCK * 64)
-                    is_full = count == BLOCK
-                both = count > _HALF
-                for step in range(0, all_steps, most_steps):
-                    steps, is_last = min(most_steps, all_steps - step), step + most_steps >= all_steps
-                    asked_at = step * _STEP_BYTES + (row - first_row) // BLOCK * steps * lines * _LINE
-                    partial = scratch + _PARTIAL_AT
-                    for unit in range(group, end_group):
-                        ahead = weight + min(following + unit - group, units - 1) * panel_bytes + asked_at
+        for group in range(first_unit, end_unit, _UNITS_TOGETHER):
+            end_group = min(group + _UNITS_TOGETHER, end_unit)
+            for step in range(0, all_steps, chunk_steps):
+                steps, is_last = min(chunk_steps, all_steps - step), step + chunk_steps >= all_steps
+                for unit in range(group, end_group):
+                    if unit + 1 < end_group:
+                        ahead = weight + (unit + 1) * panel_bytes + step * _STEP_BYTES
+                    elif not is_last:
+                        ahead = weight + group * panel_bytes + (step + steps) * _STEP_BYTES
+                    else:
+                        following = unit + 1 if unit + 1 < end_unit else min(end_unit + a[arg.skipped], units - 1)
+                        ahead = weight + following * panel_bytes
+                    unit_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
+                    up_bias = unit_bias + units * BLOCK * 4 if bias != 0 else 0
+                    partial = scratch + _PARTIAL_AT + (unit - group) * parts * blocks * _SUMS_BYTES
+                    for row in range(first_row, end_row, BLOCK):
+                        count = min(BLOCK, end_row - row)
+                        if count < BLOCK or not is_full:
+                            amx.load_config(configs + count % BLOCK * 64)
+                            is_full = count == BLOCK
+                        both = count > _HALF
                         for part in range(parts):
                             pairs = min(min(share, done - done_at) // 2, steps)
-                            _begin(partial, step == 0, both)
+                            begin(partial, step == 0, both)
                             multiply_and_finish(
                                 x + row * stride + step * 64,
                                 stride,
@@ -201,16 +197,16 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                                 done_bias,
                                 done_up_bias,
                             )
-                            _end(sums + part * _SUMS_BYTES if is_last else partial, both)
+                            end(sums + part * _SUMS_BYTES if is_last else partial, both)
                             done_at += 2 * pairs
                             partial += _SUMS_BYTES
+                        ahead += steps * lines * _LINE
                         if is_last:
                             for i in range(done_at, done):
                                 finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
                             sums, done_sums = done_sums, sums
                             done, done_at, done_target = count, 0, target + row * target_stride + unit * _LINE
-                            done_bias = bias + unit * BLOCK * 4 if bias != 0 else 0
-                            done_up_bias = done_bias + units * BLOCK * 4 if bias != 0 else 0
+                            done_bias, done_up_bias = unit_bias, up_bias
         for i in range(done_at, done):
             finish(done_sums + i * 128, done_target + i * target_stride, done_bias, done_up_bias)
         amx.load_config(scratch)
