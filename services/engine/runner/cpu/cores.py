@@ -5,8 +5,8 @@ when it starts a step, and again in between. A row of a process that is no more 
 
 A step that only decodes has an equal share among all steps. One that computes prompts shares with its like alone: a
 decode step beside it takes few threads for a short time, and would leave cores idle until prefill looks at the table
-again. Requests/s of 64 prompts of 462 tokens, prefill and decode apart on 2 cores of a Xeon, by the class avx512_bf16: 2.66 to 2.67, with equal
-shares 2.02 to 2.04; ms from token to token 254 to 257, and 173 to 175.
+again. Requests/s of 64 prompts of 462 tokens, prefill and decode apart on 2 cores of a Xeon, by the class avx512_bf16:
+2.66 to 2.67, with equal shares 2.02 to 2.04; ms from token to token 254 to 257, and 173 to 175.
 
 Nobody waits for anybody, with one exception: between two steps that only decode, a worker lets prompts that another one
 computes go first for a while.
