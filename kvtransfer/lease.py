@@ -6,7 +6,7 @@ while that stream lives, a grace longer when it breaks, and never beyond the req
 
 from dataclasses import dataclass
 
-from kvtransfer.messages import StreamId
+from kvtransfer.ids import StreamId
 
 
 @dataclass(slots=True)

@@ -2,16 +2,8 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, NewType
 
-StreamId = NewType("StreamId", int)  # one life of a control stream between two workers, never used twice in a process
-
-
-class HandoffId(NamedTuple):
-    """Names one attempt at one choice of a request, on every worker and in every log."""
-
-    gateway: int  # incarnation
-    handle: int
+from kvtransfer.ids import AttemptId, WorkerId
 
 
 class EndReason(IntEnum):
@@ -20,10 +12,10 @@ class EndReason(IntEnum):
     FINISHED = 1  # nothing to hand over: the sequence ended at its first token
     ABORTED = 2  # the gateway gave it up
     OVER = 3  # opened after it had ended, or its submit never came
-    WRONG_INCARNATION = 4  # opened at another life of the producer
+    WRONG_WORKER = 4  # opened at another worker: this one's address was the producer's before
     FAILED = 5  # the producer's engine refused it
     EXPIRED = 6  # its deadline passed
-    PEER_LOST = 7  # the control stream stayed away longer than the grace
+    WORKER_LOST = 7  # the control stream stayed away longer than the grace
     STALE = 8  # a block's generation had changed by the time it was read
     READ_FAILED = 9  # the transport could not read it
 
@@ -41,15 +33,15 @@ class FirstToken:
 class Open:
     """Consumer to producer: I take this handoff. May be repeated; the answer is all that was announced so far."""
 
-    id: HandoffId
-    producer: int  # incarnation that is meant
+    id: AttemptId
+    producer: WorkerId  # that is meant
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """Consumer to producer: I need its blocks no longer."""
 
-    id: HandoffId
+    id: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +53,7 @@ class Announcement:
     partly filled.
     """
 
-    id: HandoffId
+    id: AttemptId
     first_index: int
     blocks: tuple[int, ...]
     generations: tuple[int, ...]
@@ -72,7 +64,7 @@ class Announcement:
 class Ended:
     """Producer to consumer: this handoff is over."""
 
-    id: HandoffId
+    id: AttemptId
     reason: EndReason
 
 

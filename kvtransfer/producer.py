@@ -15,13 +15,14 @@ but the blocks stay until the consumer releases them or its lease ends, so nothi
 from dataclasses import dataclass, field
 
 from kvtransfer.handles import HandleMarks
+from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.lease import Lease
-from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, HandoffId, Open, StreamId, ToConsumer
+from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, ToConsumer
 
 
 @dataclass(frozen=True, slots=True)
 class SendToConsumer:
-    """Put this message on the control stream; drop it if the stream is gone."""
+    """Put this message on the control stream, if that is still there."""
 
     stream: StreamId
     message: ToConsumer
@@ -31,21 +32,21 @@ class SendToConsumer:
 class StopComputing:
     """Compute this sequence no further, but keep its blocks."""
 
-    id: HandoffId
+    id: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class FreeBlocks:
-    """Compute it no further and give its blocks back."""
+    """Compute this sequence no further, and free its blocks."""
 
-    id: HandoffId
+    id: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerReport:
     """Tell the gateway that this handoff is over on our side."""
 
-    id: HandoffId
+    id: AttemptId
     reason: EndReason
 
 
@@ -65,7 +66,7 @@ class ProducerLimits:
 
 
 @dataclass(slots=True)
-class _Row:
+class _Handoff:
     lease: Lease
     blocks: list[int] = field(default_factory=list)
     generations: list[int] = field(default_factory=list)
@@ -88,13 +89,13 @@ class _Over:
 class Producer:
     """All handoffs that this worker is the source of."""
 
-    def __init__(self, incarnation: int, marks: HandleMarks, limits: ProducerLimits | None = None) -> None:
-        self._incarnation = incarnation
+    def __init__(self, worker_id: WorkerId, marks: HandleMarks, limits: ProducerLimits | None = None) -> None:
+        self._worker_id = worker_id
         self._marks = marks
         self._limits = limits or ProducerLimits()
-        self._rows: dict[HandoffId, _Row] = {}
-        self._early: dict[HandoffId, _EarlyOpen] = {}
-        self._over: dict[HandoffId, _Over] = {}  # ended with the gateway told, a short while ago
+        self._handoffs: dict[AttemptId, _Handoff] = {}
+        self._early: dict[AttemptId, _EarlyOpen] = {}
+        self._over: dict[AttemptId, _Over] = {}  # ended with the gateway told, a short while ago
         self._actions: list[ProducerAction] = []
 
     def take_actions(self) -> list[ProducerAction]:
@@ -103,65 +104,65 @@ class Producer:
         return actions
 
     @property
-    def open_ids(self) -> set[HandoffId]:
+    def open_ids(self) -> set[AttemptId]:
         """Handoffs that hold blocks or may still get some."""
-        return set(self._rows)
+        return set(self._handoffs)
 
-    def knows(self, id: HandoffId) -> bool:
+    def knows(self, id: AttemptId) -> bool:
         """True while this handoff holds blocks or may still get some."""
-        return id in self._rows
+        return id in self._handoffs
 
     @property
     def idle(self) -> bool:
         """True when nobody reads our blocks or is about to."""
-        return not self._rows and not self._early
+        return not self._handoffs and not self._early
 
     # From the gateway.
 
-    def submit(self, id: HandoffId, deadline: float) -> None:
+    def submit(self, id: AttemptId, deadline: float) -> None:
         """The gateway's request; its handle was admitted by the marks just now."""
-        row = self._rows[id] = _Row(Lease(deadline))
+        handoff = self._handoffs[id] = _Handoff(Lease(deadline))
         if (early := self._early.pop(id, None)) is not None:
-            self._opened(id, row, early.stream)
+            self._opened(id, handoff, early.stream)
 
-    def abort(self, id: HandoffId) -> None:
+    def abort(self, id: AttemptId) -> None:
         """The gateway gives the handle up. Unknown and repeated aborts change nothing."""
-        row = self._rows.get(id)
-        if row is None:
+        handoff = self._handoffs.get(id)
+        if handoff is None:
             if (early := self._early.pop(id, None)) is not None:
                 self._send(early.stream, Ended(id, EndReason.ABORTED))
-        elif row.lease.holder is None:
-            self._drop(id)
-        elif not row.stopped:
-            row.stopped = True
+        elif handoff.lease.holder is None:
+            self._free(id)
+        elif not handoff.stopped:
+            handoff.stopped = True
             self._actions.append(StopComputing(id))
-            self._tell(row, Ended(id, EndReason.ABORTED))
+            self._tell(handoff, Ended(id, EndReason.ABORTED))
 
-    def gateway_lost(self, gateway: int) -> None:
+    def gateway_lost(self, gateway: GatewayId) -> None:
         """The gateway's stream broke: that ends its handles, known ones and those it will never send."""
-        for id in [id for id in (*self._rows, *self._early) if id.gateway == gateway]:
+        for id in [id for id in (*self._handoffs, *self._early) if id.gateway == gateway]:
             self.abort(id)
 
     # From the engine.
 
     def announce(
-        self, id: HandoffId, blocks: list[int], generations: list[int], first_tokens: tuple[FirstToken, ...]
+        self, id: AttemptId, blocks: list[int], generations: list[int], first_tokens: tuple[FirstToken, ...]
     ) -> None:
         """Further blocks of this prompt are complete; the last ones come with the first tokens."""
-        row = self._rows.get(id)
-        if row is None or row.stopped:
+        handoff = self._handoffs.get(id)
+        if handoff is None or handoff.stopped:
             return
-        first_index = len(row.blocks)
-        row.blocks += blocks
-        row.generations += generations
-        row.first_tokens = first_tokens
-        self._tell(row, Announcement(id, first_index, tuple(blocks), tuple(generations), first_tokens))
+        first_index = len(handoff.blocks)
+        handoff.blocks += blocks
+        handoff.generations += generations
+        handoff.first_tokens = first_tokens
+        self._tell(handoff, Announcement(id, first_index, tuple(blocks), tuple(generations), first_tokens))
 
-    def finish(self, id: HandoffId, now: float) -> None:
+    def finish(self, id: AttemptId, now: float) -> None:
         """The sequence ended at its first token: no handoff is needed."""
         self._end_told(id, EndReason.FINISHED, now)
 
-    def fail(self, id: HandoffId, now: float) -> None:
+    def fail(self, id: AttemptId, now: float) -> None:
         """The engine gave it up, and has told the gateway why."""
         self._end_told(id, EndReason.FAILED, now)
 
@@ -170,11 +171,11 @@ class Producer:
     def open(self, stream: StreamId, message: Open, now: float) -> None:
         """The consumer takes the handoff, or takes it again."""
         id = message.id
-        row = self._rows.get(id)
-        if message.producer != self._incarnation:
-            self._send(stream, Ended(id, EndReason.WRONG_INCARNATION))
-        elif row is not None:
-            self._opened(id, row, stream)
+        handoff = self._handoffs.get(id)
+        if message.producer != self._worker_id:
+            self._send(stream, Ended(id, EndReason.WRONG_WORKER))
+        elif handoff is not None:
+            self._opened(id, handoff, stream)
         elif (over := self._over.get(id)) is not None:
             self._send(stream, Ended(id, over.reason))
         elif self._marks.is_past(id) or len(self._early) >= self._limits.max_early_opens:
@@ -182,15 +183,15 @@ class Producer:
         else:
             self._early[id] = _EarlyOpen(stream, now + self._limits.open_wait_s)
 
-    def release(self, id: HandoffId) -> None:
+    def release(self, id: AttemptId) -> None:
         """The consumer is done with it. Unknown and repeated releases change nothing."""
-        if id in self._rows:
-            self._drop(id)
+        if id in self._handoffs:
+            self._free(id)
 
     def stream_lost(self, stream: StreamId, now: float) -> None:
         """A control stream broke; its leases go on for the grace, unless they are opened on another one."""
-        for row in self._rows.values():
-            row.lease.break_stream(stream, now + self._limits.grace_s)
+        for handoff in self._handoffs.values():
+            handoff.lease.break_stream(stream, now + self._limits.grace_s)
         for id in [id for id, early in self._early.items() if early.stream == stream]:
             del self._early[id]
 
@@ -198,11 +199,11 @@ class Producer:
 
     def tick(self, now: float) -> None:
         """Ends what is over by time."""
-        for id, row in list(self._rows.items()):
-            if now >= row.lease.deadline:
-                self._end(id, EndReason.EXPIRED, report=not row.stopped)
-            elif row.lease.broken_until is not None and now >= row.lease.broken_until:
-                self._end(id, EndReason.PEER_LOST, report=not row.stopped)
+        for id, handoff in list(self._handoffs.items()):
+            if now >= handoff.lease.deadline:
+                self._end(id, EndReason.EXPIRED, report=not handoff.stopped)
+            elif handoff.lease.broken_until is not None and now >= handoff.lease.broken_until:
+                self._end(id, EndReason.WORKER_LOST, report=not handoff.stopped)
         for id, early in list(self._early.items()):
             if now >= early.until:
                 del self._early[id]
@@ -210,35 +211,35 @@ class Producer:
         for id in [id for id, over in self._over.items() if now >= over.until]:
             del self._over[id]
 
-    def _opened(self, id: HandoffId, row: _Row, stream: StreamId) -> None:
-        row.lease.take(stream)
-        if row.stopped:
+    def _opened(self, id: AttemptId, handoff: _Handoff, stream: StreamId) -> None:
+        handoff.lease.take(stream)
+        if handoff.stopped:
             self._send(stream, Ended(id, EndReason.ABORTED))
             return
-        announced = Announcement(id, 0, tuple(row.blocks), tuple(row.generations), row.first_tokens)
+        announced = Announcement(id, 0, tuple(handoff.blocks), tuple(handoff.generations), handoff.first_tokens)
         self._send(stream, announced)
 
-    def _end_told(self, id: HandoffId, reason: EndReason, now: float) -> None:
+    def _end_told(self, id: AttemptId, reason: EndReason, now: float) -> None:
         """Ends what the gateway was told of by the engine; a consumer that opens it late must not call it a failure."""
-        if id in self._rows:
+        if id in self._handoffs:
             self._end(id, reason)
             self._over[id] = _Over(reason, now + self._limits.open_wait_s)
 
-    def _end(self, id: HandoffId, reason: EndReason, *, report: bool = False) -> None:
-        row = self._rows.get(id)
-        if row is None:
+    def _end(self, id: AttemptId, reason: EndReason, *, report: bool = False) -> None:
+        handoff = self._handoffs.get(id)
+        if handoff is None:
             return
-        self._tell(row, Ended(id, reason))
-        self._drop(id)
+        self._tell(handoff, Ended(id, reason))
+        self._free(id)
         if report:
             self._actions.append(ProducerReport(id, reason))
 
-    def _drop(self, id: HandoffId) -> None:
-        del self._rows[id]
+    def _free(self, id: AttemptId) -> None:
+        del self._handoffs[id]
         self._actions.append(FreeBlocks(id))
 
-    def _tell(self, row: _Row, message: ToConsumer) -> None:
-        if (stream := row.lease.live_holder) is not None:
+    def _tell(self, handoff: _Handoff, message: ToConsumer) -> None:
+        if (stream := handoff.lease.live_holder) is not None:
             self._send(stream, message)
 
     def _send(self, stream: StreamId, message: ToConsumer) -> None:

@@ -1,13 +1,16 @@
 """Quarantine: destination blocks of reads whose end is unknown.
 
 A posted read cannot be taken back, whatever became of its request: its data may land minutes later. So its blocks are
-out of use until the transport reports the read's end, which it does as well for a peer whose process is seen to be gone
-(`kvtransfer.process`). That a peer cannot be reached ends nothing: a firewall refuses connections to the living.
+out of use until the transport reports the read's end, which it does as well for a producer whose process is seen to
+be gone (`kvtransfer.process`). That a producer cannot be reached ends nothing: a firewall refuses connections to the
+living.
 
 Where neither comes, the blocks stay out of use until their worker starts afresh.
 """
 
 from dataclasses import dataclass
+
+from kvtransfer.ids import WorkerId
 
 _MAX_SHARE = 0.1  # of the pool
 _SETTLE_S = 5.0  # a read that is given up is usually over within milliseconds: younger ones do not count for the share
@@ -18,7 +21,7 @@ _MAX_AGE_S = 600.0
 class QuarantinedRead:
     """An open read that nobody wants any more."""
 
-    producer: int  # incarnation
+    producer: WorkerId
     blocks: tuple[int, ...]
     since: float
 
@@ -44,8 +47,8 @@ class Quarantine:
         return sum(len(read.blocks) for read in self._reads.values())
 
     @property
-    def producers(self) -> set[int]:
-        """Peers whose reads are not known to be over: not to be paired with now."""
+    def producers(self) -> set[WorkerId]:
+        """Producers whose reads are not known to be over: not to be paired with now."""
         return {read.producer for read in self._reads.values()}
 
     def why_start_afresh(self, now: float, pool_blocks: int) -> str | None:

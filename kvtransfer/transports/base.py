@@ -5,26 +5,25 @@ reports it, and not before: where something else than this process writes the by
 """
 
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from kvtransfer.block_memory import BlockMemory
-
-Incarnation = NewType("Incarnation", int)  # random 64-bit id of one life of a worker process
+from kvtransfer.ids import WorkerId
 
 
 class TransportError(Exception):
-    """A transport could not be set up, or a peer's descriptor could not be used."""
+    """A transport could not be set up, or a worker's descriptor could not be used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRead:
-    """One posted read: source block i of the peer's pool goes to destination block i of ours."""
+    """One posted read: source block i of the worker's pool goes to destination block i of ours."""
 
     read_id: int
-    peer: Incarnation
-    source: np.ndarray  # uint32[n] block ids in the peer's pool
+    worker: WorkerId
+    source: np.ndarray  # uint32[n] block ids in the worker's pool
     destination: np.ndarray  # uint32[n] block ids in our pool
     generations: np.ndarray  # uint64[n] as announced: a source that takes part in the read gives no other content
 
@@ -55,9 +54,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How reads of a peer would run."""
+    """How reads of a worker would run."""
 
-    one_sided: bool  # the peer's process has no part in them
+    one_sided: bool  # the worker's process has no part in them
     why: str  # for a person
 
 
@@ -67,22 +66,22 @@ class Transport(Protocol):
     name: str
 
     def descriptor(self) -> bytes:
-        """What a peer needs to read our memory. As good as a key to it: only for registered workers."""
+        """What a worker needs to read our memory. As good as a key to it: only for registered workers."""
 
     def reach(self, descriptor: bytes) -> Reach:
-        """How reads of the peer with this descriptor would run; changes nothing. Raises TransportError."""
+        """How reads of the worker with this descriptor would run; changes nothing. Raises TransportError."""
 
-    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
-        """Makes a peer readable; again for the same peer is no change. Raises TransportError.
+    def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
+        """Makes a worker readable; again for the same worker is no change. Raises TransportError.
 
         address: host:port at which its process listens, for transports that have to connect to it.
         """
 
-    def forget_peer(self, peer: Incarnation) -> None:
-        """Lets go of a peer. Its open reads are reported as failed by the next `poll`, and their blocks are used again.
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Forgets a worker: the next `poll` reports its open reads as failed, and their blocks are used again.
 
-        Only for a peer whose process is seen to be gone, or of which no read is open: a read of a living one, however
-        unreachable, may still land. The peer may be added again.
+        Only for a worker whose process is seen to be gone, or from which no read is open: a read from a living worker,
+        however unreachable, may still land. The worker may be added again.
         """
 
     def post(self, read: BlockRead) -> None:
@@ -91,7 +90,7 @@ class Transport(Protocol):
         A failure to post is reported by `poll`, like any other end.
         """
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """Nobody wants this read any more; unknown ones change nothing.
 
         A transport that writes the bytes itself ends it: nothing lands from now on, and the next `poll` reports it as
@@ -99,7 +98,7 @@ class Transport(Protocol):
         """
 
     def poll(self) -> list[ReadEnd]:
-        """Reads that ended since the last call; also lets peers' reads of our memory progress."""
+        """Reads that ended since the last call; also lets workers' reads of our memory progress."""
 
     def close(self) -> None:
         """Ends it. Raises TransportError while a read is open: its bytes could still land."""

@@ -26,7 +26,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, TransportError
 from kvtransfer.transports.sealed import Seal
 
 # Each piece is one message, whose cost hardly depends on its size, and one copy on either side's event loop, which
@@ -59,7 +60,7 @@ class ByteSink(Protocol):
 
 
 class ByteChannel(Protocol):
-    """A way to one peer. Its methods are called on the transfer thread and do not wait."""
+    """A way to one worker. Its methods are called on the transfer thread and do not wait."""
 
     def read(self, request: ByteRequest, sink: ByteSink) -> None:
         """Has the request answered into the sink, from whatever thread carries the bytes; ends it in any case."""
@@ -68,7 +69,7 @@ class ByteChannel(Protocol):
         """Breaks what is under way."""
 
 
-Dial = Callable[[str], ByteChannel]  # to the peer that listens at host:port; connects when it is first used
+Dial = Callable[[str], ByteChannel]  # to the worker that listens at host:port; connects when it is first used
 
 
 class ReadRefused(Exception):
@@ -79,7 +80,7 @@ class ReadRefused(Exception):
 class _Descriptor:
     """What a reader must know of a source."""
 
-    incarnation: Incarnation
+    worker_id: WorkerId
     num_blocks: int
     block_bytes: int
     key: bytes
@@ -88,27 +89,27 @@ class _Descriptor:
     _BODY: ClassVar = struct.Struct(f"<QQQ{_KEY_BYTES}s")
 
     def pack(self) -> bytes:
-        return self._SEAL.close(self._BODY.pack(self.incarnation, self.num_blocks, self.block_bytes, self.key))
+        return self._SEAL.close(self._BODY.pack(self.worker_id, self.num_blocks, self.block_bytes, self.key))
 
     @classmethod
     def unpack(cls, packed: bytes) -> "_Descriptor":
         """Raises TransportError for anything that `pack` did not make."""
-        incarnation, *others = cls._BODY.unpack_from(cls._SEAL.open(packed, cls._BODY.size))
-        return cls(Incarnation(incarnation), *others)
+        worker_id, *others = cls._BODY.unpack_from(cls._SEAL.open(packed, cls._BODY.size))
+        return cls(WorkerId(worker_id), *others)
 
 
 class BlockSource:
     """A worker's memory, for those who hold its descriptor. Reads only, so any thread may use it."""
 
-    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
-        self.incarnation = incarnation
+    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
+        self.worker_id = worker_id
         self.memory = memory
         self._key = secrets.token_bytes(_KEY_BYTES)
 
     def descriptor(self) -> bytes:
         """Names this memory, and holds its key."""
         blocks = self.memory.blocks
-        return _Descriptor(self.incarnation, blocks.num_blocks, blocks.block_bytes, self._key).pack()
+        return _Descriptor(self.worker_id, blocks.num_blocks, blocks.block_bytes, self._key).pack()
 
     def open(self, request: ByteRequest) -> "Reading":
         """Begins to answer. Raises ReadRefused."""
@@ -198,21 +199,21 @@ class Landing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Peer:
+class _RemoteWorker:
     num_blocks: int
     key: bytes
     channel: ByteChannel
 
 
 class ByteStreamTransport:
-    """One worker's memory, and streams to its peers. The bytes are Baton's own gRPC's, hence the name."""
+    """One worker's memory, and streams to its workers. The bytes are Baton's own gRPC's, hence the name."""
 
     name = "grpc"
 
     def __init__(self, source: BlockSource, dial: Dial) -> None:
         self._source = source
         self._dial = dial
-        self._peers: dict[Incarnation, _Peer] = {}
+        self._workers: dict[WorkerId, _RemoteWorker] = {}
         self._open: dict[int, Landing] = {}
         self._ended: deque[ReadEnd] = deque()  # filled by streams too
 
@@ -221,41 +222,41 @@ class ByteStreamTransport:
         return self._source.descriptor()
 
     def reach(self, descriptor: bytes) -> Reach:
-        """The peer sends the bytes."""
+        """The worker sends the bytes."""
         _Descriptor.unpack(descriptor)
         return Reach(one_sided=False, why="it sends its blocks as bytes")
 
-    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
-        """Notes where a peer is; connects with the first read. Raises TransportError."""
-        if peer in self._peers:
+    def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
+        """Notes where a worker is; connects with the first read. Raises TransportError."""
+        if worker in self._workers:
             return
         remote, block_bytes = _Descriptor.unpack(descriptor), self._source.memory.blocks.block_bytes
-        if remote.incarnation != peer:
-            raise TransportError(f"the descriptor is of {remote.incarnation:016x}, not of {peer:016x}")
+        if remote.worker_id != worker:
+            raise TransportError(f"the descriptor is of {remote.worker_id:016x}, not of {worker:016x}")
         if remote.block_bytes != block_bytes:
             raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {block_bytes}")
-        self._peers[peer] = _Peer(remote.num_blocks, remote.key, self._dial(address))
+        self._workers[worker] = _RemoteWorker(remote.num_blocks, remote.key, self._dial(address))
 
-    def forget_peer(self, peer: Incarnation) -> None:
-        """Ends the peer's reads: nothing of them lands any more, dead or not."""
-        gone = self._peers.pop(peer, None)
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Ends the worker's reads: nothing of them lands any more, dead or not."""
+        gone = self._workers.pop(worker, None)
         if gone is None:
             return
         for landing in self._open.values():
-            if landing.read.peer == peer:
+            if landing.read.worker == worker:
                 landing.end(None)
         gone.channel.close()
 
     def post(self, read: BlockRead) -> None:
         """Asks for the blocks."""
-        peer = self._peers.get(read.peer)
-        if peer is None or not read.fits(peer.num_blocks, self._source.memory.blocks.num_blocks):
+        worker = self._workers.get(read.worker)
+        if worker is None or not read.fits(worker.num_blocks, self._source.memory.blocks.num_blocks):
             self._ended.append(ReadEnd(read.read_id, None))
             return
         landing = self._open[read.read_id] = Landing(read, self._source.memory, self._ended)
-        peer.channel.read(ByteRequest(peer.key, read.source, read.generations), landing)
+        worker.channel.read(ByteRequest(worker.key, read.source, read.generations), landing)
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """Ends it here and now; its stream ends when it brings its next bytes."""
         if (landing := self._open.get(read_id)) is not None:
             landing.end(None)
@@ -269,8 +270,8 @@ class ByteStreamTransport:
         return ends
 
     def close(self) -> None:
-        """Lets go of peers. Raises TransportError while a read is open."""
+        """Forgets all workers. Raises TransportError while a read is open."""
         if self._open:
             raise TransportError(f"{len(self._open)} reads are open")
-        while self._peers:
-            self._peers.popitem()[1].channel.close()
+        while self._workers:
+            self._workers.popitem()[1].channel.close()

@@ -13,9 +13,10 @@ from enum import Enum, auto
 
 import numpy as np
 
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, TransportError
 
-_DESCRIPTOR = struct.Struct("<8sQQQ")  # magic, incarnation, blocks, bytes of a block
+_DESCRIPTOR = struct.Struct("<8sQQQ")  # magic, worker id, blocks, bytes of a block
 _MAGIC = b"BTMEMORY"
 
 
@@ -45,59 +46,59 @@ class MemoryFabric:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # members take it too
-        self._members: dict[Incarnation, MemoryTransport] = {}
-        self._gates: dict[Incarnation, _Gate] = {}
+        self._members: dict[WorkerId, MemoryTransport] = {}
+        self._gates: dict[WorkerId, _Gate] = {}
         self._flights: list[_Flight] = []
 
-    def hold(self, source: Incarnation) -> None:
+    def hold(self, source: WorkerId) -> None:
         """Stops reads of this worker where they are, as when its process is stopped."""
         with self._lock:
             self._gates[source] = _Gate.HELD
 
-    def release_data(self, source: Incarnation) -> None:
+    def release_data(self, source: WorkerId) -> None:
         """Lands the data of this worker's reads; their generation words are not read yet."""
         with self._lock:
             self._gates[source] = _Gate.DATA_ONLY
-            self._advance(lambda flight: flight.source.incarnation == source)
+            self._advance(lambda flight: flight.source.worker_id == source)
 
-    def release(self, source: Incarnation) -> None:
+    def release(self, source: WorkerId) -> None:
         """Lets reads of this worker end, now and later. Those that are forgotten by their reader land too."""
         with self._lock:
             self._gates.pop(source, None)
-            self._advance(lambda flight: flight.source.incarnation == source)
+            self._advance(lambda flight: flight.source.worker_id == source)
 
-    def kill(self, incarnation: Incarnation) -> None:
+    def kill(self, worker_id: WorkerId) -> None:
         """Ends a worker: what it reads and what is read from it never lands; its readers learn that at `poll`."""
         with self._lock:
-            self._members.pop(incarnation, None)
-            self._gates.pop(incarnation, None)
-            lost = [flight for flight in self._flights if flight.source.incarnation == incarnation]
+            self._members.pop(worker_id, None)
+            self._gates.pop(worker_id, None)
+            lost = [flight for flight in self._flights if flight.source.worker_id == worker_id]
             self._flights = [
                 flight
                 for flight in self._flights
-                if incarnation not in (flight.source.incarnation, flight.reader.incarnation)
+                if worker_id not in (flight.source.worker_id, flight.reader.worker_id)
             ]
             for flight in lost:
                 flight.reader._end(flight.read.read_id, None)
 
     def _join(self, transport: "MemoryTransport") -> None:
         with self._lock:
-            if transport.incarnation in self._members:
-                raise TransportError(f"incarnation {transport.incarnation:016x} is on this fabric already")
-            self._members[transport.incarnation] = transport
+            if transport.worker_id in self._members:
+                raise TransportError(f"incarnation {transport.worker_id:016x} is on this fabric already")
+            self._members[transport.worker_id] = transport
 
     def _leave(self, transport: "MemoryTransport") -> None:
         with self._lock:
-            if self._members.get(transport.incarnation) is transport:
-                del self._members[transport.incarnation]
+            if self._members.get(transport.worker_id) is transport:
+                del self._members[transport.worker_id]
 
-    def _member(self, incarnation: Incarnation) -> "MemoryTransport | None":
+    def _member(self, worker_id: WorkerId) -> "MemoryTransport | None":
         with self._lock:
-            return self._members.get(incarnation)
+            return self._members.get(worker_id)
 
     def _send(self, flight: _Flight) -> None:
         with self._lock:
-            if flight.source.incarnation in self._members:
+            if flight.source.worker_id in self._members:
                 self._flights.append(flight)
             else:
                 flight.reader._end(flight.read.read_id, None)
@@ -110,7 +111,7 @@ class MemoryFabric:
         """Moves the chosen flights as far as their source's gate lets them."""
         still = []
         for flight in self._flights:
-            gate = self._gates.get(flight.source.incarnation, _Gate.OPEN)
+            gate = self._gates.get(flight.source.worker_id, _Gate.OPEN)
             if not chosen(flight) or gate is _Gate.HELD:
                 still.append(flight)
                 continue
@@ -124,60 +125,60 @@ class MemoryFabric:
 
 
 class MemoryTransport:
-    """One worker's end of a `MemoryFabric`. Raises TransportError when the incarnation is taken."""
+    """One worker's end of a `MemoryFabric`. Raises TransportError when the worker_id is taken."""
 
     name = "memory"
 
-    def __init__(self, fabric: MemoryFabric, incarnation: Incarnation, memory: Memory) -> None:
-        self.incarnation = incarnation
+    def __init__(self, fabric: MemoryFabric, worker_id: WorkerId, memory: Memory) -> None:
+        self.worker_id = worker_id
         self.memory = memory
         self._fabric = fabric
-        self._peers: dict[Incarnation, MemoryTransport] = {}
-        self._open: dict[int, Incarnation] = {}  # read id -> its source
+        self._workers: dict[WorkerId, MemoryTransport] = {}
+        self._open: dict[int, WorkerId] = {}  # read id -> its source
         self._ends: list[ReadEnd] = []
         fabric._join(self)
 
     def descriptor(self) -> bytes:
         """Names this transport on its fabric."""
-        return _DESCRIPTOR.pack(_MAGIC, self.incarnation, self.memory.blocks.num_blocks, self.memory.blocks.block_bytes)
+        return _DESCRIPTOR.pack(_MAGIC, self.worker_id, self.memory.blocks.num_blocks, self.memory.blocks.block_bytes)
 
     def reach(self, descriptor: bytes) -> Reach:
         """The fabric moves everything."""
         _unpack(descriptor)
         return Reach(one_sided=True, why="both are in one process")
 
-    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
-        """Makes a peer of the same fabric readable. Raises TransportError."""
-        if peer in self._peers:
+    def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
+        """Makes a worker of the same fabric readable. Raises TransportError."""
+        if worker in self._workers:
             return
-        incarnation, block_bytes = _unpack(descriptor)
-        if incarnation != peer:
-            raise TransportError(f"the descriptor is of {incarnation:016x}, not of {peer:016x}")
+        worker_id, block_bytes = _unpack(descriptor)
+        if worker_id != worker:
+            raise TransportError(f"the descriptor is of {worker_id:016x}, not of {worker:016x}")
         if block_bytes != self.memory.blocks.block_bytes:
             raise TransportError(f"blocks of {block_bytes} bytes, ours have {self.memory.blocks.block_bytes}")
-        source = self._fabric._member(peer)
+        source = self._fabric._member(worker)
         if source is None:
-            raise TransportError(f"no worker {peer:016x} on this fabric")
-        self._peers[peer] = source
+            raise TransportError(f"no worker {worker:016x} on this fabric")
+        self._workers[worker] = source
 
-    def forget_peer(self, peer: Incarnation) -> None:
-        """Reports the peer's open reads as failed. What the fabric still carries lands nevertheless."""
-        self._peers.pop(peer, None)
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Reports the worker's open reads as failed. What the fabric still carries lands nevertheless."""
+        self._workers.pop(worker, None)
         with self._fabric._lock:
-            for read_id in [read_id for read_id, source in self._open.items() if source == peer]:
+            for read_id in [read_id for read_id, source in self._open.items() if source == worker]:
                 self._end(read_id, None)
 
     def post(self, read: BlockRead) -> None:
         """Hands a read to the fabric."""
-        source = self._peers.get(read.peer)
+        source = self._workers.get(read.worker)
         with self._fabric._lock:
-            self._open[read.read_id] = read.peer
+            self._open[read.read_id] = read.worker
             if source is None or not read.fits(source.memory.blocks.num_blocks, self.memory.blocks.num_blocks):
                 self._end(read.read_id, None)
             else:
                 self._fabric._send(_Flight(self, source, read))
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """The fabric carries it on: it ends when it lands."""
 
     def poll(self) -> list[ReadEnd]:
@@ -192,7 +193,7 @@ class MemoryTransport:
         """Leaves the fabric. Raises TransportError while a read is open."""
         if self._open:
             raise TransportError(f"{len(self._open)} reads are open")
-        self._peers.clear()
+        self._workers.clear()
         self._fabric._leave(self)
 
     def _end(self, read_id: int, generations: np.ndarray | None) -> None:
@@ -202,11 +203,11 @@ class MemoryTransport:
 
 
 def _unpack(descriptor: bytes) -> tuple[int, int]:
-    """Incarnation and bytes of a block. Raises TransportError."""
+    """WorkerId and bytes of a block. Raises TransportError."""
     if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(_MAGIC):
         raise TransportError("not a descriptor of the memory transport")
-    _, incarnation, _, block_bytes = _DESCRIPTOR.unpack(descriptor)
-    return incarnation, block_bytes
+    _, worker_id, _, block_bytes = _DESCRIPTOR.unpack(descriptor)
+    return worker_id, block_bytes
 
 
 def _land_data(flight: _Flight) -> None:

@@ -13,7 +13,7 @@ made: UCX would have the source send its bytes, as the `grpc` transport does wit
 A read has two phases. The data; and, posted only once that has ended, the generation words of the same blocks, into a
 scratch buffer of the read's own. A buffer whose read did not end well is never used again.
 
-NIXL has no timeout. A read ends when NIXL says so, or when its peer's process is seen to be gone, and forgotten.
+NIXL has no timeout. A read ends when NIXL says so, or when its worker's process is seen to be gone, and forgotten.
 """
 
 import logging
@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvtransfer.block_memory import BlockMemory
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, Reach, ReadEnd, TransportError
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, TransportError
 from kvtransfer.transports.cuda_driver import CudaDriver
 from kvtransfer.transports.one_sided import DevicePool, Here, Whereabouts
 from kvtransfer.transports.sealed import Seal
@@ -75,7 +76,7 @@ class _State(StrEnum):
 class _Descriptor:
     """What a reader must know of a pool."""
 
-    incarnation: Incarnation
+    worker_id: WorkerId
     blocks_address: int
     num_blocks: int
     block_bytes: int
@@ -88,7 +89,7 @@ class _Descriptor:
 
     def pack(self) -> bytes:
         numbers = self._NUMBERS.pack(
-            self.incarnation, self.blocks_address, self.num_blocks, self.block_bytes, self.generations_address
+            self.worker_id, self.blocks_address, self.num_blocks, self.block_bytes, self.generations_address
         )
         return self._SEAL.close(numbers + self.whereabouts.pack() + self.agent_metadata)
 
@@ -97,23 +98,23 @@ class _Descriptor:
         """Raises TransportError for anything that `pack` did not make."""
         where_end = cls._NUMBERS.size + Whereabouts.BODY.size
         body = cls._SEAL.open(packed, where_end)
-        incarnation, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
+        worker_id, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
         whereabouts, metadata = Whereabouts.unpack(body[cls._NUMBERS.size : where_end]), body[where_end:]
-        return cls(Incarnation(incarnation), blocks, num_blocks, block_bytes, generations, whereabouts, metadata)
+        return cls(WorkerId(worker_id), blocks, num_blocks, block_bytes, generations, whereabouts, metadata)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scratch:
-    """Where the generation words of one read at a time arrive; laid out like the peer's array."""
+    """Where the generation words of one read at a time arrive; laid out like the worker's array."""
 
-    words: np.ndarray  # uint64[num_blocks of the peer]
+    words: np.ndarray  # uint64[num_blocks of the worker]
     registration: Any
     pages: Any  # prepared descriptor list
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Peer:
-    """A peer's memory, prepared for reads by index."""
+class _RemoteWorker:
+    """A worker's memory, prepared for reads by index."""
 
     agent_name: str
     num_blocks: int
@@ -127,7 +128,7 @@ class _OpenRead:
     """A read that NIXL works on: its data, or, once there is a scratch buffer, its generation words."""
 
     read: BlockRead
-    peer: _Peer
+    worker: _RemoteWorker
     transfer: Any
     scratch: _Scratch | None = None
 
@@ -137,12 +138,12 @@ class NixlTransport:
 
     name = "nixl"
 
-    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
+    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
         """Registers the memory, which must stay where it is. Raises TransportError."""
         pool, generations = memory.blocks, memory.generations
         pool.bind_thread()
         self._pool, self._generations = pool, generations  # kept alive: they are registered
-        self._peers: dict[Incarnation, _Peer] = {}
+        self._workers: dict[WorkerId, _RemoteWorker] = {}
         self._open: dict[int, _OpenRead] = {}
         self._ends: list[ReadEnd] = []
         self._lost: list[object] = []  # transfers and buffers that may still be written to, kept for good
@@ -151,7 +152,7 @@ class NixlTransport:
         self._errors = _error_types(nixl)
         with self._translated("cannot set up NIXL"):
             config = nixl.nixl_agent_config(enable_prog_thread=False, backends=[])
-            self._agent = nixl.nixl_agent(_agent_name(incarnation), config)
+            self._agent = nixl.nixl_agent(_agent_name(worker_id), config)
             if "UCX" not in self._agent.get_plugin_list():
                 raise TransportError("this NIXL has no UCX plugin")
             self._agent.create_backend("UCX", {} if pool.device is None else {"engine_config": _DEVICE_CONFIG})
@@ -164,7 +165,7 @@ class NixlTransport:
             self._blocks = self._prepare(_LOCAL_SIDE, block_rows, place)
             # Made before any scratch buffer is registered, so that it opens nothing but the pool and its generations.
             self._descriptor = _Descriptor(
-                incarnation=incarnation,
+                worker_id=worker_id,
                 blocks_address=pool.address,
                 num_blocks=pool.num_blocks,
                 block_bytes=pool.block_bytes,
@@ -181,68 +182,68 @@ class NixlTransport:
         """See `one_sided`: NIXL itself does not say which wire UCX takes."""
         return self._here.reach(_Descriptor.unpack(descriptor).whereabouts)
 
-    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
-        """Prepares the descriptor lists of a peer's whole pool; the wire is UCX's. Raises TransportError."""
-        if peer in self._peers:
+    def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
+        """Prepares the descriptor lists of a worker's whole pool; the wire is UCX's. Raises TransportError."""
+        if worker in self._workers:
             return
         remote = _Descriptor.unpack(descriptor)
-        if remote.incarnation != peer:
-            raise TransportError(f"the descriptor is of {remote.incarnation:016x}, not of {peer:016x}")
+        if remote.worker_id != worker:
+            raise TransportError(f"the descriptor is of {remote.worker_id:016x}, not of {worker:016x}")
         if remote.block_bytes != self._pool.block_bytes:
             raise TransportError(f"blocks of {remote.block_bytes} bytes, ours have {self._pool.block_bytes}")
         place = _Place.of(remote.whereabouts.device)
         if place.kind is not _Place.of(self._pool.device).kind:
             raise TransportError(f"its pool is in {place.kind}, ours is not, and UCX would need its help")
-        with self._translated("cannot use a peer's descriptor"):
+        with self._translated("cannot use a worker's descriptor"):
             agent_name = self._agent.add_remote_agent(remote.agent_metadata).decode(errors="replace")
-            if agent_name != _agent_name(peer):
-                raise TransportError(f"the descriptor's agent is {agent_name!r}, not {_agent_name(peer)!r}")
+            if agent_name != _agent_name(worker):
+                raise TransportError(f"the descriptor's agent is {agent_name!r}, not {_agent_name(worker)!r}")
             block_rows = _block_rows(remote.blocks_address, remote.num_blocks, remote.block_bytes, place)
             blocks = self._prepare(agent_name, block_rows, place)
             pages = self._prepare(agent_name, _page_rows(remote.generations_address, remote.num_blocks))
-        self._peers[peer] = _Peer(agent_name, remote.num_blocks, blocks, pages)
+        self._workers[worker] = _RemoteWorker(agent_name, remote.num_blocks, blocks, pages)
 
-    def forget_peer(self, peer: Incarnation) -> None:
-        """Removes the peer's agent. What NIXL still carries of its open reads lands nevertheless, if it lives."""
-        gone = self._peers.pop(peer, None)
+    def remove_worker(self, worker: WorkerId) -> None:
+        """Removes the worker's agent. What NIXL still carries of its open reads lands nevertheless, if it lives."""
+        gone = self._workers.pop(worker, None)
         if gone is None:
             return
-        for read_id in [read_id for read_id, open_read in self._open.items() if open_read.peer is gone]:
+        for read_id in [read_id for read_id, open_read in self._open.items() if open_read.worker is gone]:
             self._abandon(self._open.pop(read_id))
             self._ends.append(ReadEnd(read_id, None))
-        self._release_peer(gone)
+        self._release_worker(gone)
 
     def post(self, read: BlockRead) -> None:
         """Starts a read; on one host it has usually ended when this returns, which `poll` then tells."""
-        peer = self._peers.get(read.peer)
-        if peer is None or not read.fits(peer.num_blocks, self._pool.num_blocks):
+        worker = self._workers.get(read.worker)
+        if worker is None or not read.fits(worker.num_blocks, self._pool.num_blocks):
             self._ends.append(ReadEnd(read.read_id, None))
             return
-        transfer = self._make(self._blocks, read.destination, peer.blocks, read.source)
+        transfer = self._make(self._blocks, read.destination, worker.blocks, read.source)
         if transfer is None:
             self._ends.append(ReadEnd(read.read_id, None))
             return
-        self._open[read.read_id] = open_read = _OpenRead(read, peer, transfer)
+        self._open[read.read_id] = open_read = _OpenRead(read, worker, transfer)
         self._advance(open_read, self._start(transfer))
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """It runs on: NIXL cannot take a posted read back."""
 
     def poll(self) -> list[ReadEnd]:
         """Reads that ended since the last call; half a microsecond when there is nothing to do."""
-        self._agent.get_new_notifs()  # nobody notifies: it is what makes UCX serve our peers
+        self._agent.get_new_notifs()  # nobody notifies: it is what makes UCX serve our workers
         for open_read in list(self._open.values()):
             self._advance(open_read, self._state(open_read.transfer))
         ends, self._ends = self._ends, []
         return ends
 
     def close(self) -> None:
-        """Lets go of peers and memory. Raises TransportError while a read is open."""
+        """Removes all workers and deregisters the memory. Raises TransportError while a read is open."""
         if self._open:
             raise TransportError(f"{len(self._open)} reads are open")
         with self._translated("cannot close NIXL"):
-            while self._peers:
-                self._release_peer(self._peers.popitem()[1])
+            while self._workers:
+                self._release_worker(self._workers.popitem()[1])
             self._blocks.release()
             for registration in self._registrations:
                 self._agent.deregister_memory(registration)
@@ -259,15 +260,15 @@ class NixlTransport:
 
     def _start_words(self, open_read: _OpenRead) -> _State:
         """Starts the second phase: the pages that hold the generation words of the read's blocks."""
-        peer = open_read.peer
+        worker = open_read.worker
         try:
-            scratch = peer.free_scratch.pop() if peer.free_scratch else self._make_scratch(peer.num_blocks)
+            scratch = worker.free_scratch.pop() if worker.free_scratch else self._make_scratch(worker.num_blocks)
         except TransportError:
             return _State.FAILED
         pages = np.unique(open_read.read.source // _PAGE_WORDS)
-        transfer = self._make(scratch.pages, pages, peer.pages, pages)
+        transfer = self._make(scratch.pages, pages, worker.pages, pages)
         if transfer is None:
-            peer.free_scratch.append(scratch)
+            worker.free_scratch.append(scratch)
             return _State.FAILED
         open_read.transfer.release()
         open_read.transfer, open_read.scratch = transfer, scratch
@@ -280,7 +281,7 @@ class NixlTransport:
         del self._open[read.read_id]
         open_read.transfer.release()
         self._ends.append(ReadEnd(read.read_id, scratch.words[read.source]))
-        open_read.peer.free_scratch.append(scratch)
+        open_read.worker.free_scratch.append(scratch)
 
     def _fail(self, open_read: _OpenRead) -> None:
         """Reports a failed read, once NIXL has let go of it; until then it stays open, and its blocks in quarantine."""
@@ -293,13 +294,13 @@ class NixlTransport:
         self._ends.append(ReadEnd(open_read.read.read_id, None))
 
     def _abandon(self, open_read: _OpenRead) -> None:
-        """Gives up a read of a dead peer. A transfer that cannot be released is kept for good."""
+        """Gives up a read of a dead worker. A transfer that cannot be released is kept for good."""
         self._lost.append(open_read)
         with suppress(*self._errors):
             open_read.transfer.release()
 
     def _make(self, local: Any, local_index: np.ndarray, remote: Any, remote_index: np.ndarray) -> Any:
-        """A transfer between entries of two prepared lists; None when NIXL refuses, as for a peer that is gone.
+        """A transfer between entries of two prepared lists; None when NIXL refuses, as for a worker that is gone.
 
         Adjacent entries are merged by NIXL itself.
         """
@@ -328,14 +329,14 @@ class NixlTransport:
             registration = self._register(words.ctypes.data, words.nbytes)
             return _Scratch(words, registration, self._prepare(_LOCAL_SIDE, _page_rows(words.ctypes.data, num_words)))
 
-    def _release_peer(self, peer: _Peer) -> None:
-        with self._translated("cannot release a peer"):
-            for scratch in peer.free_scratch:
+    def _release_worker(self, worker: _RemoteWorker) -> None:
+        with self._translated("cannot release a worker"):
+            for scratch in worker.free_scratch:
                 scratch.pages.release()
                 self._agent.deregister_memory(scratch.registration)
-            peer.blocks.release()
-            peer.pages.release()
-            self._agent.remove_remote_agent(peer.agent_name)
+            worker.blocks.release()
+            worker.pages.release()
+            self._agent.remove_remote_agent(worker.agent_name)
 
     def _register(self, address: int, num_bytes: int, place: _Place = _HOST) -> Any:
         return self._agent.register_memory([(address, num_bytes, place.device, "")], place.kind.value)
@@ -351,8 +352,8 @@ class NixlTransport:
             raise TransportError(f"{what}: {error}") from error
 
 
-def _agent_name(incarnation: Incarnation) -> str:
-    return f"{incarnation:016x}"
+def _agent_name(worker_id: WorkerId) -> str:
+    return f"{worker_id:016x}"
 
 
 def _device_pool(pool: BlockMemory) -> DevicePool | None:

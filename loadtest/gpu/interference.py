@@ -58,7 +58,7 @@ class _Watch:
     def __init__(self, pair: WorkerPair) -> None:
         self.arrived: dict[int, list[float]] = defaultdict(list)
         self.finished: set[int] = set()
-        self.given_up: set[int] = set()
+        self.failed: set[int] = set()
         self._readers = [asyncio.create_task(self._read(stream)) for stream in (pair.prefill, pair.decode)]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -85,7 +85,7 @@ class _Watch:
             frame = await stream.frame()
             now = time.monotonic()
             for failure in frame.failures:
-                assert failure.handle in self.given_up, failure
+                assert failure.handle in self.failed, failure
             for row in frame.rows():
                 self.arrived[row.handle] += [now] * len(row.tokens)
                 if row.finish is not FinishReason.NONE:
@@ -129,7 +129,7 @@ async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random
         "caveat": _CAVEAT,
     }
     for handle in (*streams, *(prompt.handle for prompt in prompts)):
-        watch.given_up.add(handle)
+        watch.failed.add(handle)
         await pair.abort(handle)
     return row
 

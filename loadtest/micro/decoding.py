@@ -9,8 +9,8 @@ import numpy as np
 from kvtransfer.block_memory import HostBlocks
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.layout import KvLayout
-from kvtransfer.messages import HandoffId
 from kvtransfer.producer import Producer
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
@@ -25,7 +25,7 @@ from services.worker.core import CoreOutputs, WorkerCore
 from services.worker.engine_thread import EngineThread
 
 BLOCK_SIZE = 16
-_GATEWAY = 1
+_GATEWAY = GatewayId(1)
 _PROMPT = 64
 _EOS = 1 << 29  # never sampled
 
@@ -88,7 +88,7 @@ def make_core(runner: RestingRunner, scheduler: Scheduler, max_num_seqs: int, ma
     """A worker's core that a gateway is connected to."""
     engine = Engine(runner, scheduler, max_num_seqs=max_num_seqs, max_model_len=max_model_len, eos_token_ids=(_EOS,))
     marks = HandleMarks()
-    core = WorkerCore(engine, 1, Producer(1, marks), Consumer(), marks)
+    core = WorkerCore(engine, WorkerId(1), Producer(WorkerId(1), marks), Consumer(), marks)
     core.gateway_hello(_GATEWAY, 0)
     return core
 
@@ -96,7 +96,7 @@ def make_core(runner: RestingRunner, scheduler: Scheduler, max_num_seqs: int, ma
 def make_request(handle: int, prompt: np.ndarray, max_tokens: int) -> Request:
     """That gateway's request, without a deadline."""
     capsule = Capsule(prompt, len(prompt), SamplingParams(max_tokens=max_tokens))
-    return Request(HandoffId(_GATEWAY, handle), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
+    return Request(AttemptId(_GATEWAY, handle), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
 
 
 def pack(outputs: CoreOutputs) -> None:

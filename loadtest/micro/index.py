@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from kvtransfer.ids import WorkerId
 from loadtest.micro.own_redis import own_redis
 from loadtest.micro.rows import Row, spread
 from services.prefix_index.breaker import CircuitBreaker
@@ -41,7 +42,7 @@ async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> li
     await client.redis.flushall()
     chain = _chain(_CHAIN, 0)
     for worker in range(1, _WORKERS + 1):
-        publisher = IndexPublisher(client, worker)
+        publisher = IndexPublisher(client, WorkerId(worker))
         publisher.change(chain[0], chain[: depth(worker)], [])
         await publisher.flush()
     index = RedisPrefixIndex(client, CircuitBreaker(time.monotonic))
@@ -58,7 +59,7 @@ async def _publishing(client: Client, num_blocks: int) -> list[Row]:
     """Conversations of 100 blocks, on one worker: the case that shares least memory."""
     await client.redis.flushall()
     before = (await client.redis.info("memory"))["used_memory"]
-    publisher = IndexPublisher(client, 1)
+    publisher = IndexPublisher(client, WorkerId(1))
     spent = 0.0
     for number in range(num_blocks // 100):
         chain = _chain(100, 1000 * number)
@@ -76,7 +77,7 @@ async def _publishing(client: Client, num_blocks: int) -> list[Row]:
 async def _publishing_side_by_side(client: Client) -> list[Row]:
     """What decoding does: sequences that each fill a block now and then, in a tree of their own."""
     await client.redis.flushall()
-    publisher = IndexPublisher(client, 1)
+    publisher = IndexPublisher(client, WorkerId(1))
     chains = [_chain(_FILLED, 1000 * number) for number in range(_SEQUENCES)]
     times = []
     for block in range(_FILLED):

@@ -20,7 +20,7 @@ import grpc
 import numpy as np
 import structlog
 
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId
 from loadtest.micro.decoding import RestingRunner
 from loadtest.micro.own_redis import own_redis
 from loadtest.micro.rows import Row, spread
@@ -140,10 +140,10 @@ async def _worker(runner: RestingRunner, batch: int, redis_url: str | None) -> A
 
 def _submit_inside(worker: Worker, batch: int) -> None:
     """As if a gateway had that is not there any more, except that nobody noticed."""
-    worker.engine.call(lambda core, now: core.gateway_hello(1, 0))
+    worker.engine.call(lambda core, now: core.gateway_hello(GatewayId(1), 0))
     for number in range(batch):
         capsule = _capsule(number, _PROMPT)
-        request = Request(HandoffId(1, number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
+        request = Request(AttemptId(GatewayId(1), number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
         worker.engine.call(partial(_submit, request))
 
 
@@ -152,8 +152,8 @@ def _submit(request: Request, core: WorkerCore, now: float) -> None:
 
 
 @asynccontextmanager
-async def _gateway(port: int, incarnation: int, sequences: int, long_prompts: bool) -> AsyncIterator[None]:
-    arguments = (port, incarnation, sequences, long_prompts)
+async def _gateway(port: int, worker_id: int, sequences: int, long_prompts: bool) -> AsyncIterator[None]:
+    arguments = (port, worker_id, sequences, long_prompts)
     process = multiprocessing.get_context("spawn").Process(target=_be_gateway, args=arguments, daemon=True)
     process.start()
     try:
@@ -163,17 +163,17 @@ async def _gateway(port: int, incarnation: int, sequences: int, long_prompts: bo
         await asyncio.to_thread(process.join)
 
 
-def _be_gateway(port: int, incarnation: int, sequences: int, long_prompts: bool) -> None:
-    asyncio.run(_read_frames(port, incarnation, sequences, long_prompts))
+def _be_gateway(port: int, worker_id: int, sequences: int, long_prompts: bool) -> None:
+    asyncio.run(_read_frames(port, worker_id, sequences, long_prompts))
 
 
-async def _read_frames(port: int, incarnation: int, sequences: int, long_prompts: bool) -> None:
+async def _read_frames(port: int, worker_id: int, sequences: int, long_prompts: bool) -> None:
     """Has its sequences generated and reads what comes, until it is killed."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
         stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream("/baton.v1.Worker/Connect")()
-        await stream.write(serialize_gateway_message(GatewayHello(incarnation, 0, wants_block_events=False)))
+        await stream.write(serialize_gateway_message(GatewayHello(GatewayId(worker_id), 0, wants_block_events=False)))
         for number in range(sequences):
-            submit = Submit(number + 1, _capsule(incarnation * sequences + number, _PROMPT), timeout_s=600.0)
+            submit = Submit(number + 1, _capsule(worker_id * sequences + number, _PROMPT), timeout_s=600.0)
             await stream.write(serialize_gateway_message(submit))
         async with asyncio.TaskGroup() as group:
             if long_prompts:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from enum import IntEnum
 
 from kvtransfer.block_memory import BlockMemory
-from kvtransfer.transports.base import BlockRead, Incarnation, Reach, ReadEnd, Transport
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead, Reach, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, Dial
 from services.config import TransportName
 from services.engine.runner.base import Runner, StepInput, StepOutput
@@ -92,22 +93,22 @@ class _MarkingTransport:
         """See Transport."""
         return self._inner.reach(descriptor)
 
-    def add_peer(self, peer: Incarnation, address: str, descriptor: bytes) -> None:
+    def add_worker(self, peer: WorkerId, address: str, descriptor: bytes) -> None:
         """See Transport."""
-        self._inner.add_peer(peer, address, descriptor)
+        self._inner.add_worker(peer, address, descriptor)
 
-    def forget_peer(self, peer: Incarnation) -> None:
+    def remove_worker(self, peer: WorkerId) -> None:
         """See Transport."""
-        self._inner.forget_peer(peer)
+        self._inner.remove_worker(peer)
 
     def post(self, read: BlockRead) -> None:
         """See Transport."""
         self._posted[read.read_id] = time.monotonic(), len(read.source)
         self._inner.post(read)
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """See Transport."""
-        self._inner.give_up(read_id)
+        self._inner.abandon(read_id)
 
     def poll(self) -> list[ReadEnd]:
         """See Transport."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+from kvtransfer.ids import WorkerId
 from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker
 from loadtest.micro.own_redis import own_redis
 from loadtest.micro.rows import Row, spread
@@ -98,7 +99,9 @@ class _Beside:
 
 @asynccontextmanager
 async def _beside(url: str) -> AsyncIterator[_Beside]:
-    link = IndexLink(url, 1, WorkerRecord("127.0.0.1:0", "decode", "1", "micro", "micro", BLOCK_SIZE, 0))
+    link = IndexLink(
+        url, WorkerId(1), WorkerRecord("127.0.0.1:0", "decode", WorkerId(1), "micro", "micro", BLOCK_SIZE, 0)
+    )
     await link.register()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(link.run())

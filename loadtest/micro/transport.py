@@ -14,7 +14,8 @@ import grpc
 import numpy as np
 
 from kvtransfer.block_memory import BlockMemory, HostBlocks
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport, TransportError
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
 from loadtest.micro.rows import Row, spread
 from protos import kv_pb2_grpc
@@ -63,16 +64,16 @@ def reading(
     process.start()
     theirs.close()  # ours: so that its end is noticed
     try:
-        incarnation, address, descriptor = pipe.recv()
+        worker_id, address, descriptor = pipe.recv()
         with _end(name, make_blocks(num_blocks, block_bytes, 0), 0) as (source, transport, _):
-            transport.add_peer(incarnation, address, descriptor)
+            transport.add_worker(worker_id, address, descriptor)
             ids = count()
 
             def read(wanted: int) -> float:
                 number = next(ids)
                 first = number * wanted % (num_blocks - wanted + 1)  # other blocks, which no cache holds, if it can
                 blocks = np.arange(first, first + wanted, dtype=np.uint32)
-                seconds = _read(transport, incarnation, number, blocks)
+                seconds = _read(transport, worker_id, number, blocks)
                 arrived = source.memory.blocks.read(blocks, 0, wanted * block_bytes)
                 assert (np.frombuffer(arrived, np.uint8) == _GENERATION).all()
                 return seconds
@@ -88,15 +89,15 @@ def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: 
     """The producer: polls until it is killed, or nobody holds the pipe."""
     blocks = make_blocks(num_blocks, block_bytes, _GENERATION)
     with _end(name, blocks, _GENERATION) as (source, transport, address):
-        pipe.send((source.incarnation, address, transport.descriptor()))
+        pipe.send((source.worker_id, address, transport.descriptor()))
         while not pipe.poll(_POLL_S):
             transport.poll()
 
 
-def _read(transport: Transport, peer: Incarnation, read_id: int, blocks: np.ndarray) -> float:
+def _read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarray) -> float:
     generations = np.full(len(blocks), _GENERATION, dtype=np.uint64)
     start = time.perf_counter()
-    transport.post(BlockRead(read_id, peer, blocks, blocks, generations))
+    transport.post(BlockRead(read_id, worker, blocks, blocks, generations))
     ends: list[ReadEnd] = transport.poll()
     while not ends:
         time.sleep(_POLL_S)
@@ -111,7 +112,7 @@ def _read(transport: Transport, peer: Incarnation, read_id: int, blocks: np.ndar
 def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[tuple[BlockSource, Transport, str]]:
     """One worker's transport and address, with its event loop on a thread, as in a worker."""
     memory = Memory(blocks, np.full(blocks.num_blocks, generation, dtype=np.uint64))
-    source = BlockSource(Incarnation(secrets.randbits(64)), memory)
+    source = BlockSource(WorkerId(secrets.randbits(64)), memory)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

@@ -10,6 +10,7 @@ from itertools import count
 import grpc
 import numpy as np
 
+from kvtransfer.ids import GatewayId
 from loadtest.micro.marks import Mark
 from loadtest.micro.worker_process import MakeParts, RunningWorker, running_pair
 from services.config import TransportName
@@ -19,7 +20,7 @@ from services.protocol.messages import Abort, GatewayHello, HandTo, Submit, Take
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
 
-_GATEWAY = 1
+_GATEWAY = GatewayId(1)
 _TIMEOUT_S = 60.0
 
 
@@ -68,8 +69,8 @@ class WorkerPair:
     def __init__(self, workers: tuple[RunningWorker, RunningWorker], prefill: Stream, decode: Stream) -> None:
         self.prefill, self.decode = prefill, decode
         self._prefill_marks, self._decode_marks = (worker.marks for worker in workers)
-        self._to = HandTo(decode.hello.incarnation)
-        self._source = TakeFrom(f"127.0.0.1:{workers[0].port}", prefill.hello.incarnation)
+        self._to = HandTo(decode.hello.worker_id)
+        self._source = TakeFrom(f"127.0.0.1:{workers[0].port}", prefill.hello.worker_id)
         self._handles = count(1)
 
     async def submit(self, prompt: np.ndarray, max_tokens: int, *, handed_over: bool) -> int:

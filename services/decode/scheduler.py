@@ -74,7 +74,7 @@ class DecodeScheduler:
 
     def _blocks_kept(self, sequences: Sequences) -> int:
         """Blocks left for growth; none when nothing runs, or a large request would wait for ever."""
-        if not sequences.held_ids:
+        if not sequences.ids_with_blocks:
             return 0
         return max(1, int(sequences.pool.num_blocks * self._watermark))
 

@@ -65,7 +65,7 @@ class BatchState:
         self.min_len = np.zeros(slots, dtype=np.int32)  # shorter ones must not stop
         self.block_table = np.zeros((slots, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(slots, dtype=np.int32)
-        self.num_dropped = np.zeros(slots, dtype=np.int32)  # leading blocks let go of: no later token sees them
+        self.num_freed = np.zeros(slots, dtype=np.int32)  # leading blocks let go of: no later token sees them
         self.num_entered = np.zeros(slots, dtype=np.int32)  # leading blocks that were entered in the prefix cache
         self.num_ready = np.zeros(slots, dtype=np.int32)  # leading blocks whose nodes are ready
         self.num_announced = np.zeros(slots, dtype=np.int32)  # leading blocks announced to a consumer
@@ -171,7 +171,7 @@ class BatchState:
         self.set_phase(slot, Phase.FREE)
         self.block_table[slot, : self.num_blocks[slot]] = 0
         self.num_blocks[slot] = 0
-        self.num_dropped[slot] = 0
+        self.num_freed[slot] = 0
         self._free.append(slot)
 
     def blocks(self, slot: int) -> list[int]:
@@ -181,7 +181,7 @@ class BatchState:
 
     def table(self, slot: int) -> np.ndarray:
         """The same as int32[n], a copy."""
-        table: np.ndarray = self.block_table[slot, self.num_dropped[slot] : self.num_blocks[slot]].copy()
+        table: np.ndarray = self.block_table[slot, self.num_freed[slot] : self.num_blocks[slot]].copy()
         return table
 
     def known_tokens(self, slot: int) -> np.ndarray:

@@ -54,21 +54,21 @@ class BlockPool:
 
     def reference(self, blocks: np.ndarray) -> None:
         """One more reference to each of int32[n] blocks, all different, which have content: cached or held."""
-        unheld = blocks[self._references[blocks] == 0]
-        assert (self._stamp[unheld] != 0).all()
-        self._stamp[unheld] = 0
-        self._num_evictable -= len(unheld)
+        unreferenced = blocks[self._references[blocks] == 0]
+        assert (self._stamp[unreferenced] != 0).all()
+        self._stamp[unreferenced] = 0
+        self._num_evictable -= len(unreferenced)
         self._references[blocks] += 1
 
-    def release(self, blocks: np.ndarray) -> None:
+    def free(self, blocks: np.ndarray) -> None:
         """One reference less to each of int32[n] blocks, all different: those of a sequence, tail first."""
         assert (self._references[blocks] > 0).all()
         self._references[blocks] -= 1
-        unheld = blocks[self._references[blocks] == 0]
-        cached = self._cache.is_node[unheld]
+        unreferenced = blocks[self._references[blocks] == 0]
+        cached = self._cache.is_node[unreferenced]
         self._num_evictable += int(np.count_nonzero(cached))
-        self._enqueue(unheld[cached])
-        freed = unheld[~cached]
+        self._enqueue(unreferenced[cached])
+        freed = unreferenced[~cached]
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
 

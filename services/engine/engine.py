@@ -14,7 +14,8 @@ from collections import deque
 
 import numpy as np
 
-from kvtransfer.messages import FirstToken, HandoffId
+from kvtransfer.ids import AttemptId
+from kvtransfer.messages import FirstToken
 from services.engine.batch_state import UNKNOWN, BatchState, Phase
 from services.engine.launch import Launched, decode_step, mixed_step
 from services.engine.outputs import Announced, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
@@ -59,16 +60,16 @@ class Engine:
         if self._scheduler.accepts(request):
             self.sequences.submit(request)
         else:
-            self.sequences.give_up(request, FailureCode.UNSUPPORTED, "this role does not run such requests")
+            self.sequences.fail(request, FailureCode.UNSUPPORTED, "this role does not run such requests")
 
-    def arrived(self, id: HandoffId, num_blocks: int) -> None:
+    def arrived(self, id: AttemptId, num_blocks: int) -> None:
         """The first num_blocks blocks of a received sequence are here and checked."""
         slot = self._slot(id)
         batch = self.sequences.batch
         batch.computed[slot] = batch.done[slot] = num_blocks * batch.block_size
         self.sequences.make_ready(slot, num_blocks)
 
-    def ready(self, id: HandoffId, first_tokens: tuple[FirstToken, ...]) -> None:
+    def ready(self, id: AttemptId, first_tokens: tuple[FirstToken, ...]) -> None:
         """All blocks of a received prompt are here: what follows it joins the running batch at the next step."""
         sequences, slot = self.sequences, self._slot(id)
         batch = sequences.batch
@@ -126,7 +127,7 @@ class Engine:
         outputs, self.sequences.outputs = self.sequences.outputs, EngineOutputs()
         return outputs
 
-    def _slot(self, id: HandoffId) -> int:
+    def _slot(self, id: AttemptId) -> int:
         slot = self.sequences.slot_of(id)
         assert slot is not None
         return slot

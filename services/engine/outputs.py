@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvtransfer.messages import FirstToken, HandoffId
+from kvtransfer.ids import AttemptId, GatewayId
+from kvtransfer.messages import FirstToken
 from services.engine.runner.base import StepLogprobs
 from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.outcomes import FinishReason
@@ -14,7 +15,7 @@ from services.protocol.outcomes import FinishReason
 class StepRows:
     """One sampled token for each of N sequences."""
 
-    gateway: int | None  # of all rows, where it is the same
+    gateway: GatewayId | None  # of all rows, where it is the same
     gateways: np.ndarray  # uint64[N]
     handles: np.ndarray  # uint32[N]
     positions: np.ndarray  # uint32[N]
@@ -29,7 +30,7 @@ class StepRows:
 class Announced:
     """Blocks of a prompt to hand off are complete; with first tokens, they are the last."""
 
-    id: HandoffId
+    id: AttemptId
     blocks: list[int]
     generations: list[int]
     first_tokens: tuple[FirstToken, ...]
@@ -37,24 +38,24 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A sequence to receive has its blocks; the first num_held hold cached content already."""
+    """A sequence to receive has its blocks; the first num_cached hold cached content already."""
 
-    id: HandoffId
+    id: AttemptId
     blocks: list[int]
-    num_held: int
+    num_cached: int
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class FailedRequest:
     """The engine gave a request up, and holds nothing for it any more."""
 
-    gateway: int
+    gateway: GatewayId
     failure: Failure
 
     @property
-    def id(self) -> HandoffId:
+    def id(self) -> AttemptId:
         """The request."""
-        return HandoffId(self.gateway, self.failure.handle)
+        return AttemptId(self.gateway, self.failure.handle)
 
 
 @dataclass(slots=True)
@@ -63,14 +64,14 @@ class EngineOutputs:
 
     rows: list[StepRows] = field(default_factory=list)
     announced: list[Announced] = field(default_factory=list)
-    finished_first: list[HandoffId] = field(default_factory=list)  # to hand off, but ended at the first token
+    finished_first: list[AttemptId] = field(default_factory=list)  # to hand off, but ended at the first token
     reserved: list[Reserved] = field(default_factory=list)
-    given_up: list[GivenUp] = field(default_factory=list)
+    failed: list[FailedRequest] = field(default_factory=list)
 
 
-def sole_gateway(gateways: np.ndarray) -> int | None:
+def sole_gateway(gateways: np.ndarray) -> GatewayId | None:
     """The one of all uint64[N] rows, N above zero; None where there are several."""
-    return int(gateways[0]) if (gateways == gateways[0]).all() else None
+    return GatewayId(int(gateways[0])) if (gateways == gateways[0]).all() else None
 
 
 def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
@@ -83,7 +84,7 @@ def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
     return TokenLogprobs(float(rows.logprobs.sampled[index]), pairs)
 
 
-def single_row(id: HandoffId, position: int, token: int, cached: int, logprobs: TokenLogprobs | None) -> StepRows:
+def single_row(id: AttemptId, position: int, token: int, cached: int, logprobs: TokenLogprobs | None) -> StepRows:
     """A row for one token that no step of this engine sampled: the first token of a received sequence."""
     packed = None
     if logprobs is not None:

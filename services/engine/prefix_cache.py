@@ -92,7 +92,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._block_by_key)
 
-    def holds(self, block: int) -> bool:
+    def contains(self, block: int) -> bool:
         """True when the block has a node."""
         return self._node[block] != _NO_NODE
 
@@ -203,7 +203,7 @@ class PrefixCache:
 
     def remove(self, block: int) -> None:
         """Removes a leaf: the block was evicted, or its owner failed while it was pending."""
-        assert self.holds(block)
+        assert self.contains(block)
         assert self._first_child[block] == NO_BLOCK
         if not self._pending[block]:
             self._events.evicted(self._node[block])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, WorkerId
 from services.engine.prefix_cache import Match
 from services.protocol.capsule import Capsule
 
@@ -20,7 +20,7 @@ class Kind(Enum):
 class Branch:
     """One of several choices over the same prompt; a sequence of its own from its first token on."""
 
-    id: HandoffId
+    id: AttemptId
     seed: int
 
 
@@ -28,16 +28,16 @@ class Branch:
 class Request:
     """One attempt at one choice, or at the common prompt of several. Times are `time.monotonic`'s, in seconds."""
 
-    id: HandoffId
+    id: AttemptId
     capsule: Capsule
     kind: Kind
     arrival: float
     deadline: float
-    peer: int = 0  # the other side's incarnation, for PRODUCE and CONSUME
+    paired_with: WorkerId | None = None  # the consumer, for PRODUCE; the producer, for CONSUME
     work: int = 0  # tokens to compute, as far as the prefix cache knew when it came
     started: bool = False  # its first row was sent; it comes back after a preemption
     branches: tuple[Branch, ...] = ()  # none: the request is a sequence itself
-    parent: HandoffId | None = None  # of a branch: its prompt's request
+    parent: AttemptId | None = None  # of a branch: its prompt's request
     match: Match | None = None  # what the prefix cache held of it when its version was `matched_at`
     matched_at: int = -1
 

@@ -22,10 +22,10 @@ from enum import Enum, auto
 
 import numpy as np
 
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from services.engine.batch_state import BatchState, Phase
 from services.engine.block_pool import BlockPool
-from services.engine.outputs import EngineOutputs, GivenUp, Reserved
+from services.engine.outputs import EngineOutputs, FailedRequest, Reserved
 from services.engine.prefix_cache import NO_BLOCK, NO_MATCH, Match, PrefixCache
 from services.engine.request import Kind, Request
 from services.protocol.capsule import Capsule
@@ -51,20 +51,22 @@ class Sequences:
         self.batch = batch
         self.cache = PrefixCache(num_blocks, batch.block_size)
         self.pool = BlockPool(num_blocks, self.cache)
-        self.waiting: dict[HandoffId, Request] = {}
-        self.preempted: dict[HandoffId, Request] = {}
+        self.waiting: dict[AttemptId, Request] = {}
+        self.preempted: dict[AttemptId, Request] = {}
         self.outputs = EngineOutputs()
         self._eos_token_ids = eos_token_ids
         self._window = window  # of the model's attention
-        self._parked: dict[HandoffId, Request] = {}
-        self._slot: dict[HandoffId, int] = {}
-        self._leased: dict[HandoffId, np.ndarray] = {}  # int32[n] blocks
-        self._held_back: set[int] = set()  # in quarantine
+        self._parked: dict[AttemptId, Request] = {}
+        self._slot: dict[AttemptId, int] = {}
+        self._leased: dict[AttemptId, np.ndarray] = {}  # int32[n] blocks
+        self._quarantined: set[int] = set()  # in quarantine
         self._num_launched = 0  # steps
         self._num_collected = 0
-        self._let_go_of: deque[tuple[int, np.ndarray, bool]] = deque()  # see _let_go; after that many steps
-        self._branches: dict[HandoffId, list[int]] = {}  # of a prompt that is not complete: slots of those still wanted
-        self._charged: dict[HandoffId, tuple[int, int]] = {}  # to hand off: consumer, blocks that were not cached
+        self._to_free: deque[tuple[int, np.ndarray, bool]] = deque()  # see _free_after_steps; after that many steps
+        self._branches: dict[AttemptId, list[int]] = {}  # of a prompt that is not complete: slots of those still wanted
+        self._charged: dict[
+            AttemptId, tuple[WorkerId | None, int]
+        ] = {}  # to hand off: consumer, blocks that were not cached
 
     # Requests come.
 
@@ -77,7 +79,7 @@ class Sequences:
         queue = self._parked if request.kind is Kind.CONSUME else self.waiting
         queue[request.id] = request
 
-    def enqueue(self, id: HandoffId) -> None:
+    def enqueue(self, id: AttemptId) -> None:
         """A parked request's blocks were announced: it may be admitted in its turn."""
         if (request := self._parked.pop(id, None)) is not None:
             self.waiting[id] = request
@@ -105,7 +107,7 @@ class Sequences:
         self.waiting.pop(request.id, None)
         self.preempted.pop(request.id, None)
         request.match = None
-        self._open(request, blocks, num_held=len(match.blocks))
+        self._open(request, blocks, num_cached=len(match.blocks))
         return Admission.ADMITTED
 
     # Sequences go on.
@@ -117,7 +119,7 @@ class Sequences:
         """
         batch = self.batch
         if self._window is not None:
-            self._drop_unseen(slots, self._window)
+            self._free_unseen(slots, self._window)
         short = slots[batch.computed[slots] >= batch.num_blocks[slots] * batch.block_size]
         if short.size == 0:
             return True
@@ -147,7 +149,7 @@ class Sequences:
             started=bool(batch.cached[slot] < 0),
             branches=tuple(branch for branch in request.branches if branch.id in self._slot),
         )
-        self.release(slot)
+        self.free_slot(slot)
         self.preempted[again.id] = again
 
     def make_ready(self, slot: int, num_blocks: int) -> None:
@@ -218,38 +220,38 @@ class Sequences:
             batch.num_entered[branch] = batch.num_entered[slot]
             batch.num_ready[branch] = batch.num_ready[slot]
             batch.set_phase(branch, Phase.DECODE)
-        self.release(slot)
+        self.free_slot(slot)
         return copies
 
-    def slot_of(self, id: HandoffId) -> int | None:
+    def slot_of(self, id: AttemptId) -> int | None:
         """The slot of a request, if it has one."""
         return self._slot.get(id)
 
     # Sequences end.
 
-    def release(self, slot: int, held_back: frozenset[int] = frozenset()) -> None:
+    def free_slot(self, slot: int, quarantined: frozenset[int] = frozenset()) -> None:
         """Frees a slot and its blocks, except those held back; computed full blocks stay as cached content."""
         batch = self.batch
-        self._release_branches(slot)
+        self._free_branches(slot)
         self._enter_filled(slot)
-        first = int(batch.num_dropped[slot])
+        first = int(batch.num_freed[slot])
         blocks = batch.table(slot)
         for block in blocks[max(0, int(batch.num_ready[slot]) - first) :][::-1].tolist():
             if self.cache.is_pending(block):
                 self.cache.remove(block)
-        if held_back:
-            stays = np.isin(blocks, list(held_back))
-            self._held_back.update(blocks[stays].tolist())
+        if quarantined:
+            stays = np.isin(blocks, list(quarantined))
+            self._quarantined.update(blocks[stays].tolist())
             blocks = blocks[~stays]
-        self._let_go(blocks[::-1], touches_above=first > 0)
+        self._free_after_steps(blocks[::-1], touches_above=first > 0)
         del self._slot[batch.request(slot).id]
         batch.close(slot)
 
-    def _release_branches(self, slot: int) -> None:
+    def _free_branches(self, slot: int) -> None:
         """A prompt takes the branches that wait for it along; one of these alone is no longer waited for."""
         request = self.batch.request(slot)
         for branch in self._branches.pop(request.id, []):
-            self.release(branch)
+            self.free_slot(branch)
         if self.batch.phase[slot] == Phase.BRANCH and request.parent in self._branches:
             self._branches[request.parent].remove(slot)
 
@@ -258,36 +260,36 @@ class Sequences:
         batch, id = self.batch, self.batch.request(slot).id
         blocks = batch.table(slot)
         self.pool.reference(blocks)
-        self.release(slot)
+        self.free_slot(slot)
         self._leased[id] = blocks
 
-    def stop(self, id: HandoffId) -> None:
+    def stop_computing(self, id: AttemptId) -> None:
         """Computes a request no further, but keeps its blocks until `free`."""
-        self._forget_queued(id)
+        self._dequeue(id)
         if (slot := self._slot.get(id)) is not None:
             self.lease(slot)
 
-    def free(self, id: HandoffId, held_back: tuple[int, ...] = ()) -> None:
+    def free(self, id: AttemptId, quarantined: tuple[int, ...] = ()) -> None:
         """Lets go of a request, wherever it is. Unknown ones change nothing."""
-        self._forget_queued(id)
+        self._dequeue(id)
         if (slot := self._slot.get(id)) is not None:
-            self.release(slot, frozenset(held_back))
+            self.free_slot(slot, frozenset(quarantined))
         if (leased := self._leased.pop(id, None)) is not None:
-            self.pool.release(leased[::-1])
+            self.pool.free(leased[::-1])
         self._charged.pop(id, None)
 
-    def give_back(self, blocks: tuple[int, ...]) -> None:
+    def free_quarantined(self, blocks: tuple[int, ...]) -> None:
         """Blocks that were held back may be used again."""
-        assert self._held_back.issuperset(blocks)
-        self._held_back.difference_update(blocks)
-        self.pool.release(np.array(blocks[::-1], dtype=np.int32))
+        assert self._quarantined.issuperset(blocks)
+        self._quarantined.difference_update(blocks)
+        self.pool.free(np.array(blocks[::-1], dtype=np.int32))
 
-    def give_up(self, request: Request, code: FailureCode, detail: str) -> None:
+    def fail(self, request: Request, code: FailureCode, detail: str) -> None:
         """Lets go of a request and says why."""
         self.free(request.id)
-        self.outputs.given_up.append(GivenUp(request.id.gateway, Failure(request.id.handle, code, detail)))
+        self.outputs.failed.append(FailedRequest(request.id.gateway, Failure(request.id.handle, code, detail)))
 
-    def expire(self, now: float) -> None:
+    def fail_expired(self, now: float) -> None:
         """Gives up what is past its deadline. Handoffs under way are ended by their own state machines."""
         batch = self.batch
         ends_alone = np.isin(batch.phase, (Phase.PREFILL, Phase.DECODE, Phase.ENDING))
@@ -297,7 +299,7 @@ class Sequences:
             requests += [request for request in queue.values() if request.deadline <= now]
         for request in requests:
             if request.kind is not Kind.CONSUME or request.id in self._slot:
-                self.give_up(request, FailureCode.DEADLINE, "deadline passed")
+                self.fail(request, FailureCode.DEADLINE, "deadline passed")
 
     # Steps.
 
@@ -313,23 +315,23 @@ class Sequences:
     def step_collected(self) -> None:
         """The oldest step that was launched is complete."""
         self._num_collected += 1
-        while self._let_go_of and self._let_go_of[0][0] <= self._num_collected:
-            _, blocks, touches_above = self._let_go_of.popleft()
-            self._release_blocks(blocks, touches_above)
+        while self._to_free and self._to_free[0][0] <= self._num_collected:
+            _, blocks, touches_above = self._to_free.popleft()
+            self._free_blocks(blocks, touches_above)
 
-    def _let_go(self, blocks: np.ndarray, *, touches_above: bool = False) -> None:
+    def _free_after_steps(self, blocks: np.ndarray, *, touches_above: bool = False) -> None:
         """Frees int32[n] blocks, tail first, once no step that was launched can read or write them any more.
 
         touches_above: what lies above them in the cache was freed before, and is to be evicted after them.
         """
         if self.steps_under_way:
-            self._let_go_of.append((self._num_launched, blocks, touches_above))
+            self._to_free.append((self._num_launched, blocks, touches_above))
         else:
-            self._release_blocks(blocks, touches_above)
+            self._free_blocks(blocks, touches_above)
 
-    def _release_blocks(self, blocks: np.ndarray, touches_above: bool) -> None:
-        self.pool.release(blocks)
-        if touches_above and len(blocks) and self.cache.holds(top := int(blocks[-1])):
+    def _free_blocks(self, blocks: np.ndarray, touches_above: bool) -> None:
+        self.pool.free(blocks)
+        if touches_above and len(blocks) and self.cache.contains(top := int(blocks[-1])):
             self.pool.touch(np.array(self.cache.ancestors(top), dtype=np.int32))
 
     # What is held.
@@ -340,26 +342,26 @@ class Sequences:
         self.cache.check()
 
     @property
-    def num_held_back(self) -> int:
+    def num_quarantined(self) -> int:
         """Blocks in quarantine."""
-        return len(self._held_back)
+        return len(self._quarantined)
 
     @property
-    def held_ids(self) -> set[HandoffId]:
+    def ids_with_blocks(self) -> set[AttemptId]:
         """Requests that hold blocks."""
         return set(self._slot) | set(self._leased)
 
     @property
-    def known_ids(self) -> set[HandoffId]:
+    def known_ids(self) -> set[AttemptId]:
         """Every request that is queued or holds blocks."""
-        return self.held_ids | set(self.waiting) | set(self.preempted) | set(self._parked)
+        return self.ids_with_blocks | set(self.waiting) | set(self.preempted) | set(self._parked)
 
     @property
     def idle(self) -> bool:
         """True when no request is known."""
         return not (self._slot or self._leased or self.waiting or self.preempted or self._parked)
 
-    def ids_of(self, gateway: int) -> list[HandoffId]:
+    def ids_of(self, gateway: GatewayId) -> list[AttemptId]:
         """Requests of one gateway."""
         return [id for id in self.known_ids if id.gateway == gateway]
 
@@ -376,9 +378,9 @@ class Sequences:
         """Requests without blocks."""
         return len(self.waiting) + len(self.preempted) + len(self._parked)
 
-    def blocks_held_for(self, peer: int) -> int:
+    def blocks_charged_to(self, consumer: WorkerId | None) -> int:
         """Blocks held for one consumer, from admission to release; those that were cached already do not count."""
-        return sum(count for consumer, count in self._charged.values() if consumer == peer)
+        return sum(count for other, count in self._charged.values() if other == consumer)
 
     def _match(self, request: Request) -> Match:
         match = request.match_at(self.cache.version)
@@ -387,7 +389,7 @@ class Sequences:
             request.match, request.matched_at = match, self.cache.version
         return match
 
-    def _forget_queued(self, id: HandoffId) -> None:
+    def _dequeue(self, id: AttemptId) -> None:
         for queue in (self.waiting, self.preempted, self._parked):
             queue.pop(id, None)
 
@@ -396,10 +398,10 @@ class Sequences:
         too_long = len(request.capsule.token_ids) >= self.batch.max_model_len
         too_many = 1 + len(request.branches) > self.batch.max_num_seqs
         if too_long or too_many or needed > num_blocks:
-            self.give_up(request, FailureCode.TOO_LARGE, f"{needed} blocks needed, the pool has {num_blocks}")
+            self.fail(request, FailureCode.TOO_LARGE, f"{needed} blocks needed, the pool has {num_blocks}")
             return True
-        if needed > num_blocks - self.num_held_back:
-            self.give_up(request, FailureCode.NOT_NOW, f"{needed} blocks needed, {self.num_held_back} in quarantine")
+        if needed > num_blocks - self.num_quarantined:
+            self.fail(request, FailureCode.NOT_NOW, f"{needed} blocks needed, {self.num_quarantined} in quarantine")
             return True
         return False
 
@@ -408,25 +410,25 @@ class Sequences:
         count = needed - len(held)
         fresh = self.pool.allocate(count) if self.pool.available - count >= watermark else None
         if fresh is None:
-            self.pool.release(held[::-1])
+            self.pool.free(held[::-1])
             return None
         return np.concatenate([held, fresh])
 
-    def _open(self, request: Request, blocks: np.ndarray, num_held: int) -> None:
+    def _open(self, request: Request, blocks: np.ndarray, num_cached: int) -> None:
         batch = self.batch
         num_shared = len(blocks) - _own_blocks(request)
         blocks, own = blocks[:num_shared], blocks[num_shared:]
         phase = Phase.RECEIVING if request.kind is Kind.CONSUME else Phase.PREFILL
         slot = self._occupy(request, blocks, phase)
-        batch.computed[slot] = batch.done[slot] = num_held * batch.block_size
+        batch.computed[slot] = batch.done[slot] = num_cached * batch.block_size
         batch.cached[slot] = -1 if request.started else batch.computed[slot]
-        batch.num_ready[slot] = num_held
-        batch.num_entered[slot] = self._enter_pending(request.capsule.token_ids, blocks, num_held)
+        batch.num_ready[slot] = num_cached
+        batch.num_entered[slot] = self._enter_pending(request.capsule.token_ids, blocks, num_cached)
         batch.num_announced[slot] = 0
         if request.kind is Kind.PRODUCE:
-            self._charged[request.id] = (request.peer, len(blocks) - num_held)
+            self._charged[request.id] = (request.paired_with, len(blocks) - num_cached)
         if request.kind is Kind.CONSUME:
-            self.outputs.reserved.append(Reserved(request.id, blocks.tolist(), num_held))
+            self.outputs.reserved.append(Reserved(request.id, blocks.tolist(), num_cached))
         if request.branches:
             self._open_branches(request, own, int(batch.cached[slot]))
 
@@ -470,7 +472,7 @@ class Sequences:
         twins = self.cache.insert(parents, chain, content, pending=True)
         return start + min(twins, default=len(chain))
 
-    def _drop_unseen(self, slots: np.ndarray, window: int) -> None:
+    def _free_unseen(self, slots: np.ndarray, window: int) -> None:
         """Lets go of the blocks of these decoding slots that neither their next token nor any later one sees.
 
         They stay cached content while nobody needs the room. The last block that was entered is kept in any case: the
@@ -478,13 +480,13 @@ class Sequences:
         """
         batch = self.batch
         unseen = (batch.computed[slots] - window + 1) // batch.block_size
-        behind = unseen > batch.num_dropped[slots]
+        behind = unseen > batch.num_freed[slots]
         for slot, end in zip(slots[behind].tolist(), unseen[behind].tolist(), strict=True):
-            start = int(batch.num_dropped[slot])
+            start = int(batch.num_freed[slot])
             end = max(start, min(end, int(batch.num_entered[slot]) - 1))
-            self._let_go(batch.block_table[slot, start:end][::-1].copy())
+            self._free_after_steps(batch.block_table[slot, start:end][::-1].copy())
             batch.block_table[slot, start:end] = 0
-            batch.num_dropped[slot] = end
+            batch.num_freed[slot] = end
 
     def _enter_filled(self, slot: int) -> None:
         """Enters computed full blocks that are no nodes yet; a ready one with the same content takes their place.
@@ -506,7 +508,7 @@ class Sequences:
                     return
                 self.pool.reference(np.array([twin], dtype=np.int32))
                 table[index] = twin
-                self._let_go(np.array([block], dtype=np.int32))
+                self._free_after_steps(np.array([block], dtype=np.int32))
             batch.num_entered[slot] = batch.num_ready[slot] = index + 1
 
 

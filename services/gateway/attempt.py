@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.gateway.router import Candidate, Plan, WorkerId
+from kvtransfer.ids import WorkerId
+from services.gateway.router import Candidate, Plan
 from services.protocol.block_hash import BlockHash
 
 

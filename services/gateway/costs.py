@@ -6,6 +6,7 @@ Old observations fade, so that a change of load, of machines or of models is fol
 
 from dataclasses import dataclass, field
 
+from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.router import Figures, Line
 
@@ -68,7 +69,7 @@ class CostModel:
         self._prefill = FadingLine()
         self._alone = FadingLine()
         self._handoff = FadingLine()
-        self._steps: dict[int, _Steps] = {}  # by decode worker
+        self._steps: dict[WorkerId, _Steps] = {}  # by decode worker
         self._shared = 0.0
         self._shared_steps = 0
 
@@ -76,11 +77,11 @@ class CostModel:
         """A worker computed a prompt: so many tokens until its first one came, those queued before it included."""
         (self._prefill if role is WorkerRole.PREFILL else self._alone).note(tokens, seconds)
 
-    def note_handed_over(self, worker: int, tokens: int, seconds: float) -> None:
+    def note_handed_over(self, worker: WorkerId, tokens: int, seconds: float) -> None:
         """Decode's first row came, so long after the first token; a step of its would have been due anyway."""
         self._handoff.note(tokens, max(0.0, seconds - self._typical_step_s(worker)))
 
-    def note_step(self, worker: int, rows: int, now: float, *, prefill_busy: bool, computes_too: bool) -> None:
+    def note_step(self, worker: WorkerId, rows: int, now: float, *, prefill_busy: bool, computes_too: bool) -> None:
         """A decode worker's frame with so many rows came.
 
         prefill_busy: a prefill worker of the same host has prompts to compute. computes_too: this worker has, and such
@@ -100,7 +101,7 @@ class CostModel:
             self._shared_steps += 1
             self._shared += (lost - self._shared) / min(self._shared_steps, _STEP_MEMORY)
 
-    def forget(self, worker: int) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         """The worker is gone."""
         self._steps.pop(worker, None)
 
@@ -109,7 +110,7 @@ class CostModel:
         shared = self._shared if self._shared_steps >= _STEPS_NEEDED else None
         return Figures(self._prefill.line(), self._alone.line(), self._handoff.line(), shared)
 
-    def _typical_step_s(self, worker: int) -> float:
+    def _typical_step_s(self, worker: WorkerId) -> float:
         steps = self._steps.get(worker)
         if steps is None:
             return 0.0

@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 
 import structlog
 
+from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
 from services.gateway.costs import CostModel
 from services.gateway.fleet import Fleet, LiveWorker
@@ -21,7 +22,7 @@ from services.gateway.generation import GenerationRequest, Overloaded, TooLarge,
 from services.gateway.ledger import Ledger, LedgerObserver, LedgerRow, handles_needed
 from services.gateway.links import LinkRefused, WorkerLink
 from services.gateway.reader import Reader, Relays
-from services.gateway.router import Demand, NoPlan, Plan, Policy, WorkerId, make_plan
+from services.gateway.router import Demand, NoPlan, Plan, Policy, make_plan
 from services.prefix_index.base import PrefixIndex
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame, Load
@@ -75,7 +76,7 @@ class Dispatcher:
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}  # of the links, while `run` runs
         self._fleet = Fleet(index)
         self._relays = Relays()
-        self._incarnation = secrets.randbits(64)
+        self._gateway_id = GatewayId(secrets.randbits(64))
         self._costs = CostModel()
         self._ledger = Ledger(self._send, self._loop.time, observer, self._costs)
         self._turn = 0
@@ -146,11 +147,11 @@ class Dispatcher:
 
     def gateway_hello(self) -> GatewayHello:
         """See LinkListener."""
-        return GatewayHello(self._incarnation, self._ledger.highest_handle, self._fleet.index.wants_block_events)
+        return GatewayHello(self._gateway_id, self._ledger.highest_handle, self._fleet.index.wants_block_events)
 
     def worker_up(self, link: WorkerLink, hello: WorkerHello) -> None:
         """See LinkListener."""
-        worker = WorkerId(hello.incarnation)
+        worker = hello.worker_id
         if self._fleet.get(worker) is not None:
             raise LinkRefused("the same worker is connected under another address")
         if hello.model and self._model and hello.model != self._model:
@@ -193,7 +194,7 @@ class Dispatcher:
             return
         gone = self._fleet.remove(worker)
         self._observer.worker_gone(gone.link.address, gone.hello.role)
-        self._costs.forget(worker)
+        self._costs.remove_worker(worker)
         self.max_model_len = self._fleet.max_model_len() or self.max_model_len
         self._ledger.on_lost(worker)
 
@@ -203,7 +204,7 @@ class Dispatcher:
         """The ledger and the live workers, as plain values."""
         now = self._loop.time()
         return {
-            "gateway": f"{self._incarnation:016x}",
+            "gateway": f"{self._gateway_id:016x}",
             "rows": [_describe_row(row, now) for row in self._ledger],
             "workers": [_describe_worker(worker) for worker in self._fleet],
             "learned": asdict(self._costs.figures()),
@@ -259,11 +260,11 @@ class Dispatcher:
         )
 
     def _begin_again(self) -> None:
-        """All handles are used up: goes on as a new incarnation, whose streams know none of the old ones.
+        """All handles are used up: goes on under a new id, whose streams know none of the old ones.
 
         What is in flight continues from its capsules, as after the loss of every worker.
         """
-        self._incarnation = secrets.randbits(64)
+        self._gateway_id = GatewayId(secrets.randbits(64))
         for worker in list(self._fleet):
             worker.link.reset("the gateway begins a new incarnation")
             self.worker_down(worker.id)

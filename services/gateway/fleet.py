@@ -3,9 +3,10 @@
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.links import WorkerLink
-from services.gateway.router import Candidate, Plan, WorkerId
+from services.gateway.router import Candidate, Plan
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
@@ -41,7 +42,7 @@ class Prefix:
     """A prompt as the index knows it."""
 
     chains: dict[Namespace, list[BlockHash]]  # its full blocks
-    depths: dict[int, int]  # how many leading ones each worker caches, by incarnation
+    depths: dict[WorkerId, int]  # how many leading ones each worker caches
 
 
 class Fleet:
@@ -60,7 +61,7 @@ class Fleet:
 
     def remove(self, id: WorkerId) -> LiveWorker:
         """A stream ended."""
-        self.index.drop(id)
+        self.index.remove_worker(id)
         return self._workers.pop(id)
 
     def cut_off_from(self, worker: LiveWorker) -> list[LiveWorker]:
@@ -79,7 +80,7 @@ class Fleet:
         return [other for other in self if other.hello.role is not worker.hello.role and other.host == worker.host]
 
     def get(self, id: WorkerId) -> LiveWorker | None:
-        """The worker with this incarnation, if its stream lives."""
+        """The worker with this id, if its stream lives."""
         return self._workers.get(id)
 
     def has(self, role: WorkerRole) -> bool:
@@ -127,7 +128,7 @@ class Fleet:
 
     def candidates(
         self,
-        depths: Mapping[int, int],
+        depths: Mapping[WorkerId, int],
         queued_tokens: Mapping[WorkerId, int],
         assigned: Mapping[WorkerId, int],
         generating: Mapping[WorkerId, int],

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvtransfer.ids import WorkerId
 from services.gateway.attempt import Attempt, Group, Phase
 from services.gateway.costs import CostModel
 from services.gateway.generation import (
@@ -25,7 +26,7 @@ from services.gateway.generation import (
     Unavailable,
     never,
 )
-from services.gateway.router import Plan, WorkerId, uncached_tokens
+from services.gateway.router import Plan, uncached_tokens
 from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Row, TokenLogprobs

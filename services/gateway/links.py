@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 import grpc
 import structlog
 
-from services.gateway.router import WorkerId
+from kvtransfer.ids import WorkerId
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import (
@@ -151,7 +151,7 @@ class _Session:
         if hello.protocol_major != PROTOCOL_MAJOR:
             theirs = f"{hello.protocol_major}.{hello.protocol_minor}"
             raise LinkRefused(f"it speaks protocol {theirs}, this gateway {PROTOCOL_MAJOR}")
-        self.worker = WorkerId(hello.incarnation)
+        self.worker = hello.worker_id
         self._together = hello.protocol_minor >= COMMANDS_MINOR
         return hello
 

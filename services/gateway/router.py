@@ -14,12 +14,10 @@ handoff takes time of its own. All that is known of these is in `Figures`, which
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import NewType
 
+from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
 from services.protocol.frames import Load
-
-WorkerId = NewType("WorkerId", int)  # the incarnation of a worker with a live stream
 
 # What one running sequence weighs against prompt tokens still to be computed. A decode step handles one token of each
 # running sequence, so a sequence delays a newcomer by about as much as a small piece of a prompt.

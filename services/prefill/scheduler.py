@@ -43,14 +43,14 @@ class PrefillScheduler:
         if not sequences.batch.num_free_slots:
             return
         share = sequences.pool.num_blocks // 4
-        peers = {request.peer for request in sequences.waiting.values()}
-        held = {peer: sequences.blocks_held_for(peer) for peer in peers}
+        consumers = {request.paired_with for request in sequences.waiting.values()}
+        charged = {consumer: sequences.blocks_charged_to(consumer) for consumer in consumers}
         for request in sorted(sequences.waiting.values(), key=lambda request: self._urgency(request, now)):
-            if held[request.peer] >= share and any(blocks < share for blocks in held.values()):
+            if charged[request.paired_with] >= share and any(blocks < share for blocks in charged.values()):
                 continue
             if sequences.admit(request) is Admission.NO_ROOM:
                 return
-            held[request.peer] = sequences.blocks_held_for(request.peer)
+            charged[request.paired_with] = sequences.blocks_charged_to(request.paired_with)
 
     def _urgency(self, request: Request, now: float) -> float:
         return request.work - (now - request.arrival) * self._tokens_per_waited_s

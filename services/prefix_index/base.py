@@ -1,12 +1,13 @@
 """The seam between the router and whatever remembers which worker caches which prefix.
 
 An index answers with what was true a moment ago: the worker's own lookup decides, and a wrong answer costs time, never
-tokens. Workers are named by their incarnation; the caller drops rows of incarnations without a live stream.
+tokens. The caller ignores workers without a live stream.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvtransfer.ids import WorkerId
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import BlockEvents
 
@@ -19,19 +20,19 @@ class PrefixIndex(Protocol):
 
     wants_block_events: bool
 
-    def apply(self, worker: int, events: BlockEvents) -> None:
+    def apply(self, worker: WorkerId, events: BlockEvents) -> None:
         """Takes note of a change of one worker's cache; a snapshot replaces all that was known of it.
 
         The caller sees to it that no sequence number is missed.
         """
 
-    def placed(self, worker: int, chain: Sequence[BlockHash]) -> None:
+    def placed(self, worker: WorkerId, chain: Sequence[BlockHash]) -> None:
         """Takes note that a prompt with these blocks goes to a worker, which so will cache them."""
 
-    def drop(self, worker: int) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         """Forgets a worker. One that is unknown is no error."""
 
-    async def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
+    async def depths(self, chain: Sequence[BlockHash]) -> dict[WorkerId, int]:
         """How many leading blocks of `chain` each worker holds; workers that hold none are left out.
 
         Where a worker's chain has a hole the answer may be too short or too long.

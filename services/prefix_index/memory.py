@@ -6,6 +6,7 @@ a worker is dropping its set. A lookup asks each worker's set about 2 log2(depth
 
 from collections.abc import Container, Sequence
 
+from kvtransfer.ids import WorkerId
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import BlockEvents
 
@@ -16,39 +17,39 @@ class MemoryPrefixIndex:
     wants_block_events = True
 
     def __init__(self) -> None:
-        self._held: dict[int, set[BlockHash]] = {}
+        self._cached: dict[WorkerId, set[BlockHash]] = {}
 
-    def apply(self, worker: int, events: BlockEvents) -> None:
+    def apply(self, worker: WorkerId, events: BlockEvents) -> None:
         """See PrefixIndex."""
         if events.snapshot:
-            self._held[worker] = set(events.added)
+            self._cached[worker] = set(events.added)
             return
-        held = self._held.setdefault(worker, set())
-        held.difference_update(events.evicted)
-        held.update(events.added)
+        cached = self._cached.setdefault(worker, set())
+        cached.difference_update(events.evicted)
+        cached.update(events.added)
 
-    def placed(self, worker: int, chain: Sequence[BlockHash]) -> None:
+    def placed(self, worker: WorkerId, chain: Sequence[BlockHash]) -> None:
         """See PrefixIndex. Here the worker's own word comes soon enough."""
 
-    def drop(self, worker: int) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         """See PrefixIndex."""
-        self._held.pop(worker, None)
+        self._cached.pop(worker, None)
 
-    async def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
+    async def depths(self, chain: Sequence[BlockHash]) -> dict[WorkerId, int]:
         """See PrefixIndex."""
-        depths = {worker: depth_of(chain, held) for worker, held in self._held.items()}
+        depths = {worker: depth_of(chain, cached) for worker, cached in self._cached.items()}
         return {worker: depth for worker, depth in depths.items() if depth}
 
 
-def depth_of(chain: Sequence[BlockHash], held: Container[BlockHash]) -> int:
-    """Length of the held prefix: gallops past its end, then bisects."""
+def depth_of(chain: Sequence[BlockHash], cached: Container[BlockHash]) -> int:
+    """Length of the cached prefix: gallops past its end, then bisects."""
     step = 1
-    while step <= len(chain) and chain[step - 1] in held:
+    while step <= len(chain) and chain[step - 1] in cached:
         step *= 2
-    low, high = step // 2, min(step, len(chain) + 1)  # low blocks are held; block number `high` is not, or is none
+    low, high = step // 2, min(step, len(chain) + 1)  # low blocks are cached; block number `high` is not, or is none
     while high - low > 1:
         middle = (low + high) // 2
-        if chain[middle - 1] in held:
+        if chain[middle - 1] in cached:
             low = middle
         else:
             high = middle

@@ -13,6 +13,7 @@ from itertools import islice
 
 import structlog
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.publication import pack_id
 from services.prefix_index.redis_client import UNREACHABLE, Client, tree_key
 from services.protocol.block_hash import BlockHash
@@ -36,14 +37,14 @@ class _Outcome(Enum):
 class _Tree:
     """One tree of this worker."""
 
-    held: set[BlockHash] = field(default_factory=set)
+    cached: set[BlockHash] = field(default_factory=set)
     changed: dict[BlockHash, None] = field(default_factory=dict)  # not published yet, oldest first
     batches: int = 0  # that the server took
 
     def repeat(self) -> None:
         """The server knows nothing of it."""
         self.batches = 0
-        self.changed = dict.fromkeys(self.held)
+        self.changed = dict.fromkeys(self.cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +55,15 @@ class _Batch:
     tree: _Tree
     added: list[BlockHash]
     evicted: list[BlockHash]
-    emptied: bool  # nothing of the tree is held after it
+    emptied: bool  # nothing of the tree is cached after it
 
 
 class IndexPublisher:
     """Publishes under one id after the other. Lives on the event loop."""
 
-    def __init__(self, client: Client, incarnation: int) -> None:
+    def __init__(self, client: Client, worker_id: WorkerId) -> None:
         self._publish = client.script("publish")
-        self._incarnation = incarnation
+        self._worker_id = worker_id
         self._epoch = 0
         self._trees: dict[BlockHash, _Tree] = {}
         self._dirty: dict[BlockHash, None] = {}  # trees with changes, in turn
@@ -75,7 +76,7 @@ class IndexPublisher:
     @property
     def id(self) -> bytes:
         """The current publication's."""
-        return pack_id(self._incarnation, self._epoch)
+        return pack_id(self._worker_id, self._epoch)
 
     @property
     def idle(self) -> bool:
@@ -86,11 +87,11 @@ class IndexPublisher:
         """Takes note of blocks below the first block `first`. Evictions came before additions."""
         tree = self._trees.setdefault(first, _Tree())
         for hash in evicted:
-            tree.held.discard(hash)
+            tree.cached.discard(hash)
             tree.changed[hash] = None
             self._waiting_evictions += 1
         for hash in added:
-            tree.held.add(hash)
+            tree.cached.add(hash)
             tree.changed[hash] = None
         self._mark(first)
         if self._waiting_evictions > _MAX_WAITING_EVICTIONS:
@@ -105,7 +106,7 @@ class IndexPublisher:
         self._waiting_evictions = 0
         self._dirty.clear()
         self._work.clear()
-        self._trees = {first: _Tree(tree.held) for first, tree in self._trees.items() if tree.held}
+        self._trees = {first: _Tree(tree.cached) for first, tree in self._trees.items() if tree.cached}
         for first, tree in self._trees.items():
             tree.repeat()
             self._mark(first)
@@ -169,9 +170,9 @@ class IndexPublisher:
         blocks = list(islice(tree.changed, _MAX_BATCH))
         for hash in blocks:
             del tree.changed[hash]
-        added = [hash for hash in blocks if hash in tree.held]
-        evicted = [hash for hash in blocks if hash not in tree.held]
-        return _Batch(first, tree, added, evicted, emptied=not tree.held)
+        added = [hash for hash in blocks if hash in tree.cached]
+        evicted = [hash for hash in blocks if hash not in tree.cached]
+        return _Batch(first, tree, added, evicted, emptied=not tree.cached)
 
     def _arguments(self, batch: _Batch) -> list[bytes | int]:
         added, evicted = b"".join(batch.added), b"".join(batch.evicted)
@@ -202,7 +203,7 @@ class IndexPublisher:
         del self._dirty[first]
         if tree.changed:
             self._mark(first)
-        elif not tree.held:
+        elif not tree.cached:
             del self._trees[first]
 
     def _mark(self, first: BlockHash) -> None:

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash
 
@@ -14,9 +15,9 @@ class RecentPrefixes:
 
     def __init__(self, max_blocks: int = _MAX_BLOCKS) -> None:
         self._max_blocks = max_blocks
-        self._sent: dict[int, OrderedDict[BlockHash, None]] = {}  # by worker; oldest first
+        self._sent: dict[WorkerId, OrderedDict[BlockHash, None]] = {}  # by worker; oldest first
 
-    def note(self, worker: int, chain: Sequence[BlockHash]) -> None:
+    def note(self, worker: WorkerId, chain: Sequence[BlockHash]) -> None:
         """A prompt with these blocks goes to `worker`."""
         sent = self._sent.setdefault(worker, OrderedDict())
         for hash in reversed(chain):  # a parent is younger than its children and so is forgotten after them
@@ -25,11 +26,11 @@ class RecentPrefixes:
         while len(sent) > self._max_blocks:
             sent.popitem(last=False)
 
-    def drop(self, worker: int) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         """Forgets a worker. One that is unknown is no error."""
         self._sent.pop(worker, None)
 
-    def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
+    def depths(self, chain: Sequence[BlockHash]) -> dict[WorkerId, int]:
         """How many leading blocks of `chain` were sent to each worker; workers with none are left out."""
         depths = {worker: depth_of(chain, sent) for worker, sent in self._sent.items()}
         return {worker: depth for worker, depth in depths.items() if depth}

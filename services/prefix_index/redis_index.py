@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publication import unpack_id
 from services.prefix_index.recent import RecentPrefixes
@@ -31,18 +32,18 @@ class RedisPrefixIndex:
         self._asked: list[tuple[ScriptCall, asyncio.Future[Any]]] = []  # in this turn of the loop
         self._asking: set[asyncio.Task[None]] = set()
 
-    def apply(self, worker: int, events: BlockEvents) -> None:
+    def apply(self, worker: WorkerId, events: BlockEvents) -> None:
         """See PrefixIndex. An older worker may send events that nobody asked for."""
 
-    def placed(self, worker: int, chain: Sequence[BlockHash]) -> None:
+    def placed(self, worker: WorkerId, chain: Sequence[BlockHash]) -> None:
         """See PrefixIndex."""
         self._recent.note(worker, chain)
 
-    def drop(self, worker: int) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         """See PrefixIndex. In Redis the worker's lease runs out."""
-        self._recent.drop(worker)
+        self._recent.remove_worker(worker)
 
-    async def depths(self, chain: Sequence[BlockHash]) -> dict[int, int]:
+    async def depths(self, chain: Sequence[BlockHash]) -> dict[WorkerId, int]:
         """See PrefixIndex. Of a worker's publications the newest counts."""
         if not chain:
             return {}
@@ -60,7 +61,7 @@ class RedisPrefixIndex:
             log.info("prefix index reachable again")
         self._breaker.succeeded()
         rows = sorted((*unpack_id(id), depth) for id, depth in zip(answer[::2], answer[1::2], strict=True))
-        return {incarnation: depth for incarnation, _, depth in rows}
+        return {worker: depth for worker, _, depth in rows}
 
     async def _answer(self, call: ScriptCall) -> Any:
         """The server's, in one round trip with all that is asked for in the same turn of the loop."""

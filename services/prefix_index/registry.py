@@ -13,6 +13,7 @@ from typing import cast
 import orjson
 import structlog
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, TREES, Client
 
 LEASE_S = 10.0
@@ -30,11 +31,24 @@ class WorkerRecord:
 
     address: str
     role: str
-    incarnation: str  # hex
+    worker_id: WorkerId
     model: str  # `model_digest`
     fingerprint: str
     block_size: int
     num_blocks: int
+
+    def to_json(self) -> bytes:
+        """The record as Redis keeps it."""
+        values = asdict(self)
+        values["incarnation"] = f"{values.pop('worker_id'):016x}"
+        return orjson.dumps(values)
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> "WorkerRecord":
+        """A record, whatever further fields a newer version wrote. Raises ValueError, TypeError or KeyError."""
+        values = orjson.loads(raw)
+        values["worker_id"] = WorkerId(int(values["incarnation"], 16))
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
 class Registry:
@@ -53,7 +67,7 @@ class Registry:
 
         False: the lease was `confirmed` before and is not there any more. Then `id` is dead, and stays so.
         """
-        arguments: list[str | bytes | int] = [id.hex(), orjson.dumps(asdict(record)), int(LEASE_S * 1000)]
+        arguments: list[str | bytes | int] = [id.hex(), record.to_json(), int(LEASE_S * 1000)]
         arguments += [int(confirmed), *(other.hex() for other in retired)]
         return bool(await self._register([RECORDS, LEASES, DEAD], arguments))
 
@@ -90,9 +104,8 @@ class Registry:
     def _parse(self, raw: bytes) -> WorkerRecord | None:
         """A record, whatever further fields a newer version wrote."""
         try:
-            values = orjson.loads(raw)
-            return WorkerRecord(**{field.name: values[field.name] for field in fields(WorkerRecord)})
-        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            return WorkerRecord.from_json(raw)
+        except (ValueError, TypeError, KeyError) as error:
             if raw not in self._unreadable:
                 log.warning("a record of the registry is not readable", reason=repr(error))
             self._unreadable.add(raw)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvtransfer.ids import WorkerId
 from services.protocol.outcomes import FailureCode, FinishReason
 
 _FINISH = tuple(FinishReason)  # by number
@@ -49,7 +50,7 @@ class Load:
     waiting_tokens: int = 0
     available_blocks: int = 0
     quarantined_blocks: int = 0
-    avoid: tuple[int, ...] = ()  # producers (incarnations) not to pair this consumer with now
+    avoid: tuple[WorkerId, ...] = ()  # producers not to pair this consumer with now
     bytes_moved: int = 0
     gc_collections: int = 0  # garbage collections of the worker's process in this life
     gc_pause_us: int = 0  # how long they stopped it, in all

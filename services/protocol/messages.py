@@ -11,6 +11,7 @@ Neighbours whose major versions differ refuse each other in words; minor version
 
 from dataclasses import dataclass
 
+from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
 from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
@@ -27,7 +28,7 @@ MAX_HANDLE = 2**32 - 1
 class GatewayHello:
     """Opens a stream. Handles up to `highest_handle` that the worker does not know are over."""
 
-    gateway: int  # incarnation, unsigned 64 bits
+    gateway: GatewayId
     highest_handle: int  # allocated so far; 0: none
     wants_block_events: bool = True
     protocol_major: int = PROTOCOL_MAJOR
@@ -38,7 +39,7 @@ class GatewayHello:
 class WorkerHello:
     """Answers the gateway's hello: who this worker is and what it can hold."""
 
-    incarnation: int  # unsigned 64 bits
+    worker_id: WorkerId
     role: WorkerRole
     fingerprint: str
     kv_protocol: int
@@ -56,9 +57,9 @@ class WorkerHello:
 
 @dataclass(frozen=True, slots=True)
 class HandTo:
-    """To the producer of a handoff: the incarnation of the worker that will open it."""
+    """To the producer of a handoff: which worker will open it."""
 
-    incarnation: int
+    worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class TakeFrom:
     """To the consumer of a handoff: where to open it."""
 
     address: str  # host:port
-    incarnation: int
+    worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True, eq=False)

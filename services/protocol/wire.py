@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from kvtransfer.ids import GatewayId, WorkerId
 from protos import sampling_pb2, worker_pb2
 from services.config import WorkerRole
 from services.protocol.block_hash import HASH_BYTES, BlockHash
@@ -73,7 +74,7 @@ def parse_gateway_message(message: worker_pb2.GatewayMessage) -> GatewayMessage:
         case "hello":
             hello = message.hello
             return GatewayHello(
-                gateway=hello.gateway,
+                gateway=GatewayId(hello.gateway),
                 highest_handle=hello.highest_handle,
                 wants_block_events=not hello.without_block_events,
                 protocol_major=hello.protocol_major,
@@ -110,11 +111,11 @@ def _pack_submit(submit: Submit) -> worker_pb2.Submit:
         seeds=submit.seeds,
     )
     match submit.handoff:
-        case HandTo(incarnation):
-            packed.hand_to.incarnation = incarnation
-        case TakeFrom(address, incarnation):
+        case HandTo(worker):
+            packed.hand_to.incarnation = worker
+        case TakeFrom(address, worker):
             packed.take_from.address = address
-            packed.take_from.incarnation = incarnation
+            packed.take_from.incarnation = worker
         case None:
             pass
     return packed
@@ -124,9 +125,9 @@ def _parse_submit(packed: worker_pb2.Submit) -> Submit:
     handoff: HandTo | TakeFrom | None = None
     match packed.WhichOneof("handoff"):
         case "hand_to":
-            handoff = HandTo(packed.hand_to.incarnation)
+            handoff = HandTo(WorkerId(packed.hand_to.incarnation))
         case "take_from":
-            handoff = TakeFrom(packed.take_from.address, packed.take_from.incarnation)
+            handoff = TakeFrom(packed.take_from.address, WorkerId(packed.take_from.incarnation))
     if not packed.handle:
         raise WireError("a submit without a handle")
     return Submit(
@@ -242,7 +243,7 @@ def _pack_worker_hello(hello: WorkerHello) -> worker_pb2.WorkerHello:
     return worker_pb2.WorkerHello(
         protocol_major=hello.protocol_major,
         protocol_minor=hello.protocol_minor,
-        incarnation=hello.incarnation,
+        incarnation=hello.worker_id,
         role=_ROLES[hello.role],
         fingerprint=hello.fingerprint,
         kv_protocol=hello.kv_protocol,
@@ -264,7 +265,7 @@ def _parse_worker_hello(packed: worker_pb2.WorkerHello) -> WorkerHello:
     return WorkerHello(
         protocol_major=packed.protocol_major,
         protocol_minor=packed.protocol_minor,
-        incarnation=packed.incarnation,
+        worker_id=WorkerId(packed.incarnation),
         role=role,
         fingerprint=packed.fingerprint,
         kv_protocol=packed.kv_protocol,
@@ -379,7 +380,7 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         waiting_tokens=packed.waiting_tokens,
         available_blocks=packed.available_blocks,
         quarantined_blocks=packed.quarantined_blocks,
-        avoid=tuple(packed.avoid),
+        avoid=tuple(map(WorkerId, packed.avoid)),
         bytes_moved=packed.bytes_moved,
         gc_collections=packed.gc_collections,
         gc_pause_us=packed.gc_pause_us,

@@ -37,7 +37,7 @@ class BlockLog:
         self._backlog += events
         self._schedule()
 
-    def held(self) -> list[BlockHash]:
+    def cached(self) -> list[BlockHash]:
         """All blocks that subscribers know of."""
         return list(self._hashes.values())
 

@@ -2,36 +2,27 @@
 
 Inputs are method calls: what came from gateways, from other workers, from the transport, from the clock. Outputs are
 gathered until `take_outputs`. Everything that owns a block is in here, on one thread, so there is no moment at which
-two parts disagree about who holds it. Times are those of one monotonic clock, in seconds.
+two parts disagree about whose it is. Times are those of one monotonic clock, in seconds.
 """
 
 from dataclasses import dataclass, field
 
 from kvtransfer.consumer import (
+    AbandonRead,
     Arrived,
     Consumer,
     ConsumerAction,
     ConsumerReport,
-    Drop,
     Enqueue,
-    GiveBack,
+    FreeQuarantined,
+    FreeSequence,
     PostRead,
     Ready,
     SendToProducer,
-    StopRead,
 )
 from kvtransfer.handles import HandleMarks
-from kvtransfer.messages import (
-    Announcement,
-    Ended,
-    EndReason,
-    HandoffId,
-    Open,
-    Release,
-    StreamId,
-    ToConsumer,
-    ToProducer,
-)
+from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
+from kvtransfer.messages import Announcement, Ended, EndReason, Open, Release, ToConsumer, ToProducer
 from kvtransfer.producer import (
     FreeBlocks,
     Producer,
@@ -56,42 +47,42 @@ from services.worker.frame_builder import build_frame
 class CoreOutputs:
     """What is to be sent and posted."""
 
-    frames: dict[int, Frame] = field(default_factory=dict)  # by gateway incarnation
+    frames: dict[GatewayId, Frame] = field(default_factory=dict)  # by gateway
     messages: list[tuple[StreamId, ToConsumer | ToProducer]] = field(default_factory=list)
     reads: list[PostRead] = field(default_factory=list)
-    stopped_reads: list[int] = field(default_factory=list)  # ids; to be told to the transport after `reads`
+    abandoned_reads: list[int] = field(default_factory=list)  # ids; to be told to the transport after `reads`
     block_events: CacheEvents = field(default_factory=CacheEvents)
 
 
 class WorkerCore:
-    """One worker's state. `incarnation` names this life of it."""
+    """One worker's state. `worker_id` names this life of the worker."""
 
     def __init__(
         self,
         engine: Engine,
-        incarnation: int,
+        worker_id: WorkerId,
         producer: Producer,
         consumer: Consumer,
         marks: HandleMarks,
         gc_watch: GcWatch | None = None,
     ) -> None:
         self.engine = engine
-        self.incarnation = incarnation
+        self.worker_id = worker_id
         self.bytes_moved = 0
         self._producer = producer
         self._consumer = consumer
         self._marks = marks
         self._gc_watch = gc_watch
         self._rows: list[StepRows] = []
-        self._failures: dict[int, list[Failure]] = {}
-        self._gateways: set[int] = set()
-        self._greeted: set[int] = set()  # gateways that were not told of the load so far
+        self._failures: dict[GatewayId, list[Failure]] = {}
+        self._gateways: set[GatewayId] = set()
+        self._greeted: set[GatewayId] = set()  # gateways that were not told of the load so far
         self._enqueued = False  # a handoff or a prompt of our own, since blocks were last reserved
         self._outputs = CoreOutputs()
 
     # From gateways.
 
-    def gateway_hello(self, gateway: int, highest_handle: int) -> None:
+    def gateway_hello(self, gateway: GatewayId, highest_handle: int) -> None:
         """A gateway's stream begins: handles up to the highest it allocated that are unknown here are over."""
         self._marks.raise_to(gateway, highest_handle)
         self._gateways.add(gateway)
@@ -106,32 +97,33 @@ class WorkerCore:
         if request.kind is Kind.PRODUCE:
             self._producer.submit(request.id, request.deadline)
         elif request.kind is Kind.CONSUME:
-            self._consumer.submit(request.id, request.peer, request.deadline, now)
+            assert request.paired_with is not None
+            self._consumer.submit(request.id, request.paired_with, request.deadline, now)
         else:
             self._enqueued = True
         self.engine.submit(request)
         self._settle(now)
 
-    def refuse(self, id: HandoffId, failure: Failure) -> None:
+    def refuse(self, id: AttemptId, failure: Failure) -> None:
         """A request that no correct gateway sends."""
         if self._marks.admit(id):
             self._failures.setdefault(id.gateway, []).append(failure)
 
-    def abort(self, id: HandoffId, now: float) -> None:
+    def abort(self, id: AttemptId, now: float) -> None:
         """A gateway gives a handle up."""
         self._marks.raise_to(id.gateway, id.handle)
-        self._forget(id, now)
+        self._abort(id, now)
         self._settle(now)
 
-    def gateway_lost(self, gateway: int, now: float) -> None:
+    def gateway_lost(self, gateway: GatewayId, now: float) -> None:
         """A gateway's stream broke: that ends its handles."""
         self._gateways.discard(gateway)
         self._failures.pop(gateway, None)
         self._producer.gateway_lost(gateway)
         self._consumer.gateway_lost(gateway, now)
-        self._settle(now)  # what open reads may still write to is held back before the engine lets go of the rest
+        self._settle(now)  # what open reads may still write to is quarantined before the engine frees the rest
         for id in self.engine.sequences.ids_of(gateway):
-            self._forget(id, now)
+            self._abort(id, now)
         self._settle(now)
 
     # From other workers.
@@ -159,17 +151,17 @@ class WorkerCore:
                 self._consumer.ended(stream, message, now)
         self._settle(now)
 
-    def producer_stream_up(self, producer: int, stream: StreamId, now: float) -> None:
+    def producer_stream_up(self, producer: WorkerId, stream: StreamId, now: float) -> None:
         """Our stream to a producer is there, for the first time or again."""
         self._consumer.stream_up(producer, stream, now)
         self._settle(now)
 
-    def producer_stream_lost(self, producer: int, stream: StreamId, now: float) -> None:
+    def producer_stream_lost(self, producer: WorkerId, stream: StreamId, now: float) -> None:
         """Our stream to a producer broke."""
         self._consumer.stream_lost(producer, stream, now)
         self._settle(now)
 
-    def producer_lost(self, producer: int, now: float) -> None:
+    def producer_lost(self, producer: WorkerId, now: float) -> None:
         """A producer cannot be reached, dead or not."""
         self._consumer.producer_lost(producer, now)
         self._settle(now)
@@ -187,7 +179,7 @@ class WorkerCore:
         """Ends what is over by time."""
         self._producer.tick(now)
         self._consumer.tick(now)
-        self.engine.sequences.expire(now)
+        self.engine.sequences.fail_expired(now)
         self._settle(now)
 
     # The engine.
@@ -237,7 +229,7 @@ class WorkerCore:
             waiting=sequences.num_queued,
             waiting_tokens=sequences.waiting_tokens,
             available_blocks=sequences.pool.available,
-            quarantined_blocks=sequences.num_held_back,
+            quarantined_blocks=sequences.num_quarantined,
             avoid=tuple(sorted(self._consumer.avoid(now))),
             bytes_moved=self.bytes_moved,
             gc_collections=0 if self._gc_watch is None else self._gc_watch.num_collections,
@@ -245,8 +237,8 @@ class WorkerCore:
         )
 
     @property
-    def open_ids(self) -> set[HandoffId]:
-        """Every request that this worker knows; blocks are held for no others, quarantine aside."""
+    def open_ids(self) -> set[AttemptId]:
+        """Every request that this worker knows; no others have blocks, quarantine aside."""
         return self._producer.open_ids | self._consumer.open_ids | self.engine.sequences.known_ids
 
     @property
@@ -279,8 +271,8 @@ class WorkerCore:
         """What is wrong with going on, for a person; None: nothing is."""
         return self._consumer.quarantine.why_start_afresh(now, self.engine.sequences.pool.num_blocks)
 
-    def _forget(self, id: HandoffId, now: float) -> None:
-        """Each part that knows the handle lets go of it, in its own way."""
+    def _abort(self, id: AttemptId, now: float) -> None:
+        """Ends an attempt in each part that knows it, in that part's own way."""
         if self._producer.knows(id):
             self._producer.abort(id)
         elif self._consumer.knows(id):
@@ -307,11 +299,11 @@ class WorkerCore:
         for id in outputs.finished_first:
             self._producer.finish(id, now)
         for reserved in outputs.reserved:
-            self._consumer.reserved(reserved.id, reserved.blocks, reserved.num_held)
-        for given_up in outputs.given_up:
-            self._failures.setdefault(given_up.gateway, []).append(given_up.failure)
-            self._producer.fail(given_up.id, now)
-            self._consumer.refused(given_up.id, now)
+            self._consumer.reserved(reserved.id, reserved.blocks, reserved.num_cached)
+        for failed in outputs.failed:
+            self._failures.setdefault(failed.gateway, []).append(failed.failure)
+            self._producer.fail(failed.id, now)
+            self._consumer.refused(failed.id, now)
 
     def _act(self, action: ProducerAction | ConsumerAction) -> None:
         sequences = self.engine.sequences
@@ -322,8 +314,8 @@ class WorkerCore:
                 self._outputs.messages.append((stream, to_producer))
             case PostRead():
                 self._outputs.reads.append(action)
-            case StopRead(read_id):
-                self._outputs.stopped_reads.append(read_id)
+            case AbandonRead(read_id):
+                self._outputs.abandoned_reads.append(read_id)
             case Enqueue(id):
                 sequences.enqueue(id)
                 self._enqueued = True
@@ -332,16 +324,16 @@ class WorkerCore:
             case Ready(id, first_tokens):
                 self.engine.ready(id, first_tokens)
             case StopComputing(id):
-                sequences.stop(id)
+                sequences.stop_computing(id)
             case FreeBlocks(id):
                 sequences.free(id)
-            case Drop(id, held_back):
-                sequences.free(id, held_back)
-            case GiveBack(blocks):
-                sequences.give_back(blocks)
+            case FreeSequence(id, quarantined):
+                sequences.free(id, quarantined)
+            case FreeQuarantined(blocks):
+                sequences.free_quarantined(blocks)
             case ProducerReport(id, reason) | ConsumerReport(id, reason):
                 self._fail(id, reason)
 
-    def _fail(self, id: HandoffId, reason: EndReason) -> None:
+    def _fail(self, id: AttemptId, reason: EndReason) -> None:
         code = FailureCode.DEADLINE if reason is EndReason.EXPIRED else FailureCode.HANDOFF
         self._failures.setdefault(id.gateway, []).append(Failure(id.handle, code, reason.name))

@@ -77,7 +77,7 @@ class EngineThread:
             while self._take_calls(self._wait_s()):
                 self.round()
         except Exception:
-            # A failed step leaves garbage in blocks that others may read: this incarnation is over.
+            # A failed step leaves garbage in blocks that others may read: this worker_id is over.
             _log.exception("the engine failed")
             self._on_fatal("the engine failed")
 

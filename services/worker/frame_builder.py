@@ -4,12 +4,13 @@ from dataclasses import fields
 
 import numpy as np
 
+from kvtransfer.ids import GatewayId
 from services.engine.outputs import StepRows
 from services.engine.runner.base import StepLogprobs
 from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
 
 
-def build_frame(rows: list[StepRows], gateway: int, failures: list[Failure], load: Load) -> Frame:
+def build_frame(rows: list[StepRows], gateway: GatewayId, failures: list[Failure], load: Load) -> Frame:
     """Everything in `rows` that is for this gateway, in order."""
     parts = [part if part.gateway == gateway else _rows_for(part, gateway) for part in rows]
     handles = _joined([part.handles for part in parts], np.uint32)
@@ -32,7 +33,7 @@ def _joined(columns: list[np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate(columns) if columns else np.zeros(0, dtype)
 
 
-def _rows_for(part: StepRows, gateway: int) -> StepRows:
+def _rows_for(part: StepRows, gateway: GatewayId) -> StepRows:
     mine = part.gateways == np.uint64(gateway)
     logprobs = part.logprobs and StepLogprobs(
         part.logprobs.sampled[mine], part.logprobs.top_ids[mine], part.logprobs.top[mine]

@@ -13,7 +13,7 @@ from itertools import chain
 import grpc
 import structlog
 
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from protos import worker_pb2, worker_pb2_grpc
 from services.engine.request import Branch, Kind, Request
 from services.protocol.block_hash import BlockHash
@@ -48,7 +48,7 @@ _log = structlog.get_logger()
 class _Session:
     """One life of a gateway's stream."""
 
-    def __init__(self, gateway: int, wants_block_events: bool, end: Callable[["_Session"], None]) -> None:
+    def __init__(self, gateway: GatewayId, wants_block_events: bool, end: Callable[["_Session"], None]) -> None:
         self.gateway = gateway
         self.wants_block_events = wants_block_events
         self.outbox: Outbox[WorkerMessage] = Outbox(_MAX_UNREAD_FRAMES, lambda: end(self))
@@ -62,11 +62,11 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         self._engine = engine
         self._hello = hello
         self._on_producer = on_producer
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[GatewayId, _Session] = {}
         self.block_log = BlockLog(hello.fingerprint)
         self.block_log.subscribe(self._publish)
 
-    def deliver(self, frames: dict[int, Frame]) -> None:
+    def deliver(self, frames: dict[GatewayId, Frame]) -> None:
         """Frames of one step, by gateway."""
         for gateway, frame in frames.items():
             if (session := self._sessions.get(gateway)) is not None:
@@ -88,7 +88,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         try:
             yield pack_worker_message(self._hello)
             if session.wants_block_events:
-                yield pack_worker_message(BlockEvents(1, snapshot=True, added=self.block_log.held(), evicted=[]))
+                yield pack_worker_message(BlockEvents(1, snapshot=True, added=self.block_log.cached(), evicted=[]))
             async for message in session.outbox.drain():
                 yield pack_worker_message(message)
         finally:
@@ -156,7 +156,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
     def _command(self, session: _Session, command: Command) -> None:
         match command:
             case Abort(handle):
-                id = HandoffId(session.gateway, handle)
+                id = AttemptId(session.gateway, handle)
                 self._engine.call(lambda core, now: core.abort(id, now))
             case Submit():
                 self._submit(session, command)
@@ -164,7 +164,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
     def _submit(self, session: _Session, submit: Submit) -> None:
         if (wrong := self._what_is_wrong(submit)) is not None:
             failure = Failure(submit.handle, FailureCode.UNSUPPORTED, wrong)
-            id = HandoffId(session.gateway, submit.handle)
+            id = AttemptId(session.gateway, submit.handle)
             self._engine.call(lambda core, now: core.refuse(id, failure))
             return
         if isinstance(submit.handoff, TakeFrom):
@@ -206,24 +206,25 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             session.outbox.put(BlockEvents(session.block_sequence, False, come, gone))
 
 
-def engine_request(gateway: int, submit: Submit, now: float) -> Request:
-    """What the engine is asked for. `gateway`: its incarnation."""
+def engine_request(gateway: GatewayId, submit: Submit, now: float) -> Request:
+    """The request that the engine gets for a gateway's submit."""
+    paired_with: WorkerId | None = None
     match submit.handoff:
-        case HandTo(incarnation):
-            kind, peer = Kind.PRODUCE, incarnation
-        case TakeFrom(_, incarnation):
-            kind, peer = Kind.CONSUME, incarnation
+        case HandTo(worker):
+            kind, paired_with = Kind.PRODUCE, worker
+        case TakeFrom(_, worker):
+            kind, paired_with = Kind.CONSUME, worker
         case None:
-            kind, peer = Kind.LOCAL, 0
+            kind = Kind.LOCAL
     handles = range(submit.handle + 1, submit.last_handle + 1)
     return Request(
-        HandoffId(gateway, submit.handle),
+        AttemptId(gateway, submit.handle),
         submit.capsule,
         kind,
         arrival=now,
         deadline=now + submit.timeout_s,
-        peer=peer,
+        paired_with=paired_with,
         branches=tuple(
-            Branch(HandoffId(gateway, handle), seed) for handle, seed in zip(handles, submit.seeds, strict=True)
+            Branch(AttemptId(gateway, handle), seed) for handle, seed in zip(handles, submit.seeds, strict=True)
         ),
     )

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import structlog
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import UNREACHABLE, connect
 from services.prefix_index.registry import RENEW_EVERY_S, Registry, WorkerRecord
@@ -23,10 +24,10 @@ log = structlog.get_logger()
 class IndexLink:
     """Lives on the event loop. `register` once, then `run` until cancelled, then `leave`."""
 
-    def __init__(self, url: str, incarnation: int, record: WorkerRecord) -> None:
+    def __init__(self, url: str, worker_id: WorkerId, record: WorkerRecord) -> None:
         self._client = connect(url, _TIMEOUT_S)
         self._registry = Registry(self._client)
-        self._publisher = IndexPublisher(self._client, incarnation)
+        self._publisher = IndexPublisher(self._client, worker_id)
         self._record = record
         self._reachable = True
 

@@ -1,7 +1,7 @@
 """KV blocks over gRPC: what carries the bytes of the byte-stream transport, at both of its ends.
 
-Lives on the event loop, as all gRPC does; the transport calls from its own thread. A peer's reads have a connection of
-their own, where bulk does not stand before announcements and pings, and run a few at a time.
+Lives on the event loop, as all gRPC does; the transport calls from its own thread. A worker's reads have a connection
+of their own, where bulk does not stand before announcements and pings, and run a few at a time.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from services.worker.kv_wire import pack_read, pack_words, parse_read, parse_wor
 
 _MAX_READS_SERVED = 16  # at a time, for all consumers; others wait, holding nothing
 _MAX_READS_OF_ONE_PEER = 4  # at a time: enough that one's end does not leave the connection idle
-_STALL_S = 30.0  # without a byte; a frozen peer is noticed long before, on the control stream
+_STALL_S = 30.0  # without a byte; a frozen worker is noticed long before, on the control stream
 
 _log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class KvBytesServicer(kv_pb2_grpc.KvBytesServicer):
 
 
 class GrpcByteChannel:
-    """The consumer's end: a `ByteChannel` to one peer, over the loop that it is given."""
+    """The consumer's end: a `ByteChannel` to one producer, over the loop that it is given."""
 
     def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address

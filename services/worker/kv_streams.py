@@ -13,8 +13,9 @@ from itertools import count
 import grpc
 import structlog
 
+from kvtransfer.ids import StreamId, WorkerId
 from kvtransfer.layout import KV_PROTOCOL_VERSION
-from kvtransfer.messages import Announcement, Ended, Open, Release, StreamId, ToConsumer, ToProducer
+from kvtransfer.messages import Announcement, Ended, Open, Release, ToConsumer, ToProducer
 from kvtransfer.process import ProcessIdentity
 from protos import kv_pb2, kv_pb2_grpc
 from services.protocol.grpc_options import CLIENT_OPTIONS
@@ -44,7 +45,7 @@ _log = structlog.get_logger()
 class KvIdentity:
     """What hellos say of this worker."""
 
-    incarnation: int
+    worker_id: WorkerId
     fingerprint: str
     offers: Mapping[str, bytes]  # descriptors, by transport
     process: ProcessIdentity | None  # None: it cannot be told
@@ -72,9 +73,9 @@ class KvStreams:
 
     def ensure(self, producer: TakeFrom) -> None:
         """Sees to it that there is a stream to this life of a producer, or that somebody is dialling it."""
-        if producer.incarnation not in self._dialling:
+        if producer.worker not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._keep(producer))
-            self._dialling[producer.incarnation] = task
+            self._dialling[producer.worker] = task
             task.add_done_callback(lambda task: _log_failure(producer, task))
 
     async def close(self) -> None:
@@ -108,8 +109,8 @@ class KvStreams:
         try:
             await self._dial(producer)
         finally:
-            del self._dialling[producer.incarnation]
-        self._lost(producer.incarnation)
+            del self._dialling[producer.worker]
+        self._lost(producer.worker)
 
     async def _dial(self, producer: TakeFrom) -> None:
         """Returns when it makes no sense to wait for the producer any longer."""
@@ -126,16 +127,16 @@ class KvStreams:
             except (TimeoutError, WireError) as error:
                 failures += 1
                 _log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
-            except _AnotherLife:
+            except _WrongWorker:
                 _log.info("no stream to a producer", address=producer.address, reason="another life answers there")
                 return
             await asyncio.sleep(_RETRY_S)
 
-    def _lost(self, producer: int) -> None:
+    def _lost(self, producer: WorkerId) -> None:
         """Handoffs with a producer have nothing to wait for. It may be alive all the same, behind a firewall that
         refuses us or at another address by now: what is being read from it may still land.
         """
-        self.transfer.peer_lost(producer)
+        self.transfer.worker_lost(producer)
         self.engine.call(lambda core, now: core.producer_lost(producer, now))
 
     async def _run_stream(self, producer: TakeFrom) -> bool:
@@ -150,11 +151,11 @@ class KvStreams:
             self._check(answer.hello, producer)
             offers = {offer.transport: offer.descriptor for offer in answer.hello.offers}
             process = parse_process(answer.hello)
-            self.transfer.add_peer(producer.incarnation, producer.address, offers, process)
+            self.transfer.add_worker(producer.worker, producer.address, offers, process)
             stream = StreamId(next(self._stream_ids))
             outbox: Outbox[ToProducer] = Outbox(_MAX_UNREAD_MESSAGES, call.cancel)
             self._producers[stream] = outbox
-            self.engine.call(lambda core, now: core.producer_stream_up(producer.incarnation, stream, now))
+            self.engine.call(lambda core, now: core.producer_stream_up(producer.worker, stream, now))
             writer = asyncio.create_task(_write_all(call, outbox))
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
@@ -165,7 +166,7 @@ class KvStreams:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)  # what broke it broke the reading too
                 del self._producers[stream]
-                self.engine.call(lambda core, now: core.producer_stream_lost(producer.incarnation, stream, now))
+                self.engine.call(lambda core, now: core.producer_stream_lost(producer.worker, stream, now))
         return True
 
     def _from_producer(self, stream: StreamId, message: kv_pb2.ProducerMessage) -> None:
@@ -177,13 +178,13 @@ class KvStreams:
         return kv_pb2.ConsumerHello(
             kv_protocol=KV_PROTOCOL_VERSION,
             fingerprint=identity.fingerprint,
-            incarnation=identity.incarnation,
+            incarnation=identity.worker_id,
             transports=identity.offers,
         )
 
     def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
-        if hello.incarnation != producer.incarnation:
-            raise _AnotherLife
+        if hello.incarnation != producer.worker:
+            raise _WrongWorker
         identity = self.identity
         ours = (KV_PROTOCOL_VERSION, identity.fingerprint)
         theirs = (hello.kv_protocol, hello.fingerprint)
@@ -254,7 +255,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         return kv_pb2.ProducerHello(
             kv_protocol=KV_PROTOCOL_VERSION,
             fingerprint=identity.fingerprint,
-            incarnation=identity.incarnation,
+            incarnation=identity.worker_id,
             offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in identity.offers.items()],
             process=None if identity.process is None else pack_process(identity.process),
         )
@@ -265,8 +266,8 @@ def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
         _log.error("dialling a producer failed", address=producer.address, exc_info=error)
 
 
-class _AnotherLife(Exception):
-    """At the producer's address lives another incarnation than the one that was meant."""
+class _WrongWorker(Exception):
+    """At the producer's address lives another worker than the one that was meant."""
 
 
 async def _write_all(

@@ -5,17 +5,8 @@
 
 import numpy as np
 
-from kvtransfer.messages import (
-    Announcement,
-    Ended,
-    EndReason,
-    FirstToken,
-    HandoffId,
-    Open,
-    Release,
-    ToConsumer,
-    ToProducer,
-)
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
+from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, Release, ToConsumer, ToProducer
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.byte_stream import ByteRequest
 from protos import kv_pb2
@@ -36,7 +27,7 @@ def parse_to_producer(message: kv_pb2.ConsumerMessage) -> ToProducer:
     """What a consumer says, after its hello. Raises WireError."""
     match message.WhichOneof("message"):
         case "open":
-            return Open(_parse_id(message.open.id), message.open.producer)
+            return Open(_parse_id(message.open.id), WorkerId(message.open.producer))
         case "release":
             return Release(_parse_id(message.release.id))
         case other:
@@ -158,12 +149,12 @@ def _parse_first_token(packed: kv_pb2.FirstToken) -> FirstToken:
     return FirstToken(packed.handle, packed.token, TokenLogprobs(float(logprobs.sampled[0]), tuple(top)))
 
 
-def _pack_id(id: HandoffId) -> kv_pb2.HandoffId:
+def _pack_id(id: AttemptId) -> kv_pb2.HandoffId:
     return kv_pb2.HandoffId(gateway=id.gateway, handle=id.handle)
 
 
-def _parse_id(packed: kv_pb2.HandoffId) -> HandoffId:
-    return HandoffId(packed.gateway, packed.handle)
+def _parse_id(packed: kv_pb2.HandoffId) -> AttemptId:
+    return AttemptId(GatewayId(packed.gateway), packed.handle)
 
 
 def _parse_reason(reason: int) -> EndReason:

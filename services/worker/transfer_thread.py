@@ -2,8 +2,8 @@
 
 A worker may have several, and reads each producer by one of them. They are polled often while somebody waits for a
 read, and for a while after a consumer came, whose first read of us connects only if we take part. Later reads do
-without us where gets are one-sided, so while blocks of ours may be read they are polled less often, for a peer that has
-to connect again, and rarely otherwise: also while reads in quarantine are open, for which nobody waits, be it for
+without us where gets are one-sided, so while blocks of ours may be read they are polled less often, for a worker that
+has to connect again, and rarely otherwise: also while reads in quarantine are open, for which nobody waits, be it for
 minutes. To wake up costs 20 us on a small machine: at the fastest pace, 5 % of a core.
 """
 
@@ -17,9 +17,10 @@ import numpy as np
 import structlog
 
 from kvtransfer.consumer import PostRead
+from kvtransfer.ids import WorkerId
 from kvtransfer.process import ProcessIdentity
-from kvtransfer.transports.base import BlockRead, Incarnation, ReadEnd, Transport
-from services.worker.peer_reads import PeerReads
+from kvtransfer.transports.base import BlockRead, ReadEnd, Transport
+from services.worker.remote_reads import RemoteReads
 
 _BUSY_POLL_S = 0.0005
 _LEASED_POLL_S = 0.005
@@ -44,7 +45,7 @@ class TransferThread:
         self._make_transports = make_transports
         self._on_read_ended = on_read_ended
         self._on_fatal = on_fatal
-        self._inbox: SimpleQueue[Callable[[PeerReads], None] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Callable[[RemoteReads], None] | None] = SimpleQueue()
         self._leased = False
         self._connecting_until = 0.0
         self._started: Future[dict[str, bytes]] = Future()
@@ -66,31 +67,33 @@ class TransferThread:
         self._connecting_until = time.monotonic() + _CONNECTING_S
         self._inbox.put(_wake)
 
-    def add_peer(self, peer: int, address: str, offers: Mapping[str, bytes], process: ProcessIdentity | None) -> None:
+    def add_worker(
+        self, worker: WorkerId, address: str, offers: Mapping[str, bytes], process: ProcessIdentity | None
+    ) -> None:
         """A producer is reached, for the first time or again: it can be read, by one of the transports it offers.
 
         process: that it is, as it says itself; None: it does not say.
         """
-        self._inbox.put(lambda reads: reads.add_peer(Incarnation(peer), address, offers, process))
+        self._inbox.put(lambda reads: reads.add_worker(worker, address, offers, process))
 
-    def peer_lost(self, peer: int) -> None:
-        """A producer is reached no more; that ends none of its reads. See `PeerReads`."""
-        self._inbox.put(lambda reads: reads.peer_lost(Incarnation(peer)))
+    def worker_lost(self, worker: WorkerId) -> None:
+        """A producer is reached no more; that ends none of its reads. See `RemoteReads`."""
+        self._inbox.put(lambda reads: reads.worker_lost(worker))
 
     def post(self, read: PostRead) -> None:
         """Starts a read; its end is reported by `on_read_ended`."""
         blocks = BlockRead(
             read.read_id,
-            Incarnation(read.producer),
+            WorkerId(read.producer),
             np.array(read.source, dtype=np.uint32),
             np.array(read.destination, dtype=np.uint32),
             np.array(read.generations, dtype=np.uint64),
         )
         self._inbox.put(lambda reads: reads.post(blocks))
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """Nobody wants this read any more; its end is reported by `on_read_ended` all the same."""
-        self._inbox.put(lambda reads: reads.give_up(read_id))
+        self._inbox.put(lambda reads: reads.abandon(read_id))
 
     def stop(self) -> None:
         """Ends the thread and closes the transports."""
@@ -99,7 +102,7 @@ class TransferThread:
 
     def _run(self) -> None:
         try:
-            reads = PeerReads(self._make_transports())
+            reads = RemoteReads(self._make_transports())
             self._started.set_result(reads.descriptors())
         except Exception as error:
             self._started.set_exception(error)
@@ -115,7 +118,7 @@ class TransferThread:
             return
         reads.close()
 
-    def _take_calls(self, reads: PeerReads) -> bool:
+    def _take_calls(self, reads: RemoteReads) -> bool:
         try:
             call = self._inbox.get(timeout=self._poll_interval_s(reads))
             while call is not None:
@@ -125,11 +128,11 @@ class TransferThread:
             return True
         return False
 
-    def _poll_interval_s(self, reads: PeerReads) -> float:
+    def _poll_interval_s(self, reads: RemoteReads) -> float:
         if reads.has_wanted_reads or time.monotonic() < self._connecting_until:
             return _BUSY_POLL_S
         return _LEASED_POLL_S if self._leased else _IDLE_POLL_S
 
 
-def _wake(reads: PeerReads) -> None:
+def _wake(reads: RemoteReads) -> None:
     """Nothing to do but look at the clock again."""

@@ -26,7 +26,7 @@ def _every(source: BlockSource, dial: Dial) -> list[Transport]:
 def _nixl(source: BlockSource, dial: Dial) -> list[Transport]:
     from kvtransfer.transports.nixl import NixlTransport
 
-    return [NixlTransport(source.incarnation, source.memory)]
+    return [NixlTransport(source.worker_id, source.memory)]
 
 
 def _grpc(source: BlockSource, dial: Dial) -> list[Transport]:

@@ -22,10 +22,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
+from kvtransfer.ids import WorkerId
 from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.producer import Producer
-from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport
+from kvtransfer.transports.base import Memory, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, Dial
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
@@ -81,7 +82,7 @@ class Worker:
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
-        self._incarnation = Incarnation(secrets.randbits(64))
+        self._worker_id = WorkerId(secrets.randbits(64))
         engine = Engine(
             parts.runner,
             parts.scheduler,
@@ -93,10 +94,10 @@ class Worker:
         generations = engine.sequences.pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.
         generations[:] = secrets.randbits(62)
-        self._source = BlockSource(self._incarnation, Memory(parts.runner.kv_memory(), generations))
+        self._source = BlockSource(self._worker_id, Memory(parts.runner.kv_memory(), generations))
         marks = HandleMarks()
-        producer, consumer = Producer(self._incarnation, marks), Consumer()
-        core = WorkerCore(engine, self._incarnation, producer, consumer, marks, parts.gc_watch)
+        producer, consumer = Producer(self._worker_id, marks), Consumer()
+        core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         self._index: IndexLink | None = None
         self._transfer = TransferThread(
@@ -108,7 +109,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
         offers = self._transfer.start()
-        identity = KvIdentity(self._incarnation, self._parts.fingerprint, offers, ProcessIdentity.own())
+        identity = KvIdentity(self._worker_id, self._parts.fingerprint, offers, ProcessIdentity.own())
         self._kv = KvStreams(self.engine, self._transfer, identity)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure)
         self.engine.start()
@@ -116,7 +117,7 @@ class Worker:
         if self._parts.redis_url is not None:
             await self._join(self._parts.redis_url, port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        parts, worker, transports = self._parts, f"{self._incarnation:016x}", ", ".join(offers)
+        parts, worker, transports = self._parts, f"{self._worker_id:016x}", ", ".join(offers)
         _log.info(
             "ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels
         )
@@ -154,13 +155,13 @@ class Worker:
         record = WorkerRecord(
             address=host_port(self._parts.advertised_host, port),
             role=self._parts.role.value,
-            incarnation=f"{self._incarnation:016x}",
+            worker_id=self._worker_id,
             model=self._parts.model,
             fingerprint=self._parts.fingerprint,
             block_size=self._parts.runner.layout.block_size,
             num_blocks=self._parts.runner.num_blocks,
         )
-        self._index = IndexLink(redis_url, self._incarnation, record)
+        self._index = IndexLink(redis_url, self._worker_id, record)
         self._gateways.block_log.subscribe(self._index.blocks_changed)
         await self._index.register()
         self._index_task = asyncio.create_task(self._index.run())
@@ -178,7 +179,7 @@ class Worker:
     def _hello(self, transports: tuple[str, ...]) -> WorkerHello:
         parts = self._parts
         return WorkerHello(
-            incarnation=self._incarnation,
+            worker_id=self._worker_id,
             role=parts.role,
             fingerprint=parts.fingerprint,
             kv_protocol=KV_PROTOCOL_VERSION,
@@ -197,8 +198,8 @@ class Worker:
         self._transfer.set_leased(has_leases)
         for read in outputs.reads:
             self._transfer.post(read)
-        for read_id in outputs.stopped_reads:
-            self._transfer.give_up(read_id)
+        for read_id in outputs.abandoned_reads:
+            self._transfer.abandon(read_id)
         if outputs.frames or outputs.messages or outputs.block_events:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 

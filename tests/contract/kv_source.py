@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from kvtransfer.block_memory import BlockMemory, HostBlocks
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd, Transport
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport
 from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
@@ -35,8 +36,8 @@ CANARY = 0xA5
 _DEADLINE_S = 300.0
 
 
-def new_incarnation() -> Incarnation:
-    return Incarnation(secrets.randbits(64))
+def new_worker_id() -> WorkerId:
+    return WorkerId(secrets.randbits(64))
 
 
 class Place(Enum):
@@ -92,7 +93,7 @@ def pattern(block: int, salt: int) -> np.ndarray:
 
 def block_read(
     read_id: int,
-    peer: Incarnation,
+    worker: WorkerId,
     source: list[int],
     destination: list[int],
     *,
@@ -103,7 +104,7 @@ def block_read(
     words = [block + salt * 1000 for block in source] if generations is None else generations
     return BlockRead(
         read_id,
-        peer,
+        worker,
         np.array(source, dtype=np.uint32),
         np.array(destination, dtype=np.uint32),
         np.array(words, dtype=np.uint64),
@@ -124,8 +125,8 @@ class End:
 class GrpcEnd(End):
     """A worker's end of byte streams: a server, and the loop that carries what this worker reads."""
 
-    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
-        self.source = BlockSource(incarnation, memory)
+    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
+        self.source = BlockSource(worker_id, memory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -156,9 +157,9 @@ class GrpcEnd(End):
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def make_end(kind: str, incarnation: Incarnation, memory: Memory) -> End:
+def make_end(kind: str, worker_id: WorkerId, memory: Memory) -> End:
     """Of a transport between processes."""
-    return GrpcEnd(incarnation, memory) if kind == "grpc" else End(NixlTransport(incarnation, memory))
+    return GrpcEnd(worker_id, memory) if kind == "grpc" else End(NixlTransport(worker_id, memory))
 
 
 def wait_for_ends(
@@ -196,11 +197,11 @@ class Worker:
     def set_generation(self, block: int, generation: int) -> None:
         self.memory.generations[block] = generation
 
-    def read_all(self, peer: Incarnation, address: str, descriptor: bytes, generation: int) -> np.ndarray | None:
-        """Reads the peer's whole pool to the same ids here; returns the generation words."""
-        self.transport.add_peer(peer, address, descriptor)
+    def read_all(self, worker: WorkerId, address: str, descriptor: bytes, generation: int) -> np.ndarray | None:
+        """Reads the worker's whole pool to the same ids here; returns the generation words."""
+        self.transport.add_worker(worker, address, descriptor)
         every = list(range(NUM_BLOCKS))
-        self.transport.post(block_read(1, peer, every, every, generations=[generation] * NUM_BLOCKS))
+        self.transport.post(block_read(1, worker, every, every, generations=[generation] * NUM_BLOCKS))
         return wait_for_ends(self.transport, 1)[1].generations
 
     def content(self) -> np.ndarray:
@@ -213,32 +214,32 @@ class InProcessSource:
     address = "nowhere:0"
 
     def __init__(self, fabric: MemoryFabric, place: Place = Place.HOST) -> None:
-        self.incarnation = new_incarnation()
+        self.worker_id = new_worker_id()
         self._fabric = fabric
         memory = new_memory(place=place)
-        self._worker = Worker(MemoryTransport(fabric, self.incarnation, memory), memory)
+        self._worker = Worker(MemoryTransport(fabric, self.worker_id, memory), memory)
         self.descriptor = self._worker.transport.descriptor()
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._worker, method)(*arguments)
 
     def stop(self) -> None:
-        self._fabric.hold(self.incarnation)
+        self._fabric.hold(self.worker_id)
 
     def go_on(self) -> None:
-        self._fabric.release(self.incarnation)
+        self._fabric.release(self.worker_id)
 
     def kill(self) -> None:
-        self._fabric.kill(self.incarnation)
+        self._fabric.kill(self.worker_id)
 
 
 class ProcessSource:
     """A worker over NIXL or gRPC in a process of its own."""
 
     def __init__(self, kind: str, place: Place = Place.HOST) -> None:
-        self.incarnation = new_incarnation()
+        self.worker_id = new_worker_id()
         self._pipe, theirs = FORKSERVER.Pipe()
-        self._process = FORKSERVER.Process(target=_serve, args=(theirs, kind, place, self.incarnation), daemon=True)
+        self._process = FORKSERVER.Process(target=_serve, args=(theirs, kind, place, self.worker_id), daemon=True)
         self._process.start()
         theirs.close()
         self._hello: tuple[str, bytes] | None = None
@@ -295,10 +296,10 @@ class ProcessSource:
 Source = InProcessSource | ProcessSource
 
 
-def _serve(pipe: Connection, kind: str, place: Place, incarnation: Incarnation) -> None:
+def _serve(pipe: Connection, kind: str, place: Place, worker_id: WorkerId) -> None:
     """Answers calls, and polls in between as a worker's transfer thread does."""
     memory = new_memory(place=place)
-    end = make_end(kind, incarnation, memory)
+    end = make_end(kind, worker_id, memory)
     worker = Worker(end.transport, memory)
     pipe.send((end.address, end.transport.descriptor()))
     while True:

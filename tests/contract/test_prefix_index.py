@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.publisher import IndexPublisher
@@ -19,7 +20,7 @@ from services.protocol.block_hash import BlockHash, block_hashes, root_hash
 from services.protocol.messages import BlockEvents
 from tests.redis_server import running_cluster, running_redis
 
-ALICE, BOB = 11, 22
+ALICE, BOB = WorkerId(11), WorkerId(22)
 TREE: dict[BlockHash, BlockHash] = {}  # the first block above each
 
 
@@ -29,13 +30,13 @@ class MemoryHarness:
     def __init__(self) -> None:
         self._index = MemoryPrefixIndex()
 
-    async def apply(self, worker: int, events: BlockEvents) -> None:
+    async def apply(self, worker: WorkerId, events: BlockEvents) -> None:
         self._index.apply(worker, events)
 
-    async def drop(self, worker: int) -> None:
-        self._index.drop(worker)
+    async def remove_worker(self, worker: WorkerId) -> None:
+        self._index.remove_worker(worker)
 
-    async def depths(self, chain: list[BlockHash]) -> dict[int, int]:
+    async def depths(self, chain: list[BlockHash]) -> dict[WorkerId, int]:
         return await self._index.depths(chain)
 
     async def close(self) -> None: ...
@@ -48,11 +49,11 @@ class RedisHarness:
         self._client = connect(url, timeout_s=30)
         self._index = RedisPrefixIndex(self._client, CircuitBreaker(time.monotonic))
         self._registry = Registry(self._client)
-        self._publishers: dict[int, IndexPublisher] = {}
+        self._publishers: dict[WorkerId, IndexPublisher] = {}
 
-    async def apply(self, worker: int, events: BlockEvents) -> None:
+    async def apply(self, worker: WorkerId, events: BlockEvents) -> None:
         if events.snapshot:
-            await self.drop(worker)
+            await self.remove_worker(worker)
         publisher = self._publishers.setdefault(worker, IndexPublisher(self._client, worker))
         for hash in events.evicted:
             publisher.change(TREE[hash], [], [hash])
@@ -60,13 +61,13 @@ class RedisHarness:
             publisher.change(TREE[hash], [hash], [])
         await publisher.flush()
 
-    async def drop(self, worker: int) -> None:
+    async def remove_worker(self, worker: WorkerId) -> None:
         publisher = self._publishers.pop(worker, None)
         if publisher is not None:
             await self._client.redis.sadd(DEAD, publisher.id.hex())
             assert await self._registry.sweep() == 1
 
-    async def depths(self, chain: list[BlockHash]) -> dict[int, int]:
+    async def depths(self, chain: list[BlockHash]) -> dict[WorkerId, int]:
         return await self._index.depths(chain)
 
     async def close(self) -> None:
@@ -170,8 +171,8 @@ async def test_a_dropped_worker_is_gone_and_the_others_stay(index: Harness):
     chain = chain_of(3)
     await index.apply(ALICE, snapshot(chain))
     await index.apply(BOB, snapshot(chain))
-    await index.drop(ALICE)
-    await index.drop(ALICE)
+    await index.remove_worker(ALICE)
+    await index.remove_worker(ALICE)
     assert await index.depths(chain) == {BOB: 3}
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from kvtransfer.block_memory import HostBlocks
-from kvtransfer.transports.base import Incarnation, Memory, ReadEnd, Transport, TransportError
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import PIECE_BYTES, BlockSource, ByteRequest
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport, _Descriptor
@@ -33,8 +34,8 @@ from tests.contract.kv_source import (
     content,
     fill,
     make_end,
-    new_incarnation,
     new_memory,
+    new_worker_id,
     pattern,
     wait_for_ends,
 )
@@ -47,7 +48,7 @@ NUM_FRESH_PROCESSES = {"nixl": 2, "grpc": 4}  # as many as tests below ask for s
 class World:
     """One transport's way to make readers and sources."""
 
-    make_end: Callable[[Incarnation, Memory], End]
+    make_end: Callable[[WorkerId, Memory], End]
     source: Source  # outlives the test
     fresh_source: Callable[[], Source]  # the test may kill it
     place: Place  # of the readers' pools
@@ -57,7 +58,7 @@ class World:
 class Reader:
     end: End
     memory: Memory
-    incarnation: Incarnation
+    worker_id: WorkerId
 
     @property
     def transport(self) -> Transport:
@@ -93,7 +94,7 @@ def world(request: pytest.FixtureRequest) -> World:
     if kind == "memory":
         fabric = MemoryFabric()
         return World(
-            lambda incarnation, memory: End(MemoryTransport(fabric, incarnation, memory)),
+            lambda worker_id, memory: End(MemoryTransport(fabric, worker_id, memory)),
             InProcessSource(fabric, place),
             lambda: InProcessSource(fabric, place),
             place,
@@ -124,12 +125,12 @@ def reader(world: World) -> Iterator[Reader]:
 
 
 def make_reader(world: World, memory: Memory | None = None) -> Reader:
-    memory, incarnation = memory or new_memory(place=world.place), new_incarnation()
-    return Reader(world.make_end(incarnation, memory), memory, incarnation)
+    memory, worker_id = memory or new_memory(place=world.place), new_worker_id()
+    return Reader(world.make_end(worker_id, memory), memory, worker_id)
 
 
-def add_peer(reader: Reader, source: Source) -> None:
-    reader.transport.add_peer(source.incarnation, source.address, source.descriptor)
+def add_worker(reader: Reader, source: Source) -> None:
+    reader.transport.add_worker(source.worker_id, source.address, source.descriptor)
 
 
 def connect(reader: Reader, source: Source, salt: int = 1) -> None:
@@ -138,8 +139,8 @@ def connect(reader: Reader, source: Source, salt: int = 1) -> None:
     Both sides then settle: NIXL's connecting outlasts the first read.
     """
     source.call("fill", salt)
-    add_peer(reader, source)
-    reader.transport.post(block_read(0, source.incarnation, [0], [0], salt=salt))
+    add_worker(reader, source)
+    reader.transport.post(block_read(0, source.worker_id, [0], [0], salt=salt))
     assert wait_for_ends(reader.transport, 1)[0].generations is not None
     for _ in range(5):  # whoever answered a call has polled
         source.call("ping")
@@ -193,8 +194,8 @@ def poll_for(transport: Transport, seconds: float) -> list[ReadEnd]:
 )
 def test_blocks_arrive_in_their_places_and_nowhere_else(world, reader, source_ids, destination_ids):
     world.source.call("fill", 3)
-    add_peer(reader, world.source)
-    reader.transport.post(block_read(7, world.source.incarnation, source_ids, destination_ids, salt=3))
+    add_worker(reader, world.source)
+    reader.transport.post(block_read(7, world.source.worker_id, source_ids, destination_ids, salt=3))
     end = wait_for_ends(reader.transport, 1)[7]
 
     expected = np.full((NUM_BLOCKS, BLOCK_BYTES), CANARY, dtype=np.uint8)
@@ -207,10 +208,10 @@ def test_blocks_arrive_in_their_places_and_nowhere_else(world, reader, source_id
 
 def test_reads_of_several_requests_run_at_once(world, reader):
     world.source.call("fill", 4)
-    add_peer(reader, world.source)
+    add_worker(reader, world.source)
     for block in EVERY:
         destination = [NUM_BLOCKS - 1 - block]
-        reader.transport.post(block_read(100 + block, world.source.incarnation, [block], destination, salt=4))
+        reader.transport.post(block_read(100 + block, world.source.worker_id, [block], destination, salt=4))
     ends = wait_for_ends(reader.transport, NUM_BLOCKS)
 
     for block in EVERY:
@@ -223,7 +224,7 @@ def test_two_workers_read_each_other(world, reader):
     connect(reader, world.source, salt=5)
     fill(reader.memory, slice(None), 77)
     reader.memory.generations[:] = 99
-    ours = (reader.incarnation, reader.end.address, reader.transport.descriptor())
+    ours = (reader.worker_id, reader.end.address, reader.transport.descriptor())
     if isinstance(world.source, ProcessSource):
         with polling(reader.transport):
             words = world.source.call("read_all", *ours, 99)
@@ -237,10 +238,10 @@ def test_two_workers_of_one_process_read_each_other(world):
     one, two = make_reader(world), make_reader(world)
     fill(one.memory, slice(None), 11)
     fill(two.memory, slice(None), 22)
-    one.transport.add_peer(two.incarnation, two.end.address, two.transport.descriptor())
-    two.transport.add_peer(one.incarnation, one.end.address, one.transport.descriptor())
-    one.transport.post(block_read(1, two.incarnation, [0], [1], generations=[0]))
-    two.transport.post(block_read(1, one.incarnation, [2], [3], generations=[0]))
+    one.transport.add_worker(two.worker_id, two.end.address, two.transport.descriptor())
+    two.transport.add_worker(one.worker_id, one.end.address, one.transport.descriptor())
+    one.transport.post(block_read(1, two.worker_id, [0], [1], generations=[0]))
+    two.transport.post(block_read(1, one.worker_id, [2], [3], generations=[0]))
     with polling(two.transport) as ends_of_two:
         assert wait_for_ends(one.transport, 1)[1].generations is not None
         ends_of_one = poll_for(one.transport, 0.1)
@@ -255,14 +256,14 @@ def test_two_workers_of_one_process_read_each_other(world):
 def test_generation_words_are_those_of_the_time_of_the_read(world, reader):
     connect(reader, world.source)
     world.source.call("set_generation", 6, 123456789012345)
-    reader.transport.post(block_read(1, world.source.incarnation, [6], [6], generations=[123456789012345]))
+    reader.transport.post(block_read(1, world.source.worker_id, [6], [6], generations=[123456789012345]))
     assert words(wait_for_ends(reader.transport, 1)[1]) == [123456789012345]
 
 
 def test_blocks_that_were_given_to_other_content_are_never_taken_for_what_was_announced(world, reader):
     connect(reader, world.source)
     world.source.call("set_generation", 6, 123456789012345)
-    reader.transport.post(block_read(1, world.source.incarnation, [5, 6, 7], [5, 6, 7]))
+    reader.transport.post(block_read(1, world.source.worker_id, [5, 6, 7], [5, 6, 7]))
     found = words(wait_for_ends(reader.transport, 1)[1])
     assert (found[0], found[2]) == (1005, 1007)
     assert found[1] != 1006
@@ -273,12 +274,12 @@ def test_generation_words_are_read_after_the_data():
     fabric = MemoryFabric()
     source = InProcessSource(fabric)
     memory = new_memory()
-    transport = MemoryTransport(fabric, new_incarnation(), memory)
-    transport.add_peer(source.incarnation, source.address, source.descriptor)
+    transport = MemoryTransport(fabric, new_worker_id(), memory)
+    transport.add_worker(source.worker_id, source.address, source.descriptor)
     source.call("fill", 1)
     source.stop()
-    transport.post(block_read(1, source.incarnation, [2], [2]))
-    fabric.release_data(source.incarnation)
+    transport.post(block_read(1, source.worker_id, [2], [2]))
+    fabric.release_data(source.worker_id)
     assert transport.poll() == []
     source.call("fill", 2)
     source.go_on()
@@ -293,9 +294,9 @@ def test_nixl_reads_generation_words_after_the_data():
     source_memory = new_memory(block_bytes=1 << 18, num_blocks=2, canary=0)
     assert isinstance(source_memory.blocks, HostBlocks)
     written = source_memory.blocks.array[1].view(np.uint64)
-    reader, source = new_incarnation(), new_incarnation()
+    reader, source = new_worker_id(), new_worker_id()
     transport, source_transport = NixlTransport(reader, memory), NixlTransport(source, source_memory)
-    transport.add_peer(source, "nowhere:0", source_transport.descriptor())
+    transport.add_worker(source, "nowhere:0", source_transport.descriptor())
     over = threading.Event()
 
     def write() -> None:
@@ -321,7 +322,7 @@ def test_nixl_reads_generation_words_after_the_data():
 
 
 def test_a_read_of_an_unknown_peer_fails(world, reader):
-    reader.transport.post(block_read(1, new_incarnation(), [0], [0]))
+    reader.transport.post(block_read(1, new_worker_id(), [0], [0]))
     assert wait_for_ends(reader.transport, 1)[1].generations is None
 
 
@@ -329,7 +330,7 @@ def test_a_read_of_an_unknown_peer_fails(world, reader):
 def test_a_read_outside_the_pools_fails_and_lands_nowhere(world, reader, source_ids, destination_ids):
     connect(reader, world.source)
     before = content(reader.memory)
-    reader.transport.post(block_read(1, world.source.incarnation, source_ids, destination_ids))
+    reader.transport.post(block_read(1, world.source.worker_id, source_ids, destination_ids))
     assert wait_for_ends(reader.transport, 1)[1].generations is None
     assert np.array_equal(content(reader.memory), before)
 
@@ -339,13 +340,13 @@ def test_a_garbled_descriptor_is_refused(world, reader):
     flipped = [good[:at] + bytes([good[at] ^ 0xFF]) + good[at + 1 :] for at in range(0, 16)]
     for descriptor in (b"", b"x", good[:-1], good[: len(good) // 2], b"\0" * len(good), os.urandom(400), *flipped):
         with pytest.raises(TransportError):
-            reader.transport.add_peer(world.source.incarnation, world.source.address, descriptor)
+            reader.transport.add_worker(world.source.worker_id, world.source.address, descriptor)
     connect(reader, world.source)
 
 
 def test_a_descriptor_of_another_worker_is_refused(world, reader):
     with pytest.raises(TransportError):
-        reader.transport.add_peer(new_incarnation(), world.source.address, world.source.descriptor)
+        reader.transport.add_worker(new_worker_id(), world.source.address, world.source.descriptor)
     connect(reader, world.source)
 
 
@@ -358,7 +359,7 @@ def test_nixl_makes_no_pair_of_device_and_host_memory(nixl_world):
     assert not reach.one_sided
     assert "device memory" in reach.why
     with pytest.raises(TransportError, match="VRAM"):
-        reader.transport.add_peer(nixl_world.source.incarnation, nixl_world.source.address, device)
+        reader.transport.add_worker(nixl_world.source.worker_id, nixl_world.source.address, device)
     connect(reader, nixl_world.source)
     reader.close()
 
@@ -366,15 +367,15 @@ def test_nixl_makes_no_pair_of_device_and_host_memory(nixl_world):
 def test_blocks_of_another_size_are_refused(world):
     reader = make_reader(world, new_memory(block_bytes=512))
     with pytest.raises(TransportError, match="512"):
-        add_peer(reader, world.source)
+        add_worker(reader, world.source)
     reader.close()
 
 
 def test_adding_a_peer_again_changes_nothing(world, reader):
     connect(reader, world.source)
-    add_peer(reader, world.source)
-    reader.transport.add_peer(world.source.incarnation, world.source.address, b"not even looked at")
-    reader.transport.post(block_read(1, world.source.incarnation, [1], [1]))
+    add_worker(reader, world.source)
+    reader.transport.add_worker(world.source.worker_id, world.source.address, b"not even looked at")
+    reader.transport.post(block_read(1, world.source.worker_id, [1], [1]))
     assert wait_for_ends(reader.transport, 1)[1].generations is not None
 
 
@@ -385,15 +386,15 @@ def test_a_killed_peer_fails_its_reads_and_a_restarted_one_serves(world, reader)
     old.kill()
     assert leaked_shared_memory() <= LEAKED_BEFORE
     for read_id in (1, 2):
-        reader.transport.post(block_read(read_id, old.incarnation, [5], [6]))
+        reader.transport.post(block_read(read_id, old.worker_id, [5], [6]))
     ends = wait_for_ends(reader.transport, 2)
     assert [ends[1].generations, ends[2].generations] == [None, None]
     assert np.array_equal(content(reader.memory), before)
 
     connect(reader, new, salt=2)
-    reader.transport.forget_peer(old.incarnation)
-    reader.transport.post(block_read(3, old.incarnation, [3], [3]))
-    reader.transport.post(block_read(4, new.incarnation, [3], [4], salt=2))
+    reader.transport.remove_worker(old.worker_id)
+    reader.transport.post(block_read(3, old.worker_id, [3], [3]))
+    reader.transport.post(block_read(4, new.worker_id, [3], [4], salt=2))
     ends = wait_for_ends(reader.transport, 2)
     assert ends[3].generations is None
     assert words(ends[4]) == [2003]
@@ -404,12 +405,12 @@ def test_a_killed_peer_fails_its_reads_and_a_restarted_one_serves(world, reader)
 def test_a_peer_killed_during_a_read_can_be_forgotten(world, reader):
     """The source stops before it could take the reader's connection, so the read cannot run."""
     source = world.fresh_source()
-    add_peer(reader, source)
+    add_worker(reader, source)
     source.stop()
-    reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY))
+    reader.transport.post(block_read(1, source.worker_id, EVERY, EVERY))
     assert poll_for(reader.transport, 0.05) == []
     source.kill()
-    reader.transport.forget_peer(source.incarnation)
+    reader.transport.remove_worker(source.worker_id)
     ends = poll_for(reader.transport, 0.05)
     assert [(end.read_id, end.generations) for end in ends] == [(1, None)]
     assert (content(reader.memory) == CANARY).all()
@@ -419,9 +420,9 @@ def test_a_peer_killed_during_a_read_can_be_forgotten(world, reader):
 def test_a_read_of_a_stopped_peer_ends_when_it_goes_on(world, reader):
     source = world.source
     source.call("fill", 8)
-    add_peer(reader, source)
+    add_worker(reader, source)
     source.stop()
-    reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
+    reader.transport.post(block_read(1, source.worker_id, EVERY, EVERY, salt=8))
     try:
         assert poll_for(reader.transport, 0.05) == []
         with pytest.raises(TransportError, match="open"):
@@ -439,7 +440,7 @@ def test_a_connected_peer_on_the_same_host_is_read_without_its_help(nixl_world):
     for read_id in range(1, 6):
         source.stop()
         try:
-            reader.transport.post(block_read(read_id, source.incarnation, EVERY, EVERY))
+            reader.transport.post(block_read(read_id, source.worker_id, EVERY, EVERY))
             ended_in_post = bool(reader.transport.poll())
         finally:
             source.go_on()
@@ -454,11 +455,11 @@ def test_a_connected_peer_on_the_same_host_is_read_without_its_help(nixl_world):
 def test_when_a_read_that_was_given_up_has_ended_nothing_of_it_lands_any_more(world, reader):
     source = world.source
     source.call("fill", 8)
-    add_peer(reader, source)
+    add_worker(reader, source)
     source.stop()
     try:
-        reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
-        reader.transport.give_up(1)
+        reader.transport.post(block_read(1, source.worker_id, EVERY, EVERY, salt=8))
+        reader.transport.abandon(1)
         early = poll_for(reader.transport, 0.05)
     finally:
         source.go_on()
@@ -477,8 +478,8 @@ def test_a_byte_stream_ends_a_read_that_is_given_up_whatever_its_source_does(grp
     before = content(reader.memory)
     source.stop()
     try:
-        reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, salt=8))
-        reader.transport.give_up(1)
+        reader.transport.post(block_read(1, source.worker_id, EVERY, EVERY, salt=8))
+        reader.transport.abandon(1)
         assert [(end.read_id, end.generations) for end in reader.transport.poll()] == [(1, None)]
     finally:
         source.go_on()
@@ -492,7 +493,7 @@ def test_a_byte_stream_gives_nothing_to_who_was_not_told_the_generation(grpc_wor
     reader, source = make_reader(grpc_world), grpc_world.source
     connect(reader, source)
     before = content(reader.memory)
-    reader.transport.post(block_read(1, source.incarnation, EVERY, EVERY, generations=[5] * NUM_BLOCKS))
+    reader.transport.post(block_read(1, source.worker_id, EVERY, EVERY, generations=[5] * NUM_BLOCKS))
     found = words(wait_for_ends(reader.transport, 1)[1])
     assert not set(found) & {block + 1000 for block in EVERY}
     assert np.array_equal(content(reader.memory), before)
@@ -539,7 +540,7 @@ def test_a_byte_stream_never_vouches_for_a_torn_block(changed_after, place):
     """A block of five pieces is given to other content after so many of them were copied."""
     memory = new_memory(block_bytes=5 * PIECE_BYTES - 1, num_blocks=2, place=place)
     memory.generations[:] = 7
-    source = BlockSource(new_incarnation(), memory)
+    source = BlockSource(new_worker_id(), memory)
     asked = ByteRequest(source._key, np.array([1], dtype=np.uint32), np.array([7], dtype=np.uint64))
     reading = source.open(asked)
     pieces = reading.pieces()
@@ -555,12 +556,12 @@ def test_a_forgotten_read_may_still_land():
     """What quarantine is for: its source was not dead, only stopped."""
     fabric = MemoryFabric()
     source, memory = InProcessSource(fabric), new_memory()
-    transport = MemoryTransport(fabric, new_incarnation(), memory)
+    transport = MemoryTransport(fabric, new_worker_id(), memory)
     source.call("fill", 1)
-    transport.add_peer(source.incarnation, source.address, source.descriptor)
+    transport.add_worker(source.worker_id, source.address, source.descriptor)
     source.stop()
-    transport.post(block_read(1, source.incarnation, [2], [3]))
-    transport.forget_peer(source.incarnation)
+    transport.post(block_read(1, source.worker_id, [2], [3]))
+    transport.remove_worker(source.worker_id)
     assert [(end.read_id, end.generations) for end in transport.poll()] == [(1, None)]
     assert (content(memory) == CANARY).all()
     source.go_on()
@@ -571,11 +572,11 @@ def test_a_forgotten_read_may_still_land():
 def test_a_read_of_a_killed_peer_never_lands():
     fabric = MemoryFabric()
     source, memory = InProcessSource(fabric), new_memory()
-    transport = MemoryTransport(fabric, new_incarnation(), memory)
-    transport.add_peer(source.incarnation, source.address, source.descriptor)
+    transport = MemoryTransport(fabric, new_worker_id(), memory)
+    transport.add_worker(source.worker_id, source.address, source.descriptor)
     source.call("fill", 1)
     source.stop()
-    transport.post(block_read(1, source.incarnation, [2], [3]))
+    transport.post(block_read(1, source.worker_id, [2], [3]))
     source.kill()
     source.go_on()
     assert [end.generations for end in transport.poll()] == [None]
@@ -583,7 +584,7 @@ def test_a_read_of_a_killed_peer_never_lands():
 
 
 def test_forgetting_an_unknown_peer_is_no_change(world, reader):
-    reader.transport.forget_peer(new_incarnation())
+    reader.transport.remove_worker(new_worker_id())
     assert reader.transport.poll() == []
 
 

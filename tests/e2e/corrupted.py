@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from kvtransfer.ids import WorkerId
 from kvtransfer.transports import nixl
-from kvtransfer.transports.base import BlockRead, Incarnation, Memory, ReadEnd
+from kvtransfer.transports.base import BlockRead, Memory, ReadEnd
 
 
 class DamagingTransport(nixl.NixlTransport):
@@ -11,8 +12,8 @@ class DamagingTransport(nixl.NixlTransport):
 
     first, end = 0, 0
 
-    def __init__(self, incarnation: Incarnation, memory: Memory) -> None:
-        super().__init__(incarnation, memory)
+    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
+        super().__init__(worker_id, memory)
         self._memory = memory
         self._destinations: dict[int, np.ndarray] = {}
 

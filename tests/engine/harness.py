@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.outputs import Announced, row_logprobs
@@ -17,7 +17,7 @@ from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.sampling import SamplingParams
 
-GATEWAY = 7
+GATEWAY = GatewayId(7)
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Driven:
         *,
         num_prompt: int | None = None,
         kind: Kind = Kind.LOCAL,
-        peer: int = 0,
+        paired_with: int = 0,
         seeds: tuple[int, ...] = (),
         **sampling,
     ) -> int:
@@ -58,10 +58,12 @@ class Driven:
             num_prompt or len(prompt),
             SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, **sampling}),
         )
-        branches = tuple(Branch(HandoffId(GATEWAY, next(self.handles)), seed) for seed in seeds)
+        branches = tuple(Branch(AttemptId(GATEWAY, next(self.handles)), seed) for seed in seeds)
         self.num_prompt |= dict.fromkeys(range(handle, handle + len(seeds) + 1), capsule.num_prompt)
-        id = HandoffId(GATEWAY, handle)
-        self.engine.submit(Request(id, capsule, kind, self.now, 1e9, peer=peer, branches=branches))
+        id = AttemptId(GATEWAY, handle)
+        self.engine.submit(
+            Request(id, capsule, kind, self.now, 1e9, paired_with=WorkerId(paired_with), branches=branches)
+        )
         return handle
 
     def step(self) -> bool:
@@ -108,7 +110,7 @@ class Driven:
                 if finish:
                     self.finish[handle] = finish
         self.announced += outputs.announced
-        self.failures += [given_up.failure for given_up in outputs.given_up]
+        self.failures += [failed.failure for failed in outputs.failed]
 
     def assert_baseline(self) -> None:
         """Nothing is held, and every block is where it belongs."""

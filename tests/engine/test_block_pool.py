@@ -26,7 +26,7 @@ def fill(cache: PrefixCache, pool: BlockPool, token_ids: np.ndarray) -> list[int
     pool.reference(match.blocks)
     fresh = pool.allocate(len(token_ids) // BLOCK_SIZE - len(match.blocks))
     if fresh is None:
-        pool.release(match.blocks[::-1])
+        pool.free(match.blocks[::-1])
         return None
     blocks: list[int] = match.blocks.tolist() + fresh.tolist()
     at = len(match.blocks)
@@ -55,12 +55,12 @@ def test_any_sequence_of_admissions_and_releases_keeps_every_block_in_one_place(
     for operation in operations:
         if isinstance(operation, int):
             if running:
-                pool.release(array(running.pop(operation % len(running)))[::-1])
+                pool.free(array(running.pop(operation % len(running)))[::-1])
         elif (blocks := fill(cache, pool, np.repeat(np.array(operation, dtype=np.int32), BLOCK_SIZE))) is not None:
             running.append(blocks)
         pool.check()
         cache.check()
-        assert all(cache.holds(block) for blocks in running for block in blocks)
+        assert all(cache.contains(block) for blocks in running for block in blocks)
         events = cache.take_events()
         if None in events.tokens:
             assert pool._num_free == 0, "more was evicted than was needed"
@@ -90,11 +90,11 @@ def test_a_generation_is_raised_with_new_content_and_only_then():
     (block,) = blocks
     generation = int(pool.generations[block])
     pool.reference(array(blocks))
-    pool.release(array([block]))
-    pool.release(array([block]))
+    pool.free(array([block]))
+    pool.free(array([block]))
     assert fill(cache, pool, np.array([7, 7], dtype=np.int32)) == [block]
     assert int(pool.generations[block]) == generation
-    pool.release(array([block]))
+    pool.free(array([block]))
     assert pool.allocate(2) is not None
     assert int(pool.generations[block]) == generation + 1
 
@@ -105,7 +105,7 @@ def test_the_least_recently_used_leaf_is_evicted_first():
     for tokens in (old, new, old):
         blocks = fill(cache, pool, tokens)
         assert blocks is not None
-        pool.release(array(blocks)[::-1])
+        pool.free(array(blocks)[::-1])
     pool.allocate(1)
     assert len(cache.match(np.append(old, 0).astype(np.int32)).blocks) == 2
     assert len(cache.match(np.append(new, 0).astype(np.int32)).blocks) == 1
@@ -119,7 +119,7 @@ def test_a_parent_that_is_let_go_of_first_takes_what_is_below_it_out_of_the_cach
     assert blocks is not None
     top, middle, bottom = blocks
     for block in (top, bottom, middle):
-        pool.release(array([block]))
+        pool.free(array([block]))
     pool.reference(array([middle]))
     assert cache.subtree(top) == [bottom, middle, top]
     assert cache.ancestors(bottom) == [middle, top]
@@ -130,7 +130,7 @@ def test_a_parent_that_is_let_go_of_first_takes_what_is_below_it_out_of_the_cach
     assert len(cache.take_events()) == 3
     assert len(cache.match(tokens).blocks) == 0
     assert pool.available == 1
-    pool.release(array([middle]))
+    pool.free(array([middle]))
     assert pool.available == 2
 
 
@@ -138,9 +138,9 @@ def test_freeing_twice_is_caught():
     _, pool = make(2)
     blocks = pool.allocate(1)
     assert blocks is not None
-    pool.release(blocks)
+    pool.free(blocks)
     with pytest.raises(AssertionError):
-        pool.release(blocks)
+        pool.free(blocks)
 
 
 def test_the_queue_of_evictable_blocks_stays_bounded():
@@ -149,7 +149,7 @@ def test_the_queue_of_evictable_blocks_stays_bounded():
     for _ in range(1000):
         blocks = fill(cache, pool, tokens)
         assert blocks is not None
-        pool.release(array(blocks)[::-1])
+        pool.free(array(blocks)[::-1])
     assert len(pool._queue) <= 4 * 8
 
 

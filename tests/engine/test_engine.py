@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from kvtransfer.ids import WorkerId
 from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
@@ -108,7 +109,7 @@ def test_when_the_owner_of_a_pending_prefix_goes_the_next_one_does_the_work():
     prefix = list(range(80))
     handles = [driven.submit([*prefix, index], 3) for index in range(4)]
     driven.step()
-    (owner,) = driven.engine.sequences.held_ids
+    (owner,) = driven.engine.sequences.ids_with_blocks
     driven.engine.sequences.free(owner)
     driven.run()
     survivors = [handle for handle in handles if handle != owner.handle]
@@ -250,19 +251,19 @@ def test_what_cannot_fit_the_empty_pool_is_refused_for_good_also_in_the_queue():
 def test_what_fits_only_without_the_quarantine_is_refused_not_now():
     driven = make_engine(num_blocks=8, max_model_len=256)
     sequences = driven.engine.sequences
-    driven.submit(list(range(8)), 2, kind=Kind.CONSUME, peer=3)
+    driven.submit(list(range(8)), 2, kind=Kind.CONSUME, paired_with=3)
     (id,) = sequences.known_ids
     sequences.enqueue(id)
     driven.step()
-    (reserved,) = [*sequences.held_ids]
+    (reserved,) = [*sequences.ids_with_blocks]
     slot = sequences.slot_of(reserved)
     assert slot is not None
-    held_back = tuple(sequences.batch.blocks(slot)[:2])
-    sequences.free(id, held_back)
+    quarantined = tuple(sequences.batch.blocks(slot)[:2])
+    sequences.free(id, quarantined)
     driven.submit(list(range(100, 127)), 2)
     driven.take()
     assert [failure.code for failure in driven.failures] == [FailureCode.NOT_NOW]
-    sequences.give_back(held_back)
+    sequences.free_quarantined(quarantined)
     handle = driven.submit(list(range(100, 127)), 2)
     driven.run()
     assert len(driven.tokens[handle]) == 2
@@ -299,10 +300,10 @@ def test_prefill_serves_short_prompts_first_but_starves_none():
 def test_a_consumer_over_a_quarter_of_the_pool_waits_for_one_below_it():
     driven = make_engine(num_blocks=40, scheduler=PrefillScheduler(1000))
     for index in range(5):
-        driven.submit([index] * 16, 2, kind=Kind.PRODUCE, peer=1)  # 4 blocks each; a share is 10
-    other = driven.submit(list(range(900, 980)), 2, kind=Kind.PRODUCE, peer=2)
+        driven.submit([index] * 16, 2, kind=Kind.PRODUCE, paired_with=1)  # 4 blocks each; a share is 10
+    other = driven.submit(list(range(900, 980)), 2, kind=Kind.PRODUCE, paired_with=2)
     driven.step()
-    assert driven.engine.sequences.blocks_held_for(1) == 12
+    assert driven.engine.sequences.blocks_charged_to(WorkerId(1)) == 12
     assert other in driven.tokens
 
 
@@ -345,7 +346,7 @@ def test_requests_past_their_deadline_are_given_up_wherever_they_are():
     for request in driven.engine.sequences.waiting.values():
         request.deadline = 5.0
     driven.engine.sequences.batch.deadline[:] = 5.0
-    driven.engine.sequences.expire(6.0)
+    driven.engine.sequences.fail_expired(6.0)
     driven.take()
     assert [failure.code for failure in driven.failures] == [FailureCode.DEADLINE] * 4
     driven.assert_baseline()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.request import Kind
@@ -45,8 +45,8 @@ def watched() -> tuple[Driven, WatchedRunner]:
     return Driven(engine), runner
 
 
-def id_of(handle: int) -> HandoffId:
-    return HandoffId(GATEWAY, handle)
+def id_of(handle: int) -> AttemptId:
+    return AttemptId(GatewayId(GATEWAY), handle)
 
 
 def test_a_step_is_launched_before_the_one_under_way_is_collected() -> None:
@@ -131,7 +131,7 @@ def test_a_prompt_that_stops_being_computed_keeps_its_blocks_until_it_is_let_go_
     driven.step()
     driven.step()
     sequences = driven.engine.sequences
-    sequences.stop(id_of(handle))
+    sequences.stop_computing(id_of(handle))
     driven.run()
     assert sequences.pool.num_blocks - sequences.pool.available == 10
     sequences.free(id_of(handle))

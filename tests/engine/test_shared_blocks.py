@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtransfer.messages import FirstToken, HandoffId
+from kvtransfer.ids import AttemptId, GatewayId
+from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
@@ -27,8 +28,8 @@ def says(prompt: tuple[int, ...], count: int, seed: int) -> list[int]:
     return reference(list(prompt), count, seed=seed, **WARM)
 
 
-def id_of(handle: int) -> HandoffId:
-    return HandoffId(GATEWAY, handle)
+def id_of(handle: int) -> AttemptId:
+    return AttemptId(GatewayId(GATEWAY), handle)
 
 
 def blocks_of(driven: Driven, handle: int) -> list[int]:
@@ -60,8 +61,8 @@ def abort(driven: Driven, handle: int) -> None:
 def fail(driven: Driven, handle: int) -> None:
     """As a read fails whose end is unknown: its blocks stay out of use for a while."""
     blocks = tuple(blocks_of(driven, handle))
-    driven.engine.sequences.free(id_of(handle), held_back=blocks)
-    driven.engine.sequences.give_back(blocks[::2])
+    driven.engine.sequences.free(id_of(handle), quarantined=blocks)
+    driven.engine.sequences.free_quarantined(blocks[::2])
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -128,7 +129,7 @@ class Traffic:
         self.stems = [tuple(self.rng.randrange(1000) for _ in range(8)) for _ in range(2)]
         self.asked: dict[int, tuple[tuple[int, ...], int, int]] = {}  # by handle: prompt, tokens, seed
         self.reads: dict[int, list[int]] = {}  # by handle of what is received: the handles that will say something
-        self.held_back: list[tuple[int, ...]] = []
+        self.quarantined: list[tuple[int, ...]] = []
 
     def submit(self) -> None:
         rng = self.rng
@@ -163,11 +164,11 @@ class Traffic:
         """Lets go of a request; where it is being read, the read may still write to its blocks."""
         sequences = self.driven.engine.sequences
         slot = sequences.slot_of(id_of(handle))
-        held_back: tuple[int, ...] = ()
+        quarantined: tuple[int, ...] = ()
         if slot is not None and sequences.batch.phase[slot] == Phase.RECEIVING and self.rng.random() < 0.5:
-            held_back = tuple(sequences.batch.blocks(slot)[int(sequences.batch.done[slot]) // 2 :])
-            self.held_back.append(held_back)
-        sequences.free(id_of(handle), held_back)
+            quarantined = tuple(sequences.batch.blocks(slot)[int(sequences.batch.done[slot]) // 2 :])
+            self.quarantined.append(quarantined)
+        sequences.free(id_of(handle), quarantined)
 
     def happen(self) -> None:
         """Some of all that can happen, and a step."""
@@ -178,14 +179,14 @@ class Traffic:
             self.read_on(rng.choice(receiving))
         if rng.random() < 0.2 and (known := sorted(sequences.known_ids, key=lambda id: id.handle)):
             self.drop(rng.choice(known).handle)
-        if rng.random() < 0.3 and self.held_back:
-            sequences.give_back(self.held_back.pop())
+        if rng.random() < 0.3 and self.quarantined:
+            sequences.free_quarantined(self.quarantined.pop())
         self.driven.step()
 
     def settle(self) -> None:
         """Whatever was begun comes to its end."""
-        while self.held_back:
-            self.driven.engine.sequences.give_back(self.held_back.pop())
+        while self.quarantined:
+            self.driven.engine.sequences.free_quarantined(self.quarantined.pop())
         while self.driven.step() or self.receiving():
             for handle in self.receiving():
                 self.read_on(handle)

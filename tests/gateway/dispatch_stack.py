@@ -130,8 +130,8 @@ def prefill_peer(**hello: Any) -> PeerWorker:
     return PeerWorker(worker_hello(WorkerRole.PREFILL, PREFILL, **hello))
 
 
-def decode_peer(incarnation: int = DECODE, **hello: Any) -> PeerWorker:
-    return PeerWorker(worker_hello(WorkerRole.DECODE, incarnation, **hello))
+def decode_peer(worker_id: int = DECODE, **hello: Any) -> PeerWorker:
+    return PeerWorker(worker_hello(WorkerRole.DECODE, worker_id, **hello))
 
 
 def request(

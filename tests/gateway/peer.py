@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from kvtransfer.ids import WorkerId
 from protos import worker_pb2, worker_pb2_grpc
 from services.config import WorkerRole
 from services.protocol.capsule import Capsule
@@ -166,10 +167,10 @@ def tokens_of(capsule: Capsule) -> list[int]:
     return listed
 
 
-def worker_hello(role: WorkerRole, incarnation: int, **changes: Any) -> WorkerHello:
+def worker_hello(role: WorkerRole, worker_id: int, **changes: Any) -> WorkerHello:
     """A hello of a small worker."""
     hello = WorkerHello(
-        incarnation=incarnation,
+        worker_id=WorkerId(worker_id),
         role=role,
         fingerprint="f" * 32,
         kv_protocol=1,

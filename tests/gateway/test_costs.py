@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.costs import CostModel, FadingLine
 
@@ -67,9 +68,9 @@ def test_one_stall_changes_little():
 def test_a_handoff_costs_what_it_takes_beyond_a_step():
     costs = CostModel()
     for index in range(40):
-        costs.note_step(7, 8, index * 0.03, prefill_busy=False, computes_too=False)
+        costs.note_step(WorkerId(7), 8, index * 0.03, prefill_busy=False, computes_too=False)
     for _ in range(2):
-        costs.note_handed_over(7, 500, 0.05)
+        costs.note_handed_over(WorkerId(7), 500, 0.05)
     handoff = costs.figures().handoff
     assert handoff is not None
     assert handoff.at(500) == pytest.approx(0.02)
@@ -77,7 +78,9 @@ def test_a_handoff_costs_what_it_takes_beyond_a_step():
 
 def steps(costs: CostModel, start: float, step_s: float, count: int, **beside: bool) -> float:
     for index in range(count):
-        costs.note_step(7, 8, start + index * step_s, **{"prefill_busy": False, "computes_too": False, **beside})
+        costs.note_step(
+            WorkerId(7), 8, start + index * step_s, **{"prefill_busy": False, "computes_too": False, **beside}
+        )
     return start + count * step_s
 
 

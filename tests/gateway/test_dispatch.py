@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway import dispatch
 from services.gateway.generation import (
@@ -47,8 +48,8 @@ async def test_a_pair_gets_the_request_at_once_and_under_one_handle():
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()):
         at_prefill, at_decode = await prefill.submit(), await decode.submit()
         assert at_prefill.handle == at_decode.handle == 1
-        assert at_prefill.handoff == HandTo(DECODE)
-        assert at_decode.handoff == TakeFrom(prefill.address, PREFILL)
+        assert at_prefill.handoff == HandTo(WorkerId(DECODE))
+        assert at_decode.handoff == TakeFrom(prefill.address, WorkerId(PREFILL))
         assert tokens_of(at_decode.capsule) == PROMPT
         assert at_decode.request_id == "request-1"
         assert 0 < at_decode.timeout_s <= 300
@@ -480,7 +481,7 @@ async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pyte
         await asyncio.sleep(0.05)
         assert stack.rows[0]["phase"] == "waiting"
         prefill.refuses = ""
-        assert (await decode.submit(2)).handoff == TakeFrom(prefill.address, PREFILL)
+        assert (await decode.submit(2)).handoff == TakeFrom(prefill.address, WorkerId(PREFILL))
         reading.cancel()
 
 

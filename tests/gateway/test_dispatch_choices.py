@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from kvtransfer.ids import WorkerId
 from services.gateway.generation import (
     Delta,
     Generation,
@@ -51,7 +52,7 @@ async def test_choices_are_sent_as_one_and_come_apart_after_the_first_token():
     tokens = continuation(PROMPT, 4)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request(4, seeds=(7, 8, 9))) as generation:
         at_prefill, at_decode = await prefill.submit(), await decode.submit()
-        assert (at_prefill.handle, at_prefill.seeds, at_prefill.handoff) == (1, (7, 8, 9), HandTo(DECODE))
+        assert (at_prefill.handle, at_prefill.seeds, at_prefill.handoff) == (1, (7, 8, 9), HandTo(WorkerId(DECODE)))
         assert (at_decode.handle, at_decode.seeds) == (1, (7, 8, 9))
         prefill.say(row_frame(2, len(PROMPT), tokens[:1], finish=STOP, cached=4))
         assert await first(generation) == Delta(tokens[:1], None, STOP, 4, choice=0)

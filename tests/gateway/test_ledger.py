@@ -9,11 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.costs import CostModel
 from services.gateway.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.ledger import MAX_ATTEMPTS, Ledger, LedgerRow
-from services.gateway.router import Candidate, Plan, WorkerId
+from services.gateway.router import Candidate, Plan
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Load, Row, TokenLogprobs
 from services.protocol.messages import Abort, Command, HandTo, Submit, TakeFrom

@@ -7,9 +7,10 @@ import weakref
 
 import pytest
 
+from kvtransfer.ids import WorkerId
 from services.config import HandoffMode
 from services.gateway.generation import Delta, Failed, TooLarge, never
-from services.gateway.router import Why, WorkerId
+from services.gateway.router import Why
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.gateway.dispatch_stack import (
     DECODE,

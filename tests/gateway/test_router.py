@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
 from services.gateway.router import (
     TRIAL_EVERY,
@@ -18,7 +19,6 @@ from services.gateway.router import (
     Plan,
     Policy,
     Why,
-    WorkerId,
     make_plan,
     uncached_tokens,
 )
@@ -199,7 +199,7 @@ def test_one_transport_in_common_is_enough_to_pair():
 
 
 def test_a_pair_that_the_consumer_wants_to_avoid_is_not_made():
-    wary = Load(avoid=(1,), available_blocks=1000)
+    wary = Load(avoid=(WorkerId(1),), available_blocks=1000)
     assert ids(plan(prefill(1), decode(2, wary))) == (None, 2)
     assert ids(plan(prefill(1), decode(2, wary), decode(4, Load(running=9, available_blocks=1000)))) == (1, 4)
 

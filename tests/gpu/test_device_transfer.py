@@ -17,8 +17,8 @@ from tests.contract.kv_source import (
     block_read,
     content,
     make_end,
-    new_incarnation,
     new_memory,
+    new_worker_id,
     pattern,
     wait_for_ends,
 )
@@ -50,7 +50,7 @@ def make_reader() -> Iterator[Callable[[str, Place], tuple[End, Memory]]]:
 
     def make(kind: str, place: Place) -> tuple[End, Memory]:
         memory = new_memory(place=place)
-        ends.append(make_end(kind, new_incarnation(), memory))
+        ends.append(make_end(kind, new_worker_id(), memory))
         return ends[-1], memory
 
     yield make
@@ -72,9 +72,9 @@ def test_blocks_arrive_in_their_places_and_nowhere_else(kind, source_place, read
     source = make_source(kind, PLACES[source_place])
     end, memory = make_reader(kind, PLACES[reader_place])
     source.call("fill", 3)
-    end.transport.add_peer(source.incarnation, source.address, source.descriptor)
+    end.transport.add_worker(source.worker_id, source.address, source.descriptor)
     source_ids, destination_ids = [9, 2, 23, 0, 10, 11], [1, 22, 7, 3, 15, 16]
-    end.transport.post(block_read(7, source.incarnation, source_ids, destination_ids, salt=3))
+    end.transport.post(block_read(7, source.worker_id, source_ids, destination_ids, salt=3))
     generations = wait_for_ends(end.transport, 1)[7].generations
 
     expected = np.full((NUM_BLOCKS, BLOCK_BYTES), CANARY, dtype=np.uint8)
@@ -93,15 +93,15 @@ def test_nixl_reads_device_memory_of_this_host_without_its_source_s_help(make_so
     assert reach.one_sided, reach.why
     assert "CUDA IPC" in reach.why
     source.call("fill", 1)
-    end.transport.add_peer(source.incarnation, source.address, source.descriptor)
+    end.transport.add_worker(source.worker_id, source.address, source.descriptor)
     for read_id in range(10):
         source.call("ping")
-        end.transport.post(block_read(read_id, source.incarnation, EVERY, EVERY))
+        end.transport.post(block_read(read_id, source.worker_id, EVERY, EVERY))
         assert wait_for_ends(end.transport, 1)[read_id].generations is not None
     source.call("fill", 2)
     source.stop()
     try:
-        end.transport.post(block_read(99, source.incarnation, EVERY, EVERY, salt=2))
+        end.transport.post(block_read(99, source.worker_id, EVERY, EVERY, salt=2))
         assert wait_for_ends(end.transport, 1, deadline_s=10)[99].generations is not None
     finally:
         source.go_on()
@@ -114,23 +114,23 @@ def test_nixl_makes_no_pair_of_device_and_host_memory(ours, make_source, make_re
     source, (end, _) = make_source("nixl", theirs), make_reader("nixl", ours)
     assert not end.transport.reach(source.descriptor).one_sided
     with pytest.raises(TransportError, match=r"VRAM|DRAM"):
-        end.transport.add_peer(source.incarnation, source.address, source.descriptor)
+        end.transport.add_worker(source.worker_id, source.address, source.descriptor)
 
 
 @pytest.mark.parametrize("kind", ["nixl", "grpc"])
 def test_a_killed_source_fails_its_reads_and_the_device_serves_on(kind, make_source, make_reader):
     source, other = make_source(kind, Place.DEVICE), make_source(kind, Place.DEVICE)
     end, memory = make_reader(kind, Place.DEVICE)
-    for peer in (source, other):
-        peer.call("fill", 1)
-        end.transport.add_peer(peer.incarnation, peer.address, peer.descriptor)
-        end.transport.post(block_read(1, peer.incarnation, [0], [0]))
+    for worker in (source, other):
+        worker.call("fill", 1)
+        end.transport.add_worker(worker.worker_id, worker.address, worker.descriptor)
+        end.transport.post(block_read(1, worker.worker_id, [0], [0]))
         assert wait_for_ends(end.transport, 1)[1].generations is not None
     source.kill()
-    end.transport.forget_peer(source.incarnation)
+    end.transport.remove_worker(source.worker_id)
     post = partial(block_read, source=EVERY, destination=EVERY)
-    end.transport.post(post(2, source.incarnation))
+    end.transport.post(post(2, source.worker_id))
     assert wait_for_ends(end.transport, 1)[2].generations is None
-    end.transport.post(post(3, other.incarnation))
+    end.transport.post(post(3, other.worker_id))
     assert wait_for_ends(end.transport, 1)[3].generations is not None
     assert np.array_equal(content(memory)[5], pattern(5, 1))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvtransfer.consumer import Consumer
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.transports.base import ReadEnd
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import BatchState, Phase
@@ -23,7 +23,7 @@ class _TrustingConsumer(Consumer):
 
     def read_ended(self, end: ReadEnd, now: float) -> None:
         read = self._reads[end.read_id]
-        row = self._rows.get(read.id)
+        row = self._handoffs.get(read.id)
         if row is not None and end.generations is not None:
             end = replace(end, generations=np.array(row.generations[read.start : read.end], dtype=np.uint64))
         super().read_ended(end, now)
@@ -32,17 +32,17 @@ class _TrustingConsumer(Consumer):
 class _SequencesWithoutQuarantine(Sequences):
     """Frees blocks although a read may still write to them."""
 
-    def free(self, id: HandoffId, held_back: tuple[int, ...] = ()) -> None:
+    def free(self, id: AttemptId, quarantined: tuple[int, ...] = ()) -> None:
         super().free(id)
 
-    def give_back(self, blocks: tuple[int, ...]) -> None:
+    def free_quarantined(self, blocks: tuple[int, ...]) -> None:
         """They were freed before."""
 
 
 class _CoreWithMarksPerStream(WorkerCore):
     """What a gateway's older streams told is forgotten with them."""
 
-    def gateway_hello(self, gateway: int, highest_handle: int) -> None:
+    def gateway_hello(self, gateway: GatewayId, highest_handle: int) -> None:
         self._marks._highest.pop(gateway, None)
         self._gateways.add(gateway)
 
@@ -66,7 +66,7 @@ class _TrieThatLinksTwice(PrefixCache):
     """A block that several sequences enter is linked as often."""
 
     def insert(self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool) -> dict[int, int]:
-        entered = {block for block in blocks if self.holds(block)}
+        entered = {block for block in blocks if self.contains(block)}
         twins = super().insert(parents, blocks, token_ids, pending=pending)
         for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
             if block in entered and index not in twins:

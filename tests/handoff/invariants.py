@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvtransfer.consumer import PostRead
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
 from tests.handoff.processes import Violation, WorkerProcess
@@ -19,8 +19,8 @@ class _Seen:
     holders: Counter[int]  # by block
     in_use: set[int] = field(default_factory=set)  # blocks that steps read and write
     being_made: set[int] = field(default_factory=set)  # blocks whose nodes must be pending
-    producing: set[HandoffId] = field(default_factory=set)
-    receiving: set[HandoffId] = field(default_factory=set)
+    producing: set[AttemptId] = field(default_factory=set)
+    receiving: set[AttemptId] = field(default_factory=set)
 
 
 def check_worker(worker: WorkerProcess, open_reads: list[PostRead]) -> None:
@@ -37,7 +37,7 @@ def check_worker(worker: WorkerProcess, open_reads: list[PostRead]) -> None:
 def _look(worker: WorkerProcess) -> _Seen:
     sequences = worker.core.engine.sequences
     batch = sequences.batch
-    seen = _Seen(Counter(sequences._held_back), producing=set(sequences._leased), receiving=set(sequences._parked))
+    seen = _Seen(Counter(sequences._quarantined), producing=set(sequences._leased), receiving=set(sequences._parked))
     for slot, phase in enumerate(batch.phase.tolist()):
         if not phase:
             continue
@@ -51,7 +51,7 @@ def _look(worker: WorkerProcess) -> _Seen:
             seen.producing.add(request.id)
         if phase != _DECODING:
             seen.being_made.update(blocks[int(batch.num_ready[slot]) : int(batch.num_entered[slot])])
-    for held in (*sequences._leased.values(), *(blocks for _, blocks, _ in sequences._let_go_of)):
+    for held in (*sequences._leased.values(), *(blocks for _, blocks, _ in sequences._to_free)):
         seen.holders.update(held.tolist())
     for step in worker.runner._launched:
         for table, seq_len in zip(step.block_tables.tolist(), step.seq_lens.tolist(), strict=True):

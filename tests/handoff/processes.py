@@ -13,6 +13,7 @@ import numpy as np
 
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
+from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.producer import Producer
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
@@ -22,7 +23,7 @@ from services.engine.sequences import Sequences
 from services.gateway.costs import CostModel
 from services.gateway.generation import GenerationRequest
 from services.gateway.ledger import Ledger, LedgerRow, handles_needed
-from services.gateway.router import Candidate, Plan, WorkerId
+from services.gateway.router import Candidate, Plan
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
@@ -71,12 +72,12 @@ class Sizes:
 class WorkerProcess:
     """One life of a worker."""
 
-    def __init__(self, name: str, role: WorkerRole, incarnation: int, parts: Parts, sizes: Sizes) -> None:
+    def __init__(self, name: str, role: WorkerRole, worker_id: WorkerId, parts: Parts, sizes: Sizes) -> None:
         self.name = name
         self.role = role
-        self.incarnation = incarnation
+        self.worker_id = worker_id
         self.alive = True
-        self.gateways: dict[int, GatewayStream] = {}  # by gateway incarnation: the stream that counts
+        self.gateways: dict[GatewayId, GatewayStream] = {}  # by gateway: the stream that counts
         self.runner = SimulatedRunner(sizes.num_blocks, BLOCK_SIZE, late=sizes.depth > 0)
         scheduler = (
             PrefillScheduler(sizes.chunk)
@@ -93,16 +94,16 @@ class WorkerProcess:
         )
         engine.sequences = parts.sequences(engine.sequences.batch, sizes.num_blocks, ())
         marks = parts.marks()
-        producer, consumer = parts.producer(incarnation, marks), parts.consumer()
-        self.core = parts.core(engine, incarnation, producer, consumer, marks)
+        producer, consumer = parts.producer(worker_id, marks), parts.consumer()
+        self.core = parts.core(engine, worker_id, producer, consumer, marks)
 
     def __repr__(self) -> str:
-        return f"{self.name}#{self.incarnation}"
+        return f"{self.name}#{self.worker_id}"
 
     def candidate(self) -> Candidate:
         """This worker, for a plan."""
         return Candidate(
-            id=WorkerId(self.incarnation),
+            id=self.worker_id,
             address=self.name,
             role=self.role,
             pairs_by=("", 1),
@@ -187,10 +188,10 @@ class Client:
 class GatewayNode:
     """One life of a gateway."""
 
-    def __init__(self, incarnation: int, world: "World", aborts_prefill: bool) -> None:
-        self.incarnation = incarnation
+    def __init__(self, id: GatewayId, world: "World", aborts_prefill: bool) -> None:
+        self.id = id
         self.alive = True
-        self.workers: dict[int, GatewayStream] = {}  # by incarnation: the live streams
+        self.workers: dict[WorkerId, GatewayStream] = {}  # the live streams
         self._clock = lambda: world.now
         self.ledger = Ledger(self._send, self._clock, _NoObserver(), CostModel())
         self.clients: list[Client] = []
@@ -229,7 +230,7 @@ class GatewayNode:
         client = clients[0]
         row, ask = client.row, client.ask
         avoided = row.still_avoided(self._clock())
-        ready = [stream.worker.candidate() for id, stream in self.workers.items() if WorkerId(id) not in avoided]
+        ready = [stream.worker.candidate() for id, stream in self.workers.items() if id not in avoided]
         prefills = sorted((worker for worker in ready if worker.role is WorkerRole.PREFILL), key=lambda w: w.id)
         decodes = sorted((worker for worker in ready if worker.role is WorkerRole.DECODE), key=lambda w: w.id)
         turn = ask.turn + client.attempts

@@ -39,7 +39,7 @@ def control_stream(world: World) -> ControlStream:
 
 def gateway_stream(world: World, name: str) -> GatewayStream:
     """The first gateway's living stream to a worker."""
-    return world.gateways[0].workers[world.workers[name].incarnation]
+    return world.gateways[0].workers[world.workers[name].worker_id]
 
 
 def compute(world: World, worker: WorkerProcess) -> None:

@@ -4,25 +4,26 @@ import numpy as np
 import pytest
 
 from kvtransfer.consumer import (
+    AbandonRead,
     Arrived,
     Consumer,
     ConsumerAction,
     ConsumerLimits,
     ConsumerReport,
-    Drop,
     Enqueue,
-    GiveBack,
+    FreeQuarantined,
+    FreeSequence,
     PostRead,
     Ready,
     SendToProducer,
-    StopRead,
 )
-from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, HandoffId, Open, Release, StreamId
+from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
+from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, Release
 from kvtransfer.transports.base import ReadEnd
 
-ID = HandoffId(gateway=1, handle=5)
-OTHER = HandoffId(gateway=2, handle=1)
-PRODUCER = 77
+ID = AttemptId(gateway=GatewayId(1), handle=5)
+OTHER = AttemptId(gateway=GatewayId(2), handle=1)
+PRODUCER = WorkerId(77)
 S1, S2 = StreamId(1), StreamId(2)
 FIRST = (FirstToken(ID.handle, 42, None),)
 DEADLINE = 100.0
@@ -49,11 +50,11 @@ def read_end(read_id: int, blocks: list[int]) -> ReadEnd:
     return ReadEnd(read_id, np.array([block + 100 for block in blocks], dtype=np.uint64))
 
 
-def reading(consumer: Consumer, source: list[int], destination: list[int], num_held: int = 0) -> int:
+def reading(consumer: Consumer, source: list[int], destination: list[int], num_cached: int = 0) -> int:
     """A handoff whose first blocks are being read; returns the read's id."""
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, source)
-    consumer.reserved(ID, destination, num_held)
+    consumer.reserved(ID, destination, num_cached)
     posted = consumer.take_actions()[-1]
     assert isinstance(posted, PostRead)
     return posted.read_id
@@ -114,7 +115,7 @@ def test_a_gap_in_the_announcements_fails_the_handoff(consumer: Consumer) -> Non
     announce(consumer, 0, [3])
     actions(consumer)
     announce(consumer, 2, [5])
-    assert actions(consumer) == [Drop(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
 
 
 def test_an_announcement_that_contradicts_an_older_one_fails_the_handoff(consumer: Consumer) -> None:
@@ -140,14 +141,14 @@ def test_late_news_of_a_handoff_that_is_over_is_answered_by_a_release(
 def test_another_generation_fails_the_handoff_and_frees_its_blocks(consumer: Consumer) -> None:
     read_id = reading(consumer, [3, 4], [8, 9])
     consumer.read_ended(read_end(read_id, [3, 999]), 0.0)
-    assert actions(consumer) == [Drop(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
     assert consumer.quarantine.num_blocks == 0
 
 
 def test_a_failed_read_fails_the_handoff(consumer: Consumer) -> None:
     read_id = reading(consumer, [3], [8, 9])
     consumer.read_ended(ReadEnd(read_id, None), 0.0)
-    assert actions(consumer) == [Drop(ID, ()), RELEASE, ConsumerReport(ID, EndReason.READ_FAILED)]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, ConsumerReport(ID, EndReason.READ_FAILED)]
 
 
 def test_a_failed_read_leaves_the_others_in_quarantine(consumer: Consumer) -> None:
@@ -155,10 +156,10 @@ def test_a_failed_read_leaves_the_others_in_quarantine(consumer: Consumer) -> No
     announce(consumer, 1, [4, 5], FIRST)
     actions(consumer)
     consumer.read_ended(ReadEnd(failed, None), 0.0)
-    assert actions(consumer)[0] == Drop(ID, (8, 9))
+    assert actions(consumer)[0] == FreeSequence(ID, (8, 9))
     assert consumer.avoid(0.0) == {PRODUCER}
     consumer.read_ended(read_end(failed + 1, [4, 5]), 0.0)
-    assert actions(consumer) == [GiveBack((8, 9))]
+    assert actions(consumer) == [FreeQuarantined((8, 9))]
     assert consumer.avoid(0.0) == set()
 
 
@@ -177,12 +178,12 @@ def test_blocks_count_as_arrived_only_in_order(consumer: Consumer) -> None:
 def test_an_abort_holds_back_what_is_being_read(consumer: Consumer) -> None:
     read_id = reading(consumer, [3, 4], [7, 8, 9])
     consumer.abort(ID, 1.0)
-    assert actions(consumer) == [Drop(ID, (7, 8)), StopRead(read_id), RELEASE]
+    assert actions(consumer) == [FreeSequence(ID, (7, 8)), AbandonRead(read_id), RELEASE]
     assert consumer.quarantine.producers == {PRODUCER}
     consumer.abort(ID, 2.0)
     assert actions(consumer) == []
     consumer.read_ended(read_end(read_id, [3, 4]), 3.0)
-    assert actions(consumer) == [GiveBack((7, 8))]
+    assert actions(consumer) == [FreeQuarantined((7, 8))]
     assert consumer.num_open_reads == 0
 
 
@@ -190,17 +191,17 @@ def test_an_abort_before_anything_was_reserved(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     actions(consumer)
     consumer.abort(ID, 0.0)
-    assert actions(consumer) == [Drop(ID, ()), RELEASE]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE]
 
 
 def test_a_sequence_that_ended_at_its_first_token_is_no_failure(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     actions(consumer)
     consumer.ended(S1, Ended(ID, EndReason.FINISHED), 0.0)
-    assert actions(consumer) == [Drop(ID, ()), RELEASE]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE]
 
 
-@pytest.mark.parametrize("reason", [EndReason.OVER, EndReason.WRONG_INCARNATION, EndReason.ABORTED])
+@pytest.mark.parametrize("reason", [EndReason.OVER, EndReason.WRONG_WORKER, EndReason.ABORTED])
 def test_an_end_that_the_producer_tells_is_reported(consumer: Consumer, reason: EndReason) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     actions(consumer)
@@ -218,7 +219,7 @@ def test_a_handoff_without_a_stream_is_opened_when_there_is_one() -> None:
 
 def test_a_new_stream_opens_all_handoffs_with_that_producer_again(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
-    consumer.submit(OTHER, PRODUCER + 1, DEADLINE, 0.0)
+    consumer.submit(OTHER, WorkerId(PRODUCER + 1), DEADLINE, 0.0)
     actions(consumer)
     consumer.stream_lost(PRODUCER, S1, 1.0)
     consumer.stream_up(PRODUCER, S2, 2.0)
@@ -233,7 +234,11 @@ def test_a_handoff_outlives_its_stream_by_the_grace(consumer: Consumer) -> None:
     consumer.tick(12.9)
     assert actions(consumer) == []
     consumer.tick(13.0)
-    assert actions(consumer) == [Drop(ID, (8,)), StopRead(read_id), ConsumerReport(ID, EndReason.PEER_LOST)]
+    assert actions(consumer) == [
+        FreeSequence(ID, (8,)),
+        AbandonRead(read_id),
+        ConsumerReport(ID, EndReason.WORKER_LOST),
+    ]
 
 
 def test_the_loss_of_an_older_stream_changes_nothing(consumer: Consumer) -> None:
@@ -249,18 +254,18 @@ def test_the_loss_of_an_older_stream_changes_nothing(consumer: Consumer) -> None
 def test_a_lost_producer_ends_its_handoffs_at_once_and_none_of_its_reads(consumer: Consumer) -> None:
     read_id = reading(consumer, [3], [8, 9])
     consumer.producer_lost(PRODUCER, 1.0)
-    assert Drop(ID, (8,)) in (done := actions(consumer))
-    assert done[-1] == ConsumerReport(ID, EndReason.PEER_LOST)
+    assert FreeSequence(ID, (8,)) in (done := actions(consumer))
+    assert done[-1] == ConsumerReport(ID, EndReason.WORKER_LOST)
     assert consumer.avoid(1.0) == {PRODUCER}
     consumer.read_ended(ReadEnd(read_id, None), 2.0)
-    assert actions(consumer) == [GiveBack((8,))]
+    assert actions(consumer) == [FreeQuarantined((8,))]
 
 
 def test_a_handoff_ends_with_its_deadline(consumer: Consumer) -> None:
     read_id = reading(consumer, [3], [8, 9])
     consumer.tick(DEADLINE)
     report = ConsumerReport(ID, EndReason.EXPIRED)
-    assert actions(consumer) == [Drop(ID, (8,)), StopRead(read_id), RELEASE, report]
+    assert actions(consumer) == [FreeSequence(ID, (8,)), AbandonRead(read_id), RELEASE, report]
 
 
 def test_a_refusal_of_our_engine_releases_the_producer(consumer: Consumer) -> None:
@@ -269,7 +274,7 @@ def test_a_refusal_of_our_engine_releases_the_producer(consumer: Consumer) -> No
     announce(consumer, 0, [3])
     actions(consumer)
     consumer.refused(ID, 0.0)
-    assert actions(consumer) == [Drop(ID, ()), RELEASE]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE]
 
 
 def test_a_lost_gateway_ends_its_handoffs_and_no_others(consumer: Consumer) -> None:
@@ -277,7 +282,7 @@ def test_a_lost_gateway_ends_its_handoffs_and_no_others(consumer: Consumer) -> N
     consumer.submit(OTHER, PRODUCER, DEADLINE, 0.0)
     actions(consumer)
     consumer.gateway_lost(ID.gateway, 1.0)
-    assert actions(consumer) == [Drop(ID, (8,)), StopRead(read_id), RELEASE]
+    assert actions(consumer) == [FreeSequence(ID, (8,)), AbandonRead(read_id), RELEASE]
     assert consumer.open_ids == {OTHER}
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from kvtransfer.handles import HandleMarks
-from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, HandoffId, Open, StreamId
+from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
+from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open
 from kvtransfer.producer import (
     FreeBlocks,
     Producer,
@@ -13,9 +14,9 @@ from kvtransfer.producer import (
     StopComputing,
 )
 
-ID = HandoffId(gateway=1, handle=5)
-OLDER = HandoffId(gateway=1, handle=4)
-OURS, OTHERS = 77, 78  # incarnations
+ID = AttemptId(gateway=GatewayId(1), handle=5)
+OLDER = AttemptId(gateway=GatewayId(1), handle=4)
+OURS, OTHERS = WorkerId(77), WorkerId(78)
 S1, S2 = StreamId(1), StreamId(2)
 FIRST = (FirstToken(ID.handle, 42, None),)
 LIMITS = ProducerLimits(grace_s=3.0, open_wait_s=5.0, max_early_opens=2)
@@ -32,16 +33,16 @@ def producer(marks: HandleMarks) -> Producer:
     return Producer(OURS, marks, LIMITS)
 
 
-def submit(producer: Producer, marks: HandleMarks, id: HandoffId = ID) -> None:
+def submit(producer: Producer, marks: HandleMarks, id: AttemptId = ID) -> None:
     assert marks.admit(id)
     producer.submit(id, DEADLINE)
 
 
-def open_on(producer: Producer, stream: StreamId, now: float = 0.0, id: HandoffId = ID) -> None:
+def open_on(producer: Producer, stream: StreamId, now: float = 0.0, id: AttemptId = ID) -> None:
     producer.open(stream, Open(id, OURS), now)
 
 
-def ended(reason: EndReason, stream: StreamId = S1, id: HandoffId = ID) -> SendToConsumer:
+def ended(reason: EndReason, stream: StreamId = S1, id: AttemptId = ID) -> SendToConsumer:
     return SendToConsumer(stream, Ended(id, reason))
 
 
@@ -151,7 +152,7 @@ def test_an_open_after_the_abort_of_an_opened_handoff_is_told_so(producer: Produ
 def test_another_incarnation_is_refused_even_for_a_known_handle(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
     producer.open(S1, Open(ID, OTHERS), 0.0)
-    assert producer.take_actions() == [ended(EndReason.WRONG_INCARNATION)]
+    assert producer.take_actions() == [ended(EndReason.WRONG_WORKER)]
     producer.abort(ID)
     assert producer.take_actions() == [FreeBlocks(ID)], "the lease is still the gateway's"
 
@@ -163,7 +164,7 @@ def test_an_unknown_handle_that_is_over_is_refused_at_once(producer: Producer, m
 
 
 def test_handles_of_another_gateway_say_nothing(producer: Producer, marks: HandleMarks) -> None:
-    marks.raise_to(2, 1000)
+    marks.raise_to(GatewayId(2), 1000)
     open_on(producer, S1)
     assert nothing(producer)
 
@@ -178,7 +179,7 @@ def test_an_early_open_waits_only_so_long(producer: Producer, marks: HandleMarks
 
 
 def test_early_opens_are_bounded(producer: Producer, marks: HandleMarks) -> None:
-    ids = [HandoffId(1, handle) for handle in (1, 2, 3)]
+    ids = [AttemptId(GatewayId(1), handle) for handle in (1, 2, 3)]
     for id in ids:
         open_on(producer, S1, id=id)
     assert producer.take_actions() == [ended(EndReason.OVER, id=ids[2])]
@@ -207,7 +208,7 @@ def test_a_lease_outlives_its_stream_by_the_grace(producer: Producer, marks: Han
     producer.tick(12.9)
     assert nothing(producer), "there is nobody to tell, and the lease lasts"
     producer.tick(13.0)
-    assert producer.take_actions() == [FreeBlocks(ID), ProducerReport(ID, EndReason.PEER_LOST)]
+    assert producer.take_actions() == [FreeBlocks(ID), ProducerReport(ID, EndReason.WORKER_LOST)]
 
 
 def test_an_open_within_the_grace_saves_the_lease(producer: Producer, marks: HandleMarks) -> None:
@@ -309,14 +310,14 @@ def test_a_lease_ends_with_the_deadline(producer: Producer, marks: HandleMarks) 
 
 
 def test_a_lost_gateway_aborts_its_handoffs_and_no_others(producer: Producer, marks: HandleMarks) -> None:
-    unopened, early, other = HandoffId(1, 6), HandoffId(1, 7), HandoffId(2, 1)
+    unopened, early, other = AttemptId(GatewayId(1), 6), AttemptId(GatewayId(1), 7), AttemptId(GatewayId(2), 1)
     submit(producer, marks)
     open_on(producer, S1)
     submit(producer, marks, unopened)
     open_on(producer, S1, id=early)
     submit(producer, marks, other)
     producer.take_actions()
-    producer.gateway_lost(1)
+    producer.gateway_lost(GatewayId(1))
     assert producer.take_actions() == [
         StopComputing(ID),
         ended(EndReason.ABORTED),

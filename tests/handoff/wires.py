@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from kvtransfer.consumer import PostRead
-from kvtransfer.messages import StreamId
+from kvtransfer.ids import StreamId
 
 if TYPE_CHECKING:
     from tests.handoff.processes import GatewayNode, WorkerProcess

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtransfer.messages import Announcement, Ended, HandoffId, StreamId, ToConsumer, ToProducer
+from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
+from kvtransfer.messages import Announcement, Ended, ToConsumer, ToProducer
 from kvtransfer.transports.base import ReadEnd
 from services.config import WorkerRole
 from services.protocol.frames import Frame
@@ -51,12 +52,12 @@ class World:
         self._parts = parts
         self._sizes = sizes or Sizes()
         self._looks_inside = looks_inside
-        self._ids = count(1)  # incarnations
+        self._ids = count(1)  # of workers and gateways
         self._stream_ids = count(1)
         self.streams: list[Stream] = []
         self.flights: list[Flight] = []
         self.late_submits: dict[tuple[int, int], list[Submit]] = {}  # gateway, worker: held up when a stream broke
-        self.lives: dict[int, WorkerProcess] = {}  # every worker there ever was, by incarnation
+        self.lives: dict[int, WorkerProcess] = {}  # every worker there ever was, by id
         self.gateways = [self._new_gateway() for _ in range(num_gateways)]
         self.dead_gateways: list[GatewayNode] = []
         self.workers = {name: self._new_worker(name) for name in workers}
@@ -65,12 +66,12 @@ class World:
     # Processes.
 
     def _new_gateway(self) -> GatewayNode:
-        return GatewayNode(next(self._ids), self, self._parts.aborts_prefill)
+        return GatewayNode(GatewayId(next(self._ids)), self, self._parts.aborts_prefill)
 
     def _new_worker(self, name: str) -> WorkerProcess:
         role = WorkerRole.PREFILL if name.startswith("p") else WorkerRole.DECODE
-        worker = WorkerProcess(name, role, next(self._ids), self._parts, self._sizes)
-        self.lives[worker.incarnation] = worker
+        worker = WorkerProcess(name, role, WorkerId(next(self._ids)), self._parts, self._sizes)
+        self.lives[worker.worker_id] = worker
         return worker
 
     def kill(self, worker: WorkerProcess) -> None:
@@ -110,7 +111,7 @@ class World:
 
     def lose(self, reader: WorkerProcess, producer: WorkerProcess) -> None:
         """A consumer cannot reach a producer, which may be alive: what it reads from it may still land."""
-        self._call(reader, lambda core: core.producer_lost(producer.incarnation, self.now))
+        self._call(reader, lambda core: core.producer_lost(producer.worker_id, self.now))
         if self._parts.lost_is_dead:
             for flight in self._flights_between(reader, producer):
                 self._report(flight, None)
@@ -129,7 +130,7 @@ class World:
         workers = list(self.workers.values())
         for gateway in self.gateways:
             for worker in workers:
-                if worker.incarnation not in gateway.workers:
+                if worker.worker_id not in gateway.workers:
                     self._connect_gateway(gateway, worker)
         for consumer in (worker for worker in workers if worker.role is WorkerRole.DECODE):
             for producer in (worker for worker in workers if worker.role is WorkerRole.PREFILL):
@@ -138,9 +139,9 @@ class World:
     def _connect_gateway(self, gateway: GatewayNode, worker: WorkerProcess) -> None:
         stream = GatewayStream(gateway=gateway, worker=worker)
         self.streams.append(stream)
-        gateway.workers[worker.incarnation] = stream
-        stream.down.append(GatewayHello(gateway.incarnation, gateway.ledger.highest_handle))
-        stream.down += self.late_submits.pop((gateway.incarnation, worker.incarnation), [])
+        gateway.workers[worker.worker_id] = stream
+        stream.down.append(GatewayHello(gateway.id, gateway.ledger.highest_handle))
+        stream.down += self.late_submits.pop((gateway.id, worker.worker_id), [])
         gateway.look_after()
 
     def _connect_control(self, consumer: WorkerProcess, producer: WorkerProcess) -> None:
@@ -149,12 +150,12 @@ class World:
                 return
         stream = ControlStream(id=StreamId(next(self._stream_ids)), consumer=consumer, producer=producer)
         self.streams.append(stream)
-        self._call(consumer, lambda core: core.producer_stream_up(producer.incarnation, stream.id, self.now))
+        self._call(consumer, lambda core: core.producer_stream_up(producer.worker_id, stream.id, self.now))
 
     def break_stream(self, stream: Stream, how: Break) -> None:
         """A stream breaks; whoever broke it knows at once."""
         if isinstance(stream, GatewayStream):
-            key = stream.gateway.incarnation, stream.worker.incarnation
+            key = stream.gateway.id, stream.worker.worker_id
             held_up = [message for message in stream.down if isinstance(message, Submit)]
             self.late_submits.setdefault(key, []).extend(held_up)
         stream.break_it(how)
@@ -168,12 +169,12 @@ class World:
         stream.near_noticed()
         match stream:
             case GatewayStream(gateway=gateway, worker=worker) if gateway.alive:
-                if gateway.workers.get(worker.incarnation) is stream:
-                    del gateway.workers[worker.incarnation]
+                if gateway.workers.get(worker.worker_id) is stream:
+                    del gateway.workers[worker.worker_id]
                     gateway.ledger.on_lost(worker.candidate().id)
                     gateway.look_after()
             case ControlStream(consumer=consumer, producer=producer) if consumer.alive:
-                self._call(consumer, lambda core: core.producer_stream_lost(producer.incarnation, stream.id, self.now))
+                self._call(consumer, lambda core: core.producer_stream_lost(producer.worker_id, stream.id, self.now))
         self._forget_ended_streams()
 
     def notice_far(self, stream: Stream) -> None:
@@ -181,9 +182,9 @@ class World:
         stream.far_noticed()
         match stream:
             case GatewayStream(gateway=gateway, worker=worker) if worker.alive:
-                if worker.gateways.get(gateway.incarnation) is stream:
-                    del worker.gateways[gateway.incarnation]
-                    self._call(worker, lambda core: core.gateway_lost(gateway.incarnation, self.now))
+                if worker.gateways.get(gateway.id) is stream:
+                    del worker.gateways[gateway.id]
+                    self._call(worker, lambda core: core.gateway_lost(gateway.id, self.now))
             case ControlStream(producer=producer) if producer.alive:
                 self._call(producer, lambda core: core.consumer_stream_lost(stream.id, self.now))
         self._forget_ended_streams()
@@ -228,7 +229,7 @@ class World:
                 opened = [
                     (reader, self.lives[row.producer])
                     for reader in self.workers.values()
-                    for row in reader.core._consumer._rows.values()
+                    for row in reader.core._consumer._handoffs.values()
                 ]
                 pairs = dict.fromkeys([*opened, *((each.reader, each.source) for each in self.flights)])
                 return [partial(self.lose, *pair) for pair in pairs if pair not in reached]
@@ -303,7 +304,7 @@ class World:
             self._call(flight.reader, lambda core: core.read_ended(ReadEnd(flight.post.read_id, words), self.now))
 
     def _from_gateway(self, stream: GatewayStream, message: GatewayHello | Submit | Abort) -> None:
-        worker, gateway = stream.worker, stream.gateway.incarnation
+        worker, gateway = stream.worker, stream.gateway.id
         match message:
             case GatewayHello(_, highest_handle):
                 older = worker.gateways.get(gateway)
@@ -317,7 +318,7 @@ class World:
                 request = engine_request(gateway, message, self.now)
                 self._call(worker, lambda core: core.submit(request, self.now))
             case Abort(handle):
-                id = HandoffId(gateway, handle)
+                id = AttemptId(gateway, handle)
                 self._call(worker, lambda core: core.abort(id, self.now))
 
     def _from_worker(self, stream: GatewayStream, frame: Frame) -> None:
@@ -356,8 +357,8 @@ class World:
             if stream.id == id:
                 (stream.up if isinstance(message, Announcement | Ended) else stream.down).append(message)
 
-    def _check_tokens(self, worker: WorkerProcess, gateway: int, frame: Frame) -> None:
-        asks = {node.incarnation: node.ask_of_handle for node in (*self.gateways, *self.dead_gateways)}[gateway]
+    def _check_tokens(self, worker: WorkerProcess, gateway: GatewayId, frame: Frame) -> None:
+        asks = {node.id: node.ask_of_handle for node in (*self.gateways, *self.dead_gateways)}[gateway]
         for row in frame.rows():
             ask = asks[row.handle]
             index = row.position - len(ask.prompt)

@@ -1,9 +1,10 @@
 """What a gateway remembers of its own prompts."""
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index.recent import RecentPrefixes
 from tests.prefix_index.test_redis_index import chain_of
 
-ALICE, BOB = 1, 2
+ALICE, BOB = WorkerId(1), WorkerId(2)
 
 
 def test_it_knows_what_was_sent_where():
@@ -12,7 +13,7 @@ def test_it_knows_what_was_sent_where():
     recent.note(BOB, chain[:2])
     assert recent.depths(chain) == {ALICE: 6, BOB: 2}
     assert recent.depths(chain_of(9, seed=100)) == {}
-    recent.drop(ALICE)
+    recent.remove_worker(ALICE)
     assert recent.depths(chain) == {BOB: 2}
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index import publisher as publisher_module
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.memory import MemoryPrefixIndex
@@ -21,7 +22,7 @@ from services.protocol.messages import BlockEvents
 from tests.prefix_index.conftest import PATIENCE_S
 from tests.redis_server import RedisServer, running_cluster
 
-ALICE = 0xA11CE
+ALICE = WorkerId(0xA11CE)
 
 
 def chain_of(length: int, seed: int = 0) -> list[BlockHash]:
@@ -34,7 +35,7 @@ def index_on(client: Client) -> RedisPrefixIndex:
 
 async def test_a_lookup_is_one_round_trip_and_few_reads(server: RedisServer, client: Client):
     chain, index = chain_of(1000), index_on(client)
-    publishers = [IndexPublisher(client, worker) for worker in range(1, 65)]
+    publishers = [IndexPublisher(client, WorkerId(worker)) for worker in range(1, 65)]
     for worker, publisher in enumerate(publishers, 1):
         publisher.change(chain[0], chain[: 15 * worker], [])
         await publisher.flush()
@@ -62,9 +63,9 @@ async def test_a_lookup_that_is_given_up_leaves_the_others_their_answers(server:
     chain, index, publisher = chain_of(5), index_on(client), IndexPublisher(client, ALICE)
     publisher.change(chain[0], chain, [])
     await publisher.flush()
-    given_up, kept = (asyncio.create_task(index.depths(chain)) for _ in range(2))
+    failed, kept = (asyncio.create_task(index.depths(chain)) for _ in range(2))
     await asyncio.sleep(0)
-    given_up.cancel()
+    failed.cancel()
     assert await kept == {ALICE: 5}
 
 
@@ -89,7 +90,7 @@ def test_random_trees_are_found_as_the_memory_index_finds_them(
         running.admin.flushall()
         client = connect(running.url, timeout_s=PATIENCE_S)
         index, memory = index_on(client), MemoryPrefixIndex()
-        publishers = {worker: IndexPublisher(client, worker) for worker in (1, 2, 3)}
+        publishers = {worker: IndexPublisher(client, WorkerId(worker)) for worker in (1, 2, 3)}
         held: dict[int, set[tuple[int, ...]]] = {worker: set() for worker in publishers}
         for worker, caches, prefix, flush in history:
             if caches:
@@ -101,7 +102,7 @@ def test_random_trees_are_found_as_the_memory_index_finds_them(
             hashes = [hash_of(each) for each in changed]
             added, evicted = (hashes, []) if caches else ([], hashes)
             publishers[worker].change(hash_of(prefix[:1]), added, evicted)
-            memory.apply(worker, BlockEvents(1, False, added, evicted))
+            memory.apply(WorkerId(worker), BlockEvents(1, False, added, evicted))
             if flush:
                 await publishers[worker].flush()
         for publisher in publishers.values():

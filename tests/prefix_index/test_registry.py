@@ -1,11 +1,11 @@
 """The registry over a real Redis."""
 
 import asyncio
-from dataclasses import asdict
 
 import orjson
 import pytest
 
+from kvtransfer.ids import WorkerId
 from services.prefix_index import registry as registry_module
 from services.prefix_index.publication import pack_id
 from services.prefix_index.publisher import IndexPublisher
@@ -14,15 +14,15 @@ from services.prefix_index.registry import Registry, WorkerRecord
 from tests.prefix_index.test_redis_index import chain_of, index_on
 from tests.redis_server import RedisServer
 
-ALICE, BOB = 0xA11CE, 0xB0B
+ALICE, BOB = WorkerId(0xA11CE), WorkerId(0xB0B)
 
 
-def record_of(incarnation: int) -> WorkerRecord:
-    return WorkerRecord(f"10.0.0.1:{incarnation % 9000}", "decode", f"{incarnation:016x}", "model", "print", 16, 1000)
+def record_of(worker_id: WorkerId) -> WorkerRecord:
+    return WorkerRecord(f"10.0.0.1:{worker_id % 9000}", "decode", worker_id, "model", "print", 16, 1000)
 
 
-async def begin(registry: Registry, id: bytes, incarnation: int) -> None:
-    assert await registry.renew(id, record_of(incarnation), confirmed=False)
+async def begin(registry: Registry, id: bytes, worker_id: WorkerId) -> None:
+    assert await registry.renew(id, record_of(worker_id), confirmed=False)
 
 
 async def test_who_renews_is_listed_and_readable(server: RedisServer, client: Client):
@@ -31,7 +31,7 @@ async def test_who_renews_is_listed_and_readable(server: RedisServer, client: Cl
     await begin(registry, pack_id(ALICE, 0), ALICE)
     assert await registry.renew(pack_id(ALICE, 0), record_of(ALICE), confirmed=True)
     await begin(registry, pack_id(BOB, 0), BOB)
-    assert {record.incarnation for record in await registry.workers()} == {f"{ALICE:016x}", f"{BOB:016x}"}
+    assert {record.worker_id for record in await registry.workers()} == {ALICE, BOB}
     shown = server.admin.hget(RECORDS, pack_id(ALICE, 0).hex())
     assert isinstance(shown, bytes)
     assert b'"role":"decode"' in shown
@@ -102,7 +102,7 @@ async def test_a_record_that_nobody_can_read_hides_no_other(server: RedisServer,
     registry = Registry(client)
     await begin(registry, pack_id(ALICE, 0), ALICE)
     await begin(registry, pack_id(BOB, 0), BOB)
-    newer = orjson.dumps({**asdict(record_of(BOB)), "of a newer version": 1})
+    newer = orjson.dumps({**orjson.loads(record_of(BOB).to_json()), "of a newer version": 1})
     server.admin.hset(RECORDS, mapping={pack_id(ALICE, 0).hex(): "{}", pack_id(BOB, 0).hex(): newer})
     assert await registry.workers() == [record_of(BOB)]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvtransfer.ids import GatewayId, WorkerId
 from protos import worker_pb2
 from services.config import WorkerRole
 from services.protocol import wire
@@ -35,7 +36,7 @@ TOP64 = 2**64 - 1
 HELLO = WorkerHello(
     model="c0ffee",
     kernels="avx2",
-    incarnation=TOP64,
+    worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
     fingerprint="abc",
     kv_protocol=3,
@@ -93,7 +94,7 @@ def a_frame() -> Frame:
             top=np.array([-0.5, -1.25], np.float32),
         ),
         failures=[Failure(4, FailureCode.NOT_NOW, "full")],
-        load=Load(1, 2, 3, 4, 5, (6, TOP64), 2**40, 7, 8),
+        load=Load(1, 2, 3, 4, 5, (WorkerId(6), WorkerId(TOP64)), 2**40, 7, 8),
     )
 
 
@@ -111,7 +112,9 @@ def assert_same(left: Any, right: Any) -> None:
             assert one == other, name
 
 
-@pytest.mark.parametrize("handoff", [None, HandTo(TOP64), TakeFrom("[::1]:9100", 1), HandTo(0)])
+@pytest.mark.parametrize(
+    "handoff", [None, HandTo(WorkerId(TOP64)), TakeFrom("[::1]:9100", WorkerId(1)), HandTo(WorkerId(0))]
+)
 def test_a_submit_survives(handoff: HandTo | TakeFrom | None):
     capsule = Capsule(np.array([1, 2, 3, 4], np.int32), 3, SAMPLING)
     submit = Submit(2**32 - 1, capsule, 1.5, "request", handoff)
@@ -135,7 +138,7 @@ def test_no_logprobs_and_zero_alternatives_are_not_the_same():
 
 
 def test_hellos_and_aborts_survive():
-    for hello in (GatewayHello(TOP64, 77, True, 3, 9), GatewayHello(TOP64, 77, False, 3, 9)):
+    for hello in (GatewayHello(GatewayId(TOP64), 77, True, 3, 9), GatewayHello(GatewayId(TOP64), 77, False, 3, 9)):
         assert through_gateway_wire(hello) == hello
     assert through_gateway_wire(Abort(5)) == Abort(5)
     assert through_gateway_wire(Commands((Abort(5), Abort(2)))) == Commands((Abort(5), Abort(2)))
@@ -145,7 +148,7 @@ def test_hellos_and_aborts_survive():
 
 def test_messages_of_commands_put_together_are_one():
     capsule = Capsule(np.array([1, 2], np.int32), 2, SAMPLING)
-    commands = (Submit(1, capsule, 1.5, "one"), Abort(1), Submit(2, capsule, 2.5, "two", HandTo(TOP64)))
+    commands = (Submit(1, capsule, 1.5, "one"), Abort(1), Submit(2, capsule, 2.5, "two", HandTo(WorkerId(TOP64))))
     raw = b"".join(wire.serialize_gateway_message(Commands((command,))) for command in commands)
     parsed = wire.parse_gateway_message(worker_pb2.GatewayMessage.FromString(raw))
     assert isinstance(parsed, Commands)

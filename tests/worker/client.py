@@ -9,6 +9,7 @@ from itertools import count
 import grpc
 import numpy as np
 
+from kvtransfer.ids import GatewayId
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Frame, Load, Row
 from services.protocol.messages import BlockEvents, GatewayHello, GatewayMessage, HandTo, Submit, TakeFrom, WorkerHello
@@ -74,12 +75,12 @@ class Stream:
 
 
 class TestGateway:
-    """One gateway incarnation."""
+    """One life of a gateway."""
 
     __test__ = False
 
-    def __init__(self, incarnation: int = 77) -> None:
-        self.incarnation = incarnation
+    def __init__(self, id: int = 77) -> None:
+        self.id = GatewayId(id)
         self.handles = count(1)
         self.highest = 0
 
@@ -88,7 +89,7 @@ class TestGateway:
         address = f"127.0.0.1:{port}"
         async with grpc.aio.insecure_channel(address) as channel:
             stream = Stream(channel.stream_stream("/baton.v1.Worker/Connect")(), address)
-            await stream.send(GatewayHello(self.incarnation, self.highest))
+            await stream.send(GatewayHello(self.id, self.highest))
             reader = asyncio.create_task(stream.read())
             await stream.until(lambda: stream.hello and stream.events)
             yield stream
@@ -111,7 +112,7 @@ class TestGateway:
             next(self.handles)
         assert prefill.hello is not None
         assert decode.hello is not None
-        to, source = HandTo(decode.hello.incarnation), TakeFrom(prefill.address, prefill.hello.incarnation)
+        to, source = HandTo(decode.hello.worker_id), TakeFrom(prefill.address, prefill.hello.worker_id)
         await prefill.send(self.submit(prompt, max_tokens, handoff=to, handle=handle, **sampling))
         await decode.send(self.submit(prompt, max_tokens, handoff=source, handle=handle, **sampling))
         return handle

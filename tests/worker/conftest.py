@@ -87,7 +87,7 @@ def make_worker(
     """A worker over the simulated runner, and the memory transport unless others are named."""
 
     def over_memory(source: BlockSource, dial: Dial) -> list[Transport]:
-        return [MemoryTransport(fabric, source.incarnation, source.memory)]
+        return [MemoryTransport(fabric, source.worker_id, source.memory)]
 
     scheduler = PrefillScheduler(32) if role is WorkerRole.PREFILL else DecodeScheduler(64, prefill_chunk=16)
     return Worker(

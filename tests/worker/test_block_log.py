@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 
+from kvtransfer.ids import WorkerId
 from services.engine.prefix_cache import ROOT_NODE, CacheEvents
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
@@ -23,8 +24,8 @@ async def test_a_block_that_comes_and_goes_in_one_message_is_gone_for_readers():
     await asyncio.sleep(0)
     ((added, evicted),) = published
     index = MemoryPrefixIndex()
-    index.apply(7, BlockEvents(sequence=2, snapshot=False, added=added, evicted=evicted))
-    (kept,) = log.held()
+    index.apply(WorkerId(7), BlockEvents(sequence=2, snapshot=False, added=added, evicted=evicted))
+    (kept,) = log.cached()
     assert await index.depths([kept]) == {7: 1}
     assert await index.depths(evicted) == {}
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from kvtransfer.consumer import Consumer, PostRead
 from kvtransfer.handles import HandleMarks
-from kvtransfer.messages import Announcement, FirstToken, HandoffId, Open, Release, StreamId, ToConsumer, ToProducer
+from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
+from kvtransfer.messages import Announcement, FirstToken, Open, Release, ToConsumer, ToProducer
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import ReadEnd
 from services.decode.scheduler import DecodeScheduler
@@ -24,7 +25,7 @@ from services.protocol.sampling import SamplingParams
 from services.worker.core import CoreOutputs, WorkerCore
 from services.worker.engine_thread import EngineThread, no_pause
 
-GATEWAY, US, PEER = 7, 1, 2
+GATEWAY, US, OTHER = GatewayId(7), WorkerId(1), WorkerId(2)
 STREAM = StreamId(1)
 PROMPT = np.arange(12, dtype=np.int32)  # three blocks
 
@@ -49,10 +50,10 @@ class Rounds:
         self.core.gateway_hello(GATEWAY, 0)
         self.submit(1, kind, max_tokens)
 
-    def submit(self, handle: int, kind: Kind, max_tokens: int) -> HandoffId:
-        id = HandoffId(GATEWAY, handle)
+    def submit(self, handle: int, kind: Kind, max_tokens: int) -> AttemptId:
+        id = AttemptId(GATEWAY, handle)
         capsule = Capsule(PROMPT + handle, len(PROMPT), SamplingParams(max_tokens=max_tokens))
-        self.core.submit(Request(id, capsule, kind, arrival=0.0, deadline=math.inf, peer=PEER), 0.0)
+        self.core.submit(Request(id, capsule, kind, arrival=0.0, deadline=math.inf, paired_with=OTHER), 0.0)
         return id
 
     def _take(self, outputs: CoreOutputs, has_leases: bool) -> None:
@@ -72,10 +73,10 @@ class _Listed(SimulatedRunner):
 
 def test_blocks_that_were_announced_during_a_step_are_read_beside_the_next_one() -> None:
     rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20)
-    rounds.core.producer_stream_up(PEER, STREAM, 0.0)
+    rounds.core.producer_stream_up(OTHER, STREAM, 0.0)
     id = rounds.submit(2, Kind.CONSUME, max_tokens=4)
     rounds.round()
-    assert rounds.happened == [Open(id, PEER), "step of 1"]
+    assert rounds.happened == [Open(id, OTHER), "step of 1"]
     rounds.happened.clear()
     announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
     rounds.core.producer_message(STREAM, announcement, 0.0)
@@ -94,7 +95,7 @@ def test_a_consumer_that_opens_during_a_step_is_answered_before_the_next_one() -
     rounds.round()
     assert rounds.happened == ["step of 1"]
     rounds.happened.clear()
-    rounds.core.consumer_message(STREAM, Open(HandoffId(GATEWAY, 1), US), 0.0)
+    rounds.core.consumer_message(STREAM, Open(AttemptId(GATEWAY, 1), US), 0.0)
     rounds.round()
     first, step, second = rounds.happened
     assert isinstance(first, Announcement)
@@ -116,12 +117,12 @@ class Pause:
 def test_while_decoding_pauses_handoffs_go_on() -> None:
     pause = Pause()
     rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20, decode_pause_s=pause)
-    rounds.core.producer_stream_up(PEER, STREAM, 0.0)
+    rounds.core.producer_stream_up(OTHER, STREAM, 0.0)
     rounds.round()
     pause.lasts = True
     id = rounds.submit(2, Kind.CONSUME, max_tokens=4)
     rounds.round()
-    assert rounds.happened == ["step of 1", Open(id, PEER)]
+    assert rounds.happened == ["step of 1", Open(id, OTHER)]
     rounds.happened.clear()
     announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
     rounds.core.producer_message(STREAM, announcement, 0.0)
@@ -156,7 +157,7 @@ def test_a_thread_that_pauses_wakes_for_calls() -> None:
     aborted = threading.Event()
 
     def abort(core: WorkerCore, now: float) -> None:
-        core.abort(HandoffId(GATEWAY, 1), now)
+        core.abort(AttemptId(GATEWAY, 1), now)
         aborted.set()
 
     rounds.thread.start()
@@ -173,7 +174,7 @@ class Quarantined:
     def __init__(self) -> None:
         self.now = 1000.0
         self.rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=1, clock=lambda: self.now)
-        self.rounds.core.producer_stream_up(PEER, STREAM, self.now)
+        self.rounds.core.producer_stream_up(OTHER, STREAM, self.now)
 
     def give_up_a_read(self, handle: int) -> int:
         rounds, core = self.rounds, self.rounds.core
@@ -184,7 +185,7 @@ class Quarantined:
         rounds.round()
         read = next(each for each in reversed(rounds.happened) if isinstance(each, PostRead))
         core.abort(id, self.now)
-        assert core.load(self.now).avoid == (PEER,)
+        assert core.load(self.now).avoid == (OTHER,)
         return read.read_id
 
     def after(self, seconds: float) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
-from kvtransfer.messages import HandoffId
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.producer import Producer
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
@@ -39,10 +39,10 @@ class DecodingWorker:
             pipeline_depth=depth,
         )
         marks = HandleMarks()
-        self.core = WorkerCore(self.engine, 1, Producer(1, marks), Consumer(), marks)
+        self.core = WorkerCore(self.engine, WorkerId(1), Producer(WorkerId(1), marks), Consumer(), marks)
         self.round = EngineThread(self.core, self._pack, pytest.fail).round
         self.num_evicted = 0
-        self.core.gateway_hello(7, 0)
+        self.core.gateway_hello(GatewayId(7), 0)
         self._submit(0, {"max_tokens": 30})
         while not self.core.idle:
             self.round()
@@ -54,7 +54,7 @@ class DecodingWorker:
         for number in range(first, first + BATCH):
             prompt = np.arange(number * 100, number * 100 + 8 + number % BLOCK_SIZE, dtype=np.int32)
             capsule = Capsule(prompt, len(prompt), SamplingParams(**{"temperature": 0, **sampling}))
-            request = Request(HandoffId(7, number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
+            request = Request(AttemptId(GatewayId(7), number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
             self.core.submit(request, 0.0)
 
     def _pack(self, outputs: CoreOutputs, has_leases: bool) -> None:

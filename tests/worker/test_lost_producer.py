@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvtransfer.ids import WorkerId
 from kvtransfer.process import ProcessIdentity
-from kvtransfer.transports.base import Incarnation
 from kvtransfer.transports.memory import MemoryFabric
 from services.config import WorkerRole
 from services.protocol.messages import Abort
@@ -101,13 +101,13 @@ class Bench:
         await self.lose(how)
         await self.decode.until(lambda: handle in self.decode.failures)
         assert self.decode.failures[handle].code is FailureCode.HANDOFF
-        assert self.decode.failures[handle].detail == "PEER_LOST"
+        assert self.decode.failures[handle].detail == "WORKER_LOST"
         await self.prefill.send(Abort(handle))
 
     @property
-    def source(self) -> Incarnation:
+    def source(self) -> WorkerId:
         assert self.prefill.hello is not None
-        return Incarnation(self.prefill.hello.incarnation)
+        return WorkerId(self.prefill.hello.worker_id)
 
     def content(self) -> np.ndarray:
         """What the decode worker's pool holds now."""
@@ -138,7 +138,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_what_lands_late_from_a_living_producer_hits_quarantined_blocks_only(bench: Bench, how: str):
     await bench.read_of_lost_producer(how)
     await serve_others(bench.gateway, bench.decode)
-    held = await ask(bench.consumer, lambda core: sorted(core.engine.sequences._held_back))
+    held = await ask(bench.consumer, lambda core: sorted(core.engine.sequences._quarantined))
     before = bench.content()
     bench.fabric.release(bench.source)
     changed = np.flatnonzero((bench.content() != before).any(axis=1)).tolist()
@@ -154,7 +154,7 @@ async def test_blocks_leave_quarantine_when_the_process_of_a_lost_producer_is_se
         streams.identity = replace(streams.identity, process=ProcessIdentity.of(process.pid))
         await bench.read_of_lost_producer("refused")
         await serve_others(bench.gateway, bench.decode)
-        assert await ask(bench.consumer, lambda core: core.engine.sequences.num_held_back) == PROMPT_BLOCKS
+        assert await ask(bench.consumer, lambda core: core.engine.sequences.num_quarantined) == PROMPT_BLOCKS
         process.kill()
     await worker_baseline(bench.consumer)
 
@@ -188,7 +188,7 @@ class Processes:
         await self.decode.until(lambda: self.decode.load.running)  # what it reserved blocks for is being read
         await self.relay.refuse()
         await self.decode.until(lambda: handle in self.decode.failures)
-        assert self.decode.failures[handle].detail == "PEER_LOST"
+        assert self.decode.failures[handle].detail == "WORKER_LOST"
 
     async def until_quarantined(self, num_blocks: int) -> None:
         await self.decode.until(lambda: self.decode.load.quarantined_blocks == num_blocks)

@@ -26,7 +26,7 @@ def having(fabric: MemoryFabric, *names: str) -> MakeTransports:
 
     def make(source: BlockSource, dial: Dial) -> list[Transport]:
         each: dict[str, Callable[[], Transport]] = {
-            "memory": lambda: MemoryTransport(fabric, source.incarnation, source.memory),
+            "memory": lambda: MemoryTransport(fabric, source.worker_id, source.memory),
             "grpc": lambda: ByteStreamTransport(source, dial),
         }
         return [each[name]() for name in names]
@@ -59,9 +59,9 @@ async def test_a_pair_takes_what_both_have_and_says_so(
             assert decode.tokens(handle) == reference(prompt, 12)
             assert decode.load.bytes_moved == 200 * 8  # K and V of a token: 8 bytes
 
-            given_up = await gateway.hand_off(prefill, decode, [7, *prompt], 5000)
+            failed = await gateway.hand_off(prefill, decode, [7, *prompt], 5000)
             for stream in (prefill, decode):
-                await stream.send(Abort(given_up))
+                await stream.send(Abort(failed))
             for worker in (prefill_worker, decode_worker):
                 await worker_baseline(worker)
     (choice,) = [log for log in logs if log["event"] == "reads from a worker"]
@@ -85,12 +85,13 @@ import sys
 import numpy as np
 {prelude}
 from kvtransfer.block_memory import HostBlocks
-from kvtransfer.transports.base import Incarnation, Memory
+from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import Memory
 from kvtransfer.transports.byte_stream import BlockSource
 from services.config import TransportName
 from services.worker.transports import make_transports
 memory = Memory(HostBlocks(np.zeros((4, 4096), np.uint8)), np.zeros(4, np.uint64))
-made = make_transports(TransportName("{name}"))(BlockSource(Incarnation(1), memory), None)
+made = make_transports(TransportName("{name}"))(BlockSource(WorkerId(1), memory), None)
 print(*(transport.name for transport in made), "nixl loaded" if sys.modules.get("nixl") else "")
 """
 NO_NIXL = 'sys.modules["nixl"] = None  # as where it is not installed: importing it raises ImportError'

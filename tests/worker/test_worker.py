@@ -8,6 +8,7 @@ import grpc
 import pytest
 import structlog
 
+from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.transports.memory import MemoryFabric
 from services.config import WorkerRole
 from services.engine.runner.simulated import SimulatedRunner
@@ -139,7 +140,7 @@ async def test_an_abort_frees_everything_wherever_the_request_is(pair: Pair):
 
 
 async def test_a_broken_gateway_stream_ends_its_requests(pair: Pair):
-    other = TestGateway(incarnation=78)
+    other = TestGateway(id=78)
     ports = [stream.address.rpartition(":")[2] for stream in (pair.prefill, pair.decode)]
     async with AsyncExitStack() as stack:
         prefill, decode = [await stack.enter_async_context(other.connect(int(port))) for port in ports]
@@ -168,8 +169,8 @@ async def test_a_newer_stream_ends_the_older_one_and_its_old_handles_are_over(pa
 async def test_a_handoff_with_another_life_of_the_producer_fails_on_both_sides(pair: Pair):
     assert pair.decode.hello is not None
     prompt = list(range(20))
-    source = TakeFrom(pair.prefill.address, incarnation=12345)
-    handle = pair.gateway.submit(prompt, 5, handoff=HandTo(pair.decode.hello.incarnation)).handle
+    source = TakeFrom(pair.prefill.address, worker=WorkerId(12345))
+    handle = pair.gateway.submit(prompt, 5, handoff=HandTo(pair.decode.hello.worker_id)).handle
     await pair.decode.send(pair.gateway.submit(prompt, 5, handoff=source, handle=handle))
     await pair.decode.until(lambda: handle in pair.decode.failures)
     assert pair.decode.failures[handle].code is FailureCode.HANDOFF
@@ -190,7 +191,7 @@ async def test_block_events_name_what_the_cache_holds(pair: Pair):
     for stream, hashes in expected.items():
         await stream.until(lambda stream=stream, hashes=hashes: stream.held_hashes() == set(hashes))
     port = int(pair.decode.address.rpartition(":")[2])
-    async with TestGateway(incarnation=79).connect(port) as late:
+    async with TestGateway(id=79).connect(port) as late:
         assert late.events[0].snapshot
         assert late.held_hashes() == set(expected[pair.decode])
 
@@ -210,10 +211,10 @@ async def test_evictions_are_published():
 
 
 async def test_a_wrong_first_message_and_another_major_version_are_refused_in_words(pair: Pair):
-    gateway, port = TestGateway(incarnation=80), pair.decode.address.rpartition(":")[2]
+    gateway, port = TestGateway(id=80), pair.decode.address.rpartition(":")[2]
     for message, words in (
         (gateway.submit([1], 1), "hello"),
-        (GatewayHello(80, 0, protocol_major=9), "speaks protocol"),
+        (GatewayHello(GatewayId(80), 0, protocol_major=9), "speaks protocol"),
     ):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             from services.protocol.wire import serialize_gateway_message

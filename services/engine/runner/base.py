@@ -144,4 +144,4 @@ class Runner(Protocol):
         """Starts a step. At most one more may be launched before it is collected; it runs after this one."""
 
     def collect(self) -> StepOutput:
-        """Waits for the oldest launched step. Raises whatever made it fail; the worker then ends its incarnation."""
+        """Waits for the oldest launched step. Raises whatever made it fail; the worker process then ends."""

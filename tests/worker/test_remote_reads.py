@@ -9,8 +9,8 @@ import pytest
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.base import ReadEnd
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
-from services.worker.peer_reads import PeerReads
-from tests.contract.kv_source import InProcessSource, block_read, new_incarnation, new_memory
+from services.worker.remote_reads import RemoteReads
+from tests.contract.kv_source import InProcessSource, block_read, new_memory, new_worker_id
 
 A_WHILE_S = 100.0
 
@@ -21,17 +21,17 @@ class Bench:
     def __init__(self) -> None:
         fabric = MemoryFabric()
         self.source = InProcessSource(fabric)
-        self.reads = PeerReads([MemoryTransport(fabric, new_incarnation(), new_memory())])
+        self.reads = RemoteReads([MemoryTransport(fabric, new_worker_id(), new_memory())])
         self.now = 0.0
 
     def reach(self, process: ProcessIdentity | None = None) -> None:
-        self.reads.add_peer(self.source.incarnation, "nowhere:0", {"memory": self.source.descriptor}, process)
+        self.reads.add_worker(self.source.worker_id, "nowhere:0", {"memory": self.source.descriptor}, process)
 
     def lose(self) -> None:
-        self.reads.peer_lost(self.source.incarnation)
+        self.reads.worker_lost(self.source.worker_id)
 
     def post(self, read_id: int) -> None:
-        self.reads.post(block_read(read_id, self.source.incarnation, [0], [0]))
+        self.reads.post(block_read(read_id, self.source.worker_id, [0], [0]))
 
     def post_and_hold(self, read_id: int) -> None:
         self.source.stop()
@@ -68,7 +68,7 @@ def test_a_read_of_a_lost_producer_that_may_live_stays_open_until_it_ends(bench:
     bench.reach()
     bench.post_and_hold(1)
     bench.lose()
-    bench.reads.give_up(1)
+    bench.reads.abandon(1)
     assert bench.ends(A_WHILE_S) == []
     bench.source.go_on()
     assert bench.ends() == [(1, True)]
@@ -146,5 +146,5 @@ def test_nobody_waits_for_a_read_that_was_given_up(bench: Bench) -> None:
     bench.reach()
     bench.post_and_hold(1)
     assert bench.reads.has_wanted_reads
-    bench.reads.give_up(1)
+    bench.reads.abandon(1)
     assert not bench.reads.has_wanted_reads

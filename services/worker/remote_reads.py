@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from kvtransfer.ids import WorkerId
 from kvtransfer.process import ProcessIdentity
-from kvtransfer.transports.base import BlockRead, Incarnation, ReadEnd, Transport, TransportError
+from kvtransfer.transports.base import BlockRead, ReadEnd, Transport, TransportError
 from kvtransfer.transports.choice import choose
 
 _LOOK_S = 1.0  # between two looks at lost producers
@@ -25,21 +26,21 @@ _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class _Peer:
+class _RemoteWorker:
     transport: Transport
     process: ProcessIdentity | None = None  # None: its end cannot be seen from here
     lost: bool = False
     gone_since: float | None = None  # that its process was seen to be gone
 
 
-class PeerReads:
+class RemoteReads:
     """Used by the transfer thread alone. Times are those of one monotonic clock, in seconds."""
 
     def __init__(self, transports: Sequence[Transport]) -> None:
         """transports: best first."""
         self._all = transports
-        self._peers: dict[Incarnation, _Peer] = {}
-        self._open: dict[int, Incarnation] = {}  # by read
+        self._workers: dict[WorkerId, _RemoteWorker] = {}
+        self._open: dict[int, WorkerId] = {}  # by read
         self._wanted: set[int] = set()  # open reads that nobody gave up
         self._orphans: list[ReadEnd] = []  # reads of producers that cannot be read
         self._next_look = 0.0
@@ -53,40 +54,40 @@ class PeerReads:
         """True while somebody waits for a read."""
         return bool(self._wanted)
 
-    def add_peer(
-        self, peer: Incarnation, address: str, offers: Mapping[str, bytes], process: ProcessIdentity | None
+    def add_worker(
+        self, worker: WorkerId, address: str, offers: Mapping[str, bytes], process: ProcessIdentity | None
     ) -> None:
         """A producer is reached, for the first time or again."""
-        known = self._peers.get(peer) or self._new_peer(peer, address, offers)
+        known = self._workers.get(worker) or self._new_worker(worker, address, offers)
         if known is None:
             return
         known.lost, known.gone_since = False, None
         if process is not None and process.is_seen_alive():
             known.process = process
 
-    def peer_lost(self, peer: Incarnation) -> None:
+    def worker_lost(self, worker: WorkerId) -> None:
         """A producer is reached no more. Whether it can be forgotten is looked at now, and then time and again."""
-        if (known := self._peers.get(peer)) is not None:
+        if (known := self._workers.get(worker)) is not None:
             known.lost = True
             self._next_look = 0.0
 
     def post(self, read: BlockRead) -> None:
         """Starts a read."""
-        self._open[read.read_id] = read.peer
+        self._open[read.read_id] = read.worker
         self._wanted.add(read.read_id)
-        if (peer := self._peers.get(read.peer)) is not None:
-            peer.transport.post(read)
+        if (worker := self._workers.get(read.worker)) is not None:
+            worker.transport.post(read)
         else:
             self._orphans.append(ReadEnd(read.read_id, None))
 
-    def give_up(self, read_id: int) -> None:
+    def abandon(self, read_id: int) -> None:
         """Nobody waits for this read any more."""
         self._wanted.discard(read_id)
         for transport in self._all:
-            transport.give_up(read_id)
+            transport.abandon(read_id)
 
     def poll(self, now: float) -> list[ReadEnd]:
-        """Reads that ended since the last call; also lets peers' reads of our memory progress."""
+        """Reads that ended since the last call; also lets workers' reads of our memory progress."""
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
             self._forget_where_nothing_can_land(now)
@@ -106,28 +107,28 @@ class PeerReads:
             except TransportError as error:
                 _log.warning("a transport was left open", transport=transport.name, reason=str(error))
 
-    def _new_peer(self, peer: Incarnation, address: str, offers: Mapping[str, bytes]) -> _Peer | None:
+    def _new_worker(self, worker: WorkerId, address: str, offers: Mapping[str, bytes]) -> _RemoteWorker | None:
         try:
             choice = choose(self._all, offers)
-            choice.transport.add_peer(peer, address, offers[choice.transport.name])
+            choice.transport.add_worker(worker, address, offers[choice.transport.name])
         except TransportError as error:
-            # Reads from this peer will be reported as failed, and their requests go elsewhere.
-            _log.warning("cannot read from a worker", worker=f"{peer:016x}", address=address, error=str(error))
+            # Reads from this worker will be reported as failed, and their requests go elsewhere.
+            _log.warning("cannot read from a worker", worker=f"{worker:016x}", address=address, error=str(error))
             return None
         name = choice.transport.name
-        _log.info("reads from a worker", worker=f"{peer:016x}", address=address, transport=name, why=choice.why)
-        added = self._peers[peer] = _Peer(choice.transport)
+        _log.info("reads from a worker", worker=f"{worker:016x}", address=address, transport=name, why=choice.why)
+        added = self._workers[worker] = _RemoteWorker(choice.transport)
         return added
 
     def _forget_where_nothing_can_land(self, now: float) -> None:
         """Looks at lost producers. Polls that follow take in what a process that is gone had sent before."""
         being_read = set(self._open.values())
-        for id, peer in list(self._peers.items()):
-            if not peer.lost:
+        for id, worker in list(self._workers.items()):
+            if not worker.lost:
                 continue
-            if id not in being_read or (peer.gone_since is not None and now - peer.gone_since >= _LANDING_S):
-                del self._peers[id]
-                peer.transport.forget_peer(id)
-            elif peer.gone_since is None and peer.process is not None and peer.process.is_seen_gone():
-                peer.gone_since = now
-                _log.info("the process of a lost worker is gone", worker=f"{id:016x}", pid=peer.process.pid)
+            if id not in being_read or (worker.gone_since is not None and now - worker.gone_since >= _LANDING_S):
+                del self._workers[id]
+                worker.transport.remove_worker(id)
+            elif worker.gone_since is None and worker.process is not None and worker.process.is_seen_gone():
+                worker.gone_since = now
+                _log.info("the process of a lost worker is gone", worker=f"{id:016x}", pid=worker.process.pid)
