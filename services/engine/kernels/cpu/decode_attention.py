@@ -96,28 +96,14 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     sums_bytes = group * ROW_BYTES  # of 32 columns
     following_at, staged_at, is_whole = memory.following, memory.staged, key_bytes % _LINE == 0
     read = make_read(ELEMENTS[dtype], head_dim, as_pairs=as_pairs)
+    key_at = _make_key_at(key_bytes, block_size)
+    ask_for = _make_ask_for(key_at, key_bytes, memory.following)
+    read_values = _make_read_values(key_at, ask_for, read, key_bytes, plane_bytes, memory, as_pairs=as_pairs)
     dots = _make_dots(dtype, head_dim, group, row_bytes, as_pairs=as_pairs)
     multiply = multiply_rows(Arithmetic.PAIRS if as_pairs else Arithmetic.SINGLES)
     soften = make_soften(padded(head_dim) // LANES, sums_bytes, ROW_BYTES // 2, as_pairs=as_pairs)
     begin_heads = _make_begin_heads(dtype, head_dim, group, memory, read)
     end_heads = _make_end_heads(dtype, head_dim, group, memory)
-
-    @njit
-    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
-        return pool + int64(table[k // block_size]) * block_stride + k % block_size * key_bytes
-
-    @njit
-    def ask_for(pool: int, block_stride: int, table: Any, k: int, length: int, plane: int, memory: int) -> None:
-        """A key, or value, that is read a little later: of this item, or of the next one."""
-        later = k + _AHEAD
-        if later < length:
-            at = key_at(pool, block_stride, table, later)
-        else:
-            following = long_pointer(memory + following_at)
-            own = min(later - length + following[2], following[3] - 1)
-            at = key_at(following[0], block_stride, int_pointer(following[1]), own)
-        for line in range(0, key_bytes, _LINE):
-            prefetch(at + plane + line)
 
     @njit
     def score_keys(pool: int, block_stride: int, table: Any, first: int, length: int, scores: int, memory: int) -> None:
@@ -132,37 +118,6 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         for g in range(group):
             products = memory + products_at + g * LANES * _LINE
             store_floats(scores + g * _CHUNK * 4, sums_of_rows(products))
-
-    @njit
-    def read_singles(
-        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
-    ) -> None:
-        """Values as `multiply` takes them."""
-        for k in range(count):
-            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
-            read(key_at(pool, block_stride, table, first + k) + plane_bytes, values + k * row_bytes)
-
-    @njit
-    def read_pairs(
-        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
-    ) -> None:
-        """The same, of bfloat16: a word for two keys, of which the last may be zeros."""
-        room = memory + staged_at
-        for k in range(0, count, 2):
-            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
-            ask_for(pool, block_stride, table, first + k + 1, length, plane_bytes, memory)
-            even = key_at(pool, block_stride, table, first + k) + plane_bytes
-            odd = room + 2 * row_bytes
-            if k + 1 < count:
-                odd = key_at(pool, block_stride, table, first + k + 1) + plane_bytes
-            if not is_whole:
-                read(even, room)
-                read(odd, room + row_bytes)
-                even, odd = room, room + row_bytes
-            for line in range(0, row_bytes, _LINE):
-                interleave_pairs(even + line, odd + line, values + k * row_bytes + 2 * line)
-
-    read_values = read_pairs if as_pairs else read_singles
 
     @njit
     def attend_chunk(
@@ -222,6 +177,68 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         end_heads(a, token, head, memory)
 
     return work
+
+
+def _make_key_at(key_bytes: int, block_size: int) -> Any:
+    @njit
+    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
+        return pool + int64(table[k // block_size]) * block_stride + k % block_size * key_bytes
+
+    return key_at
+
+
+def _make_ask_for(key_at: Any, key_bytes: int, following_at: int) -> Any:
+    @njit
+    def ask_for(pool: int, block_stride: int, table: Any, k: int, length: int, plane: int, memory: int) -> None:
+        """A key, or value, that is read a little later: of this item, or of the next one."""
+        later = k + _AHEAD
+        if later < length:
+            at = key_at(pool, block_stride, table, later)
+        else:
+            following = long_pointer(memory + following_at)
+            own = min(later - length + following[2], following[3] - 1)
+            at = key_at(following[0], block_stride, int_pointer(following[1]), own)
+        for line in range(0, key_bytes, _LINE):
+            prefetch(at + plane + line)
+
+    return ask_for
+
+
+def _make_read_values(
+    key_at: Any, ask_for: Any, read: Any, key_bytes: int, plane_bytes: int, memory: _Memory, *, as_pairs: bool
+) -> Any:
+    row_bytes, staged_at, is_whole = memory.row, memory.staged, key_bytes % _LINE == 0
+
+    @njit
+    def read_singles(
+        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
+    ) -> None:
+        """Values as `multiply` takes them."""
+        for k in range(count):
+            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
+            read(key_at(pool, block_stride, table, first + k) + plane_bytes, values + k * row_bytes)
+
+    @njit
+    def read_pairs(
+        pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
+    ) -> None:
+        """The same, of bfloat16: a word for two keys, of which the last may be zeros."""
+        room = memory + staged_at
+        for k in range(0, count, 2):
+            ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
+            ask_for(pool, block_stride, table, first + k + 1, length, plane_bytes, memory)
+            even = key_at(pool, block_stride, table, first + k) + plane_bytes
+            odd = room + 2 * row_bytes
+            if k + 1 < count:
+                odd = key_at(pool, block_stride, table, first + k + 1) + plane_bytes
+            if not is_whole:
+                read(even, room)
+                read(odd, room + row_bytes)
+                even, odd = room, room + row_bytes
+            for line in range(0, row_bytes, _LINE):
+                interleave_pairs(even + line, odd + line, values + k * row_bytes + 2 * line)
+
+    return read_pairs if as_pairs else read_singles
 
 
 def _make_dots(dtype: str, head_dim: int, group: int, row_bytes: int, *, as_pairs: bool) -> Any:

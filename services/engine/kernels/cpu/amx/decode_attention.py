@@ -64,23 +64,92 @@ class AmxDecodeAttention(DecodeAttention):
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
         assert dtype == "bfloat16"
         self.config = amx.tile_config()
-        self.scratch_bytes = _scratch_bytes(head_dim)
+        self.scratch_bytes = _Memory(head_dim, _chunk(head_dim, block_size)).bytes
         self.kernel = _make_kernel(head_dim, group, block_size)
 
 
-def _scratch_bytes(head_dim: int) -> int:
-    return _CHUNK * (head_dim * 2 + LANES * 10) + head_dim * (32 + 64 + 2) + 18 * _LINE
+class _Memory:
+    """Offsets in bytes of what lies in a thread's memory."""
+
+    def __init__(self, head_dim: int, chunk: int) -> None:
+        self.values = 0
+        self.q = self.values + chunk * head_dim * 2
+        self.raw = self.q + head_dim // 32 * _TILE_BYTES
+        self.scores = self.raw + chunk * _LINE
+        self.weights = self.scores + chunk * LANES * 4
+        self.sums = self.weights + chunk * LANES * 2
+        self.totals = self.sums + head_dim // 16 * _TILE_BYTES
+        self.tops = self.totals + LANES * _LINE
+        self.nothing = self.tops + _LINE  # a row of zeros
+        self.saved = self.nothing + head_dim * 2  # the tile configuration that others may have left
+        self.bytes = self.saved + _LINE
+
+
+def _chunk(head_dim: int, block_size: int) -> int:
+    return _SMALL_CHUNK if head_dim > 64 and block_size * head_dim * 2 <= _PAGE_BYTES else _CHUNK
 
 
 @per_item
 def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
-    """Arguments: those of the other kernel."""
+    """One query token for each of R rows; arguments as of the other kernel."""
     arg = PLACES
+    num_columns, chunk = head_dim // 16, _chunk(head_dim, block_size)
+    memory = _Memory(head_dim, chunk)
+    values_at, q_at, raw_at, scores_at, weights_at = memory.values, memory.q, memory.raw, memory.scores, memory.weights
+    sums_at, totals_at, tops_at, nothing_at = memory.sums, memory.totals, memory.tops, memory.nothing
+    saved_at, thread_bytes = memory.saved, memory.bytes
+    soften = make_soften(num_columns, 2 * _TILE_BYTES, _TILE_BYTES, as_pairs=True)
+    read = _make_read(head_dim, block_size)
+    multiply_values = _make_multiply_values(num_columns, chunk)
+    begin_heads = _make_begin_heads(head_dim, group, memory)
+    end_heads = _make_end_heads(head_dim, group, memory)
+
+    @njit(error_model="numpy")
+    def work(a: Any, item: int, thread: int) -> None:
+        kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
+        row, head = item // kv_heads, item % kv_heads
+        first_key, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
+        token = int64(int_pointer(a[arg.tokens])[row])
+        pool = a[arg.pool] + head * a[arg.head_stride] * 2
+        table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
+
+        memory = a[arg.scratch] + thread * thread_bytes
+        values, raw, scores, weights = memory + values_at, memory + raw_at, memory + scores_at, memory + weights_at
+        sums, totals, tops, saved = memory + sums_at, memory + totals_at, memory + tops_at, memory + saved_at
+        begin_heads(a, token, head, a[arg.begun] != 0 and first_key > 0, memory)
+        amx.save_config(saved)
+        amx.load_config(a[arg.config])
+        for first in range(first_key // 16 * 16, length, chunk):
+            count = min(chunk, length - first)
+            rounded = (count + 31) // 32 * 32
+            read(
+                pool, a[arg.block_stride], table, first, count, length, memory + q_at, memory + nothing_at, raw, values
+            )
+            for quad in range(0, group, 4):
+                for k in range(0, count, LANES):
+                    transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * chunk + k) * 4, chunk * 4)
+            for g in range(group):
+                own = scores + g * chunk * 4
+                hide(own, rounded, first_key - first, count)
+                soften(
+                    own,
+                    rounded,
+                    scale,
+                    float_pointer(tops + g * 4),
+                    totals + g * _LINE,
+                    sums + g * _LINE,
+                    weights + g * chunk * 2,
+                )
+            multiply_values(weights, values, sums, rounded)
+        amx.load_config(saved)
+        end_heads(a, token, head, memory)
+
+    return work
+
+
+def _make_read(head_dim: int, block_size: int) -> Any:
     num_steps, num_columns = head_dim // 32, head_dim // 16
     row_bytes, plane_bytes = head_dim * 2, block_size * head_dim * 2
-    thread_bytes = _scratch_bytes(head_dim)
-    soften = make_soften(num_columns, 2 * _TILE_BYTES, _TILE_BYTES, as_pairs=True)
-    chunk = _SMALL_CHUNK if head_dim > 64 and plane_bytes <= _PAGE_BYTES else _CHUNK
 
     @njit
     def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
@@ -92,7 +161,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def pair_values(first: int, count: int, nothing: int, values: int) -> None:
-        """Of 16 keys, those from `count` on as zeros: a row of them is at `nothing`."""
+        """Interleaves the values of 16 keys; those from `count` on are zeros, of which a row is at `nothing`."""
         for k in range(0, 16, 2):
             even = first + k * row_bytes if k < count else nothing
             odd = first + (k + 1) * row_bytes if k + 1 < count else nothing
@@ -113,7 +182,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
         scores: int,
         values: int,
     ) -> None:
-        """Of some keys, the products with q, and the values as tiles of [16 pairs of keys, 16 columns]."""
+        """Multiplies some keys with q, and writes their values as tiles of [16 pairs of keys, 16 columns]."""
         for k in range(0, count, 16):
             keys = key_at(pool, block_stride, table, first + k)
             later = key_at(pool, block_stride, table, min(first + k + _AHEAD, length - 1) // 16 * 16)
@@ -132,6 +201,10 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
         if end % 32 != 0:
             pair_values(nothing, 0, nothing, tile_at(values, end))
 
+    return read
+
+
+def _make_multiply_values(num_columns: int, chunk: int) -> Any:
     @njit
     def multiply_values(weights: int, values: int, sums: int, count: int) -> None:
         for column in range(0, num_columns, 2):
@@ -148,78 +221,57 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
             _store_0(at, _LINE)
             _store_1(at + _TILE_BYTES, _LINE)
 
-    @njit(error_model="numpy")
-    def work(a: Any, item: int, thread: int) -> None:
-        kv_heads, scale = a[arg.kv_heads], float32(float64_of(a[arg.scale]))
-        row, head = item // kv_heads, item % kv_heads
-        first_key, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
-        token = int64(int_pointer(a[arg.tokens])[row])
-        first_head = token * kv_heads * group + head * group
-        pool = a[arg.pool] + head * a[arg.head_stride] * 2
-        table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
+    return multiply_values
 
-        values = a[arg.scratch] + thread * thread_bytes
-        q = values + chunk * row_bytes
-        raw = q + num_steps * _TILE_BYTES
-        scores = raw + chunk * _LINE
-        weights = scores + chunk * LANES * 4
-        sums = weights + chunk * LANES * 2
-        totals = sums + num_columns * _TILE_BYTES
-        tops = totals + LANES * _LINE
-        nothing = tops + _LINE
-        saved = nothing + row_bytes
 
-        begun = a[arg.begun] != 0 and first_key > 0
+def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
+    arg, row_bytes, num_steps, num_columns = PLACES, head_dim * 2, head_dim // 32, head_dim // 16
+    q_at, sums_at, totals_at, tops_at, nothing_at = memory.q, memory.sums, memory.totals, memory.tops, memory.nothing
+
+    @njit
+    def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
+        """Writes the queries, and sums, totals and highest scores: zeros, or those of the keys before the first."""
+        q, sums, totals = memory + q_at, memory + sums_at, memory + totals_at
+        tops = float_pointer(memory + tops_at)
+        first_head = (token * a[arg.kv_heads] + head) * group
         for step in range(num_steps):
-            store_floats(nothing + step * _LINE, spread(float32(0)))
+            store_floats(memory + nothing_at + step * _LINE, spread(float32(0)))
         for g in range(group):
             words = word_pointer(a[arg.q] + (token * a[arg.q_stride] + (head * group + g) * head_dim) * 2)
             for w in range(head_dim // 2):
                 word_pointer(q)[w * LANES + g] = words[w]
             store_floats(totals + g * _LINE, spread(float32(0)))
-            float_pointer(tops)[g] = LOWEST
+            tops[g] = LOWEST
             for column in range(num_columns):
                 store_floats(sums + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
             if begun:
                 float_pointer(totals + g * _LINE)[0] = float32(1)
-                float_pointer(tops)[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
+                tops[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
                 before = half_pointer(a[arg.out] + (first_head + g) * row_bytes)
                 for d in range(head_dim):
                     tile = sums + (d // 32 * 2 + d % 8 // 4) * _TILE_BYTES + g * _LINE
                     float_pointer(tile)[d % 32 // 8 * 4 + d % 4] = load_bfloat16(before, d)
 
-        amx.save_config(saved)
-        amx.load_config(a[arg.config])
-        for first in range(first_key // 16 * 16, length, chunk):
-            count = min(chunk, length - first)
-            rounded = (count + 31) // 32 * 32
-            read(pool, a[arg.block_stride], table, first, count, length, q, nothing, raw, values)
-            for quad in range(0, group, 4):
-                for k in range(0, count, LANES):
-                    transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * chunk + k) * 4, chunk * 4)
-            for g in range(group):
-                own = scores + g * chunk * 4
-                hide(own, rounded, first_key - first, count)
-                soften(
-                    own,
-                    rounded,
-                    scale,
-                    float_pointer(tops + g * 4),
-                    totals + g * _LINE,
-                    sums + g * _LINE,
-                    weights + g * chunk * 2,
-                )
-            multiply_values(weights, values, sums, rounded)
-        amx.load_config(saved)
+    return begin_heads
 
+
+def _make_end_heads(head_dim: int, group: int, memory: _Memory) -> Any:
+    arg, row_bytes, num_steps = PLACES, head_dim * 2, head_dim // 32
+    sums_at, totals_at, tops_at = memory.sums, memory.totals, memory.tops
+
+    @njit(error_model="numpy")
+    def end_heads(a: Any, token: int, head: int, memory: int) -> None:
+        """Writes the results and their logarithms."""
+        first_head = (token * a[arg.kv_heads] + head) * group
         for g in range(group):
-            total = sum_of_lanes(load_floats(totals + g * _LINE))
+            total = sum_of_lanes(load_floats(memory + totals_at + g * _LINE))
             factor = spread(float32(1) / total)
             for step in range(num_steps):
-                at = sums + 2 * step * _TILE_BYTES + g * _LINE
+                at = memory + sums_at + 2 * step * _TILE_BYTES + g * _LINE
                 low, high = load_floats(at) * factor, load_floats(at + _TILE_BYTES) * factor
                 target = a[arg.out] + (first_head + g) * row_bytes + step * _LINE
                 store_in_order(target, round_half_even(low), round_half_even(high))
-            float_pointer(a[arg.lse])[first_head + g] = (float_pointer(tops)[g] + math.log2(total)) * float32(_LN_2)
+            top = float_pointer(memory + tops_at)[g]
+            float_pointer(a[arg.lse])[first_head + g] = (top + math.log2(total)) * float32(_LN_2)
 
-    return work
+    return end_heads

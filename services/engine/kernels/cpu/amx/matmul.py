@@ -49,6 +49,52 @@ def block_configs() -> np.ndarray:
     return configs
 
 
+@njit(error_model="numpy")
+def _ask_for(address: int, lines: int) -> None:
+    for line in range(lines):
+        prefetch_far(address + line * _LINE)
+
+
+@njit(error_model="numpy")
+def _begin(sums: int, afresh: bool, both: bool) -> None:
+    """Loads the sums of a block into tiles, or zeros."""
+    if afresh:
+        zero_0()
+        zero_1()
+        if both:
+            zero_2()
+            zero_3()
+        return
+    load_0(sums, 128)
+    load_1(sums + 64, 128)
+    if both:
+        load_2(sums + 2048, 128)
+        load_3(sums + 2112, 128)
+
+
+@njit(error_model="numpy")
+def _end(sums: int, both: bool) -> None:
+    store_0(sums, 128)
+    store_1(sums + 64, 128)
+    if both:
+        store_2(sums + 2048, 128)
+        store_3(sums + 2112, 128)
+
+
+@njit(error_model="numpy")
+def _multiply(x: int, stride: int, panel: int, both: bool) -> None:
+    """Adds the products of a step to the sums in tiles."""
+    load_6(panel, 128)
+    load_7(panel + 64, 128)
+    load_4(x, stride)
+    add_4_6_to_0()
+    add_4_7_to_1()
+    if both:
+        load_5(x + _HALF * stride, stride)
+        add_5_6_to_2()
+        add_5_7_to_3()
+
+
 @per_item
 def make_matmul(dtype: str, *, gated: bool) -> Any:
     """Arguments: those of the other `make_matmul`, bfloat16; panels from the end of an item to where the thread will go
@@ -62,52 +108,10 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
     parts = 2 if gated else 1
     share = BLOCK // parts
 
-    @njit(error_model="numpy")
-    def ask_for(address: int, lines: int) -> None:
-        for line in range(lines):
-            prefetch_far(address + line * _LINE)
-
     @njit
     def finish(sums: int, target: int, bias: int, up_bias: int) -> None:
-        """A row of a block."""
+        """Rounds and writes a row of a block."""
         finish_row(sums, sums + _SUMS_BYTES, target, bias, up_bias)
-
-    @njit(error_model="numpy")
-    def begin(sums: int, afresh: bool, both: bool) -> None:
-        """A block."""
-        if afresh:
-            zero_0()
-            zero_1()
-            if both:
-                zero_2()
-                zero_3()
-            return
-        load_0(sums, 128)
-        load_1(sums + 64, 128)
-        if both:
-            load_2(sums + 2048, 128)
-            load_3(sums + 2112, 128)
-
-    @njit(error_model="numpy")
-    def end(sums: int, both: bool) -> None:
-        store_0(sums, 128)
-        store_1(sums + 64, 128)
-        if both:
-            store_2(sums + 2048, 128)
-            store_3(sums + 2112, 128)
-
-    @njit(error_model="numpy")
-    def multiply(x: int, stride: int, panel: int, both: bool) -> None:
-        """A step."""
-        load_6(panel, 128)
-        load_7(panel + 64, 128)
-        load_4(x, stride)
-        add_4_6_to_0()
-        add_4_7_to_1()
-        if both:
-            load_5(x + _HALF * stride, stride)
-            add_5_6_to_2()
-            add_5_7_to_3()
 
     @njit(error_model="numpy")
     def multiply_and_finish(
@@ -125,17 +129,17 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         bias: int,
         up_bias: int,
     ) -> None:
-        """A block's steps, and beside the first of them pairs of rows of the block before."""
+        """Multiplies the steps of a block, and beside the first of them finishes pairs of rows of the block before."""
         for _ in range(pairs):
-            multiply(x, stride, panel, both)
-            ask_for(asked, lines)
+            _multiply(x, stride, panel, both)
+            _ask_for(asked, lines)
             finish(sums, target, bias, up_bias)
             finish(sums + 128, target + target_stride, bias, up_bias)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
             sums, target = sums + 256, target + 2 * target_stride
         for _ in range(steps - pairs):
-            multiply(x, stride, panel, both)
-            ask_for(asked, lines)
+            _multiply(x, stride, panel, both)
+            _ask_for(asked, lines)
             x, panel, asked = x + 64, panel + _STEP_BYTES, asked + lines * _LINE
 
     @njit(error_model="numpy")
@@ -181,7 +185,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                         both = count > _HALF
                         for part in range(parts):
                             pairs = min(min(share, done - done_at) // 2, steps)
-                            begin(partial, step == 0, both)
+                            _begin(partial, step == 0, both)
                             multiply_and_finish(
                                 x + row * stride + step * 64,
                                 stride,
@@ -197,7 +201,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                                 done_bias,
                                 done_up_bias,
                             )
-                            end(sums + part * _SUMS_BYTES if is_last else partial, both)
+                            _end(sums + part * _SUMS_BYTES if is_last else partial, both)
                             done_at += 2 * pairs
                             partial += _SUMS_BYTES
                         ahead += steps * lines * _LINE

@@ -1,0 +1,78 @@
+"""The source code of Baton as syntax trees, and what is counted in them."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("services", "kvtransfer", "loadtest")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of a package."""
+
+    path: str  # from the repository's root
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        """The module's dotted name."""
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
+    def in_kernels(self) -> bool:
+        """True for code that is compiled for a processor or a GPU."""
+        return self.path.startswith("services/engine/kernels/")
+
+    def functions(self) -> Iterator[Function]:
+        """All functions and methods, nested ones too."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """All classes, nested ones too."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+
+@cache
+def modules(*packages: str) -> tuple[Module, ...]:
+    """Every module of these packages."""
+    files = sorted(file for package in packages for file in (ROOT / package).rglob("*.py"))
+    return tuple(Module(str(file.relative_to(ROOT)), ast.parse(file.read_text())) for file in files)
+
+
+def num_lines(node: Function) -> int:
+    """Lines from `def` to the end, without the docstring's."""
+    assert node.end_lineno is not None
+    first = node.body[0]
+    is_documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    docstring = first.end_lineno - first.lineno + 1 if is_documented and first.end_lineno else 0
+    return node.end_lineno - node.lineno + 1 - docstring
+
+
+def num_parameters(node: Function) -> int:
+    """Parameters, `self` and `cls` aside."""
+    arguments = node.args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return len([name for name in names if name not in ("self", "cls")])
+
+
+def public_methods(node: ast.ClassDef) -> list[str]:
+    """Names of the methods that others call; properties count."""
+    return [child.name for child in node.body if isinstance(child, Function) and not child.name.startswith("_")]
+
+
+def imports(module: Module) -> set[str]:
+    """Dotted names of what a module imports when it is loaded, not inside functions or for types alone."""
+    found: set[str] = set()
+    for node in module.tree.body:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
