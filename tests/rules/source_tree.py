@@ -33,6 +33,12 @@ class Module:
         """All functions and methods, nested ones too."""
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
+    def docstrings(self) -> Iterator[tuple[int, str]]:
+        """Docstrings with their lines."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Module | ast.ClassDef | Function) and (text := ast.get_docstring(node)):
+                yield node.body[0].lineno, text
+
     def classes(self) -> Iterator[ast.ClassDef]:
         """All classes, nested ones too."""
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
@@ -76,3 +82,15 @@ def imports(module: Module) -> set[str]:
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
     return found
+
+
+def defined_names(module: Module) -> set[str]:
+    """Names that a module gives: of itself, its classes, functions, parameters, variables and attributes."""
+    names = {module.path.rpartition("/")[2].removesuffix(".py")}
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names

@@ -1,0 +1,82 @@
+"""Words that the glossary abolishes are in no identifier, docstring, comment, metric or page."""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.gateway.metrics import GatewayMetrics
+from tests.rules.source_tree import ROOT, defined_names, modules
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+_PACKAGES = ("services", "kvtransfer")  # benchmarks have peers, which are other servers
+
+
+@cache
+def abolished() -> dict[str, str]:
+    """What the glossary's last table lists: a word or phrase, and what Baton says instead."""
+    _, _, table = GLOSSARY.read_text().partition("## Words that are gone")
+    rows = re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", table, flags=re.MULTILINE)[1:]
+    return {word: instead for words, instead in rows for word in words.split(", ")}
+
+
+def phrases_in(text: str) -> list[str]:
+    """The abolished words of a text or of an identifier in any spelling."""
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).replace("_", " ").lower()
+    return [word for word in abolished() if re.search(rf"\b{word}\b", apart)]
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def test_the_glossary_lists_them():
+    assert len(abolished()) > 5
+    assert phrases_in("HandoffId") == phrases_in("a handoff id") == ["handoff id"]
+    assert phrases_in("the pool lets go of it") == ["lets go"]
+
+
+def test_no_identifier_has_one():
+    found = [
+        f"{module.path}: {name} ({', '.join(abolished()[word] for word in words)})"
+        for module in modules(*_PACKAGES)
+        for name in sorted(defined_names(module))
+        if (words := phrases_in(name))
+    ]
+    assert found == []
+
+
+def test_no_docstring_or_comment_has_one():
+    found = []
+    for module in modules(*_PACKAGES):
+        texts = [*module.docstrings(), *_comments((ROOT / module.path).read_text())]
+        found += [f"{module.path}:{line} {words}" for line, text in texts if (words := phrases_in(text))]
+    assert found == []
+
+
+def test_no_metric_has_one():
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    texts = [f"{metric.name} {metric.documentation}" for metric in registry.collect()]
+    assert [text for text in texts if phrases_in(text)] == []
+
+
+PAGES = sorted(
+    page
+    for folder in ("", "docs", "services", "kvtransfer")
+    for page in ((ROOT / folder).rglob("*.md") if folder else ROOT.glob("*.md"))
+    if page != GLOSSARY
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_one(page: Path):
+    lines = enumerate(page.read_text().splitlines(), 1)
+    assert [f"{number}: {words}" for number, line in lines if (words := phrases_in(line))] == []
