@@ -151,7 +151,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def note_following(a: Any, item: int, memory: int) -> None:
-        """Stores the place of the next item's keys: the thread that takes this item most often takes the next one too."""
+        """Stores the place of the next item's keys: a thread most often takes the next item too."""
         kv_heads = a[arg.kv_heads]
         next_item = min(item + 1, a[NUM_ITEMS] - 1)
         row, head = next_item // kv_heads, next_item % kv_heads

@@ -139,7 +139,7 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def may_use_amx(environ: Mapping[str, str]) -> bool:
-    """Returns True unless oneDNN's variable names an instruction set without AMX; that keeps our kernels from AMX too."""
+    """Returns False if oneDNN's variable names an instruction set without AMX; our kernels then avoid AMX too."""
     most = environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
     return most in ("DEFAULT", "ALL") or "AMX" in most
 

@@ -1,4 +1,4 @@
-"""The frame of every kernel: a function that each thread of a team calls once, and that takes items until none is left."""
+"""The frame of every kernel: each thread of a team calls it once, and takes items until none is left."""
 
 from collections import namedtuple
 from collections.abc import Callable

@@ -99,7 +99,7 @@ class RowBlocks:
         return whole[:rows]
 
     def at_a_time(self, num_items: int) -> int:
-        """Returns how many of a kernel's items belong to a block. A kernel has one item for each row or for each block."""
+        """Returns how many of a kernel's items are a block. There is an item for each row or for each block."""
         return 1 if num_items == self._num_blocks else self.rows_at_once
 
     def argument(self, results: Sequence[Tensor]) -> Any:
