@@ -5,6 +5,8 @@ randomness is one uniform number, a pure function of (seed, position), put throu
 distribution's cumulative sum.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -105,42 +107,48 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:
     if len(filtered):
         k = torch.from_numpy(np.where(top_k[sorting] > 0, top_k[sorting], weights.shape[1]).astype(np.int64))
         p = torch.from_numpy(top_p[sorting].astype(np.float32))
-        chosen[filtered] = _draw_filtered(weights[filtered], k, p, min_p[filtered], uniform[filtered])
+        filters = _Filters(k, p, min_p[filtered])
+        chosen[filtered] = _draw_filtered(weights[filtered], filters, uniform[filtered])
     return chosen
 
 
-def _draw_filtered(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """The filters of M rows. Weights are relative to a row's likeliest token."""
+
+    top_k: Tensor  # int64[M], the vocabulary's size at most
+    top_p: Tensor  # float32[M]
+    min_p: Tensor  # float32[M]
+
+    def of(self, rows: Tensor) -> "_Filters":
+        """Returns the filters of some rows, int64[N]."""
+        return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def _draw_filtered(weights: Tensor, filters: _Filters, uniform: Tensor) -> Tensor:
     """Tokens for rows with top_k or top_p. Looks at the best candidates first, at all tokens only where it must."""
     vocab = weights.shape[1]
     total = weights.sum(dim=-1)
     best, ids = weights.topk(min(NUM_CANDIDATES, vocab), dim=-1)
-    enough = (top_k <= best.shape[1]) | ((top_k >= vocab) & (best.sum(dim=-1) >= top_p * total))
-    chosen = _draw_sorted(best, ids, total, vocab, top_k, top_p, min_p, uniform)
+    reach_top_p = best.sum(dim=-1) >= filters.top_p * total
+    enough = (filters.top_k <= best.shape[1]) | ((filters.top_k >= vocab) & reach_top_p)
+    chosen = _draw_sorted(best, ids, total, vocab, filters, uniform)
     rest = (~enough).nonzero().squeeze(1)
     if len(rest):
         best, ids = weights[rest].sort(dim=-1, descending=True, stable=True)
-        chosen[rest] = _draw_sorted(best, ids, total[rest], vocab, top_k[rest], top_p[rest], min_p[rest], uniform[rest])
+        chosen[rest] = _draw_sorted(best, ids, total[rest], vocab, filters.of(rest), uniform[rest])
     return chosen
 
 
-def _draw_sorted(
-    best: Tensor,
-    ids: Tensor,
-    total: Tensor,
-    vocab: int,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    uniform: Tensor,
-) -> Tensor:
+def _draw_sorted(best: Tensor, ids: Tensor, total: Tensor, vocab: int, filters: _Filters, uniform: Tensor) -> Tensor:
     """Tokens from weights in falling order (`best`, of the tokens `ids`), out of `total` over all `vocab` tokens."""
     sums = best.to(torch.float64).cumsum(dim=-1)
-    last = (top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
-    after_top_k = torch.where(top_k < vocab, sums.gather(1, last).squeeze(1), total.to(torch.float64))
-    # The best tokens that reach top_p, the one that does included.
-    keep = (sums - best) < (top_p * after_top_k)[:, None]
-    keep &= torch.arange(best.shape[1]) < top_k[:, None]
-    keep &= best >= min_p[:, None]
+    last = (filters.top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
+    after_top_k = torch.where(filters.top_k < vocab, sums.gather(1, last).squeeze(1), total.to(torch.float64))
+    # The best tokens up to the one with which their weights reach top_p.
+    keep = (sums - best) < (filters.top_p * after_top_k)[:, None]
+    keep &= torch.arange(best.shape[1]) < filters.top_k[:, None]
+    keep &= best >= filters.min_p[:, None]
     keep[:, 0] = True
     return ids.gather(1, _invert(best.masked_fill(~keep, 0), uniform)[:, None]).squeeze(1)
 
