@@ -27,6 +27,23 @@ from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_
 _MUCH_LONGER = 3  # than rows are on average is the longest one: then it costs less to copy them without what is unused
 
 
+@dataclass(frozen=True, slots=True)
+class WorkCut:
+    """Options of cutting a step's attention into work items."""
+
+    num_multiprocessors: int  # of the device; all of them get work
+    split_keys: int | None = None  # see `WorkPlanner`; with it a row's results depend on the row alone
+    share_prefixes: bool = True  # see `WorkPlanner`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Kv:
+    """Scales of a pool of float8_e4m3fn, and the dtype of the model over it."""
+
+    scales: Tensor  # float32[layers, 2, kv_heads], by which the pool's K and V are multiplied
+    dtype: torch.dtype  # of q and of the output
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """One kind of items, int32[1 + N, 6], and how many programs take them for each KV head."""
@@ -62,29 +79,21 @@ class TritonAttention:
         scale: float,
         *,
         staging: Staging,
-        num_multiprocessors: int,
-        split_keys: int | None = None,
-        share_prefixes: bool = True,
-        scales: Tensor | None = None,
-        dtype: torch.dtype | None = None,
+        cut: WorkCut,
+        fp8: Fp8Kv | None = None,
     ) -> None:
-        """num_multiprocessors: of the device; work is cut so that all of them have some.
-        split_keys, share_prefixes: see `WorkPlanner`. With the first a row's results depend on it alone.
-        scales: float32[layers, 2, kv_heads], by which K and V in a pool of float8_e4m3fn are multiplied.
-        dtype: of q and of the output; needed for such a pool, else the pool's.
-        """
-        if dtype is None and scales is not None:
-            raise ValueError("dtype must be given for a pool with scales")
+        """fp8: for a pool of float8_e4m3fn. Any other pool has the dtype of q and of the output."""
+        scales = None if fp8 is None else fp8.scales
         self._pool = pool
         self._layout = layout
         self._num_heads = num_heads
         self._staging = staging
-        self._dtype = dtype or pool.dtype
+        self._dtype = pool.dtype if fp8 is None else fp8.dtype
         self._kernels = PagedAttentionKernels(pool, layout, num_heads, scale, self._dtype, scales)
         self._kv = PagedKv(pool, scales)
         tiles = self._kernels.tiles
         programs = {
-            kind: -(-num_multiprocessors * tile.resident // layout.num_kv_heads) for kind, tile in tiles.items()
+            kind: -(-cut.num_multiprocessors * tile.resident // layout.num_kv_heads) for kind, tile in tiles.items()
         }
         tiling = Tiling(
             block_size=layout.block_size,
@@ -94,7 +103,7 @@ class TritonAttention:
             shared_tokens=tiles["shared"].tokens,
         )
         self._programs = programs
-        self._planner = WorkPlanner(tiling, split_keys, share_prefixes=share_prefixes)
+        self._planner = WorkPlanner(tiling, cut.split_keys, share_prefixes=cut.share_prefixes)
         self._of_bucket: dict[int, Outputs] = {}  # a graph writes to them as long as it lives
 
     @property

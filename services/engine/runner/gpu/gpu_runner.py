@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import TritonAttention, TritonPlan
+from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
 from services.engine.models.base import ModelConfig, Weights
@@ -42,7 +42,8 @@ class StepLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    split_keys: int | None = None  # see `TritonAttention`
+    split_keys: int | None = None  # see `WorkCut`
+    share_prefixes: bool = True  # see `WorkCut`
 
     def buckets(self) -> list[int]:
         """Numbers of rows for which steps are recorded, rising. Beyond 8, padding is a quarter of a step at most."""
@@ -73,12 +74,11 @@ class GpuRunner:
         limits: StepLimits,
         *,
         kv_scales: KvScales | None = None,
-        share_prefixes: bool = True,
     ) -> None:
-        """pool: uint8[num_blocks, block_bytes]. kv_scales: where the layout's dtype is float8_e4m3fn.
-
-        share_prefixes: attend to what rows have in common once for all of them.
-        """
+        """pool: uint8[num_blocks, block_bytes]. kv_scales: present if the layout's dtype is float8_e4m3fn."""
+        fp8 = None
+        if kv_scales is not None:
+            fp8 = Fp8Kv(torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch), weights.dtype)
         self.layout = layout
         self.num_blocks = len(pool)
         self.vocab_size = config.vocab_size
@@ -94,11 +94,8 @@ class GpuRunner:
             config.num_heads,
             config.scale,
             staging=self._buffer,
-            num_multiprocessors=device.num_multiprocessors,
-            split_keys=limits.split_keys,
-            share_prefixes=share_prefixes,
-            scales=None if kv_scales is None else torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch),
-            dtype=weights.dtype,
+            cut=WorkCut(device.num_multiprocessors, limits.split_keys, limits.share_prefixes),
+            fp8=fp8,
         )
         self._model = make_model(config, weights, self._attention, TritonOperations())
         self._sampler = GpuSampler(device, limits.max_num_seqs)
@@ -111,11 +108,11 @@ class GpuRunner:
         self._under_way: deque[_Launched] = deque()
 
     def kv_memory(self) -> DeviceBlocks:
-        """See Runner."""
+        """See `Runner.kv_memory`."""
         return self._blocks
 
     def copy_block(self, source: int, destination: int) -> None:
-        """See Runner."""
+        """See `Runner.copy_block`."""
         self._device.bind_thread()
         self._pool[destination].copy_(self._pool[source])
         self._device.mark().wait()
@@ -128,7 +125,7 @@ class GpuRunner:
             self._under_way.append(self._launch(step))
 
     def collect(self) -> StepOutput:
-        """See Runner."""
+        """See `Runner.collect`."""
         launched = self._under_way.popleft()
         token_ids, *rest = launched.fetched.arrays()
         parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
