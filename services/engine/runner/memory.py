@@ -68,9 +68,7 @@ def populate(blocks: BlockMemory) -> None:
     if madvise is None or blocks.device is not None:
         return
     address, end = blocks.address, blocks.address + blocks.num_blocks * blocks.block_bytes
-    for start in range(
-        address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE
-    ):  # in pieces, between which signals are handled
+    for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are handled in between
         length = min(_POPULATED_AT_ONCE, end - start)
         if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
             _log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())
@@ -78,8 +76,9 @@ def populate(blocks: BlockMemory) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep freed memory up to these sizes. Otherwise a prefill step's activations would fault in again at
-    every step. Other C libraries ignore the call.
+    """Makes glibc keep freed memory up to these sizes. Does nothing with other C libraries.
+
+    Without it, a prefill step's activations fault in again at every step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -39,7 +39,7 @@ def add_penalties(
     frequency: tl.tensor,  # float32[N]
     presence: tl.tensor,  # float32[N]
 ) -> None:
-    """Subtracts penalties as `LogitEdits` defines them. No two entries are of one logit."""
+    """Applies penalties as `LogitEdits` defines them. No two entries are of one logit."""
     entries = tl.program_id(0) * _ENTRIES + tl.arange(0, _ENTRIES)
     here = entries < num_entries
     row = tl.load(rows + entries, mask=here, other=0)
