@@ -45,9 +45,7 @@ class BenchModel:
         """Of KV in the model's dtype, or in another."""
         return kv_layout(self.config, BLOCK_SIZE, kv_dtype or self.dtype)
 
-    def runner(
-        self, num_blocks: int, limits: StepLimits, kv_dtype: torch.dtype | None = None, *, share_prefixes: bool = True
-    ) -> GpuRunner:
+    def runner(self, num_blocks: int, limits: StepLimits, kv_dtype: torch.dtype | None = None) -> GpuRunner:
         """Over a pool full of random numbers: zeros take less power, and so less time. Runners before are given up."""
         give_up_memory(self.device.torch)
         layout = self.layout(kv_dtype)
@@ -62,7 +60,6 @@ class BenchModel:
             self.device,
             limits,
             kv_scales=scales,
-            share_prefixes=share_prefixes,
         )
 
 

@@ -16,10 +16,12 @@ def measure(
 ) -> Iterator[Row]:
     """The same step without and with."""
     step = decode_step(batch, shared + own, shared=shared // BLOCK_SIZE)
-    limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=shared + own)
     without_s = 0.0
     for together in (False, True):
-        runner = model.runner(int(step.block_tables.max()) + 1, limits, share_prefixes=together)
+        limits = StepLimits(
+            max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=shared + own, share_prefixes=together
+        )
+        runner = model.runner(int(step.block_tables.max()) + 1, limits)
         taken = steady(runner, step, rounds).wall
         del runner  # and its pool
         without_s = without_s or taken

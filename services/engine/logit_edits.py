@@ -1,7 +1,8 @@
-"""What a request does to the logits of single tokens: bias, words that must not come, penalties for repetition.
+"""Changes that a request makes to the logits of single tokens: bias, bad words, penalties for repetition.
 
-Only sequences that ask for it have an entry here, so that a batch without any costs one look at a mask. Everything is
-derived from the request and from the tokens that the sequence has: wherever it goes on, it goes on the same way.
+Only sequences whose request asks for such changes have an entry here, so a batch without any costs one look at a mask.
+All of this is derived from the request and the sequence's tokens, so a sequence that continues on another worker
+continues in the same way.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ _NO_VALUES = np.zeros(0, dtype=np.float32)
 
 
 def edits_of(sampling: SamplingParams, num_prompt: int) -> "SequenceEdits | None":
-    """What a sequence with these parameters needs; None: nothing."""
+    """Returns the edits of a sequence with these parameters; None: it has none."""
     if sampling.logit_bias or sampling.bad_words or sampling.counts_tokens:
         return SequenceEdits(sampling, num_prompt)
     return None
@@ -33,11 +34,13 @@ class SequenceEdits:
         self._bad_words = sampling.bad_words
         self._longest = max((len(word) for word in self._bad_words), default=0)
         self._counts_tokens = sampling.counts_tokens
-        self._counts: TokenCounts | None = None  # from the first look at the sequence on
-        self.follows_tokens = self._counts_tokens or bool(self._bad_words)  # else they are always the same
+        self._counts: TokenCounts | None = None  # created when the sequence is first seen
+        self.follows_tokens = self._counts_tokens or bool(self._bad_words)  # False: the edits never change
 
     def biases(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64[B] token ids and float32[B] values: the request's bias, and a ban of what would complete a bad word."""
+        """Returns int64[B] token ids and float32[B] values: the request's bias, and bans of tokens that would complete
+        a bad word.
+        """
         if not self._bad_words:
             return self._bias_tokens, self._bias
         generated = tokens[max(self._num_prompt, len(tokens) - self._longest) :].tolist()
@@ -48,7 +51,7 @@ class SequenceEdits:
         )
 
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64[C] distinct tokens of the sequence and float32[C], how often each was generated."""
+        """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""
         if not self._counts_tokens:
             return _NO_IDS, _NO_VALUES
         if self._counts is None:
@@ -57,7 +60,7 @@ class SequenceEdits:
 
 
 class TokenCounts:
-    """How often a growing sequence has each of its tokens. A new token costs the same however long the sequence is."""
+    """Counts of each token in a growing sequence. A new token costs the same however long the sequence is."""
 
     def __init__(self, tokens: np.ndarray, num_prompt: int) -> None:
         distinct, places = np.unique(tokens, return_inverse=True)
@@ -67,7 +70,7 @@ class TokenCounts:
         self._counted = len(tokens)
 
     def up_to(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct tokens, and their counts beyond the prompt; views that the next call changes."""
+        """Returns distinct tokens, and their counts beyond the prompt; views that the next call changes."""
         for token in tokens[self._counted :].tolist():
             self._add(token)
         self._counted = len(tokens)
@@ -83,9 +86,10 @@ class TokenCounts:
 
 
 def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]], num_rows: int) -> LogitEdits:
-    """One step's edits for `num_rows` rows.
+    """Gathers one step's edits for `num_rows` rows.
 
-    Of each row that has any: its number, its edits, its tokens so far, and token ids that it must not choose now.
+    `rows` has an entry for each row with any: its number, its edits, its tokens so far, and token ids that it must not
+    choose now.
     """
     bias: list[tuple[int, np.ndarray, np.ndarray]] = []
     counts: list[tuple[int, np.ndarray, np.ndarray]] = []
@@ -100,7 +104,7 @@ def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.
 
 
 def _packed(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, token ids and values, one entry after the other."""
+    """Returns rows, token ids and values, one entry after the other."""
     rows = np.repeat(np.array([row for row, _, _ in parts], dtype=np.int64), [len(ids) for _, ids, _ in parts])
     return rows, np.concatenate([_NO_IDS, *(p[1] for p in parts)]), np.concatenate([_NO_VALUES, *(p[2] for p in parts)])
 

@@ -1,7 +1,7 @@
-"""The OpenMP library that a worker's threads run on. Free of torch: it has to be there before torch is.
+"""The OpenMP library that a worker's threads run on. This module does not import torch: the library is loaded first.
 
-Intel's (the wheel intel-openmp), where it is installed, because how long its idle threads spin can be said at any
-time. It stands in for GNU's, which torch is built with, when its symbols are found first.
+Intel's library (the wheel intel-openmp) is used if it is installed, because it lets a process change at any time how
+long idle threads spin. It replaces GNU's, with which torch is built, if its symbols are found first.
 """
 
 import ctypes
@@ -28,46 +28,46 @@ class OpenMP:
         self._nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
 
     def set_num_threads(self, count: int) -> None:
-        """Of the parallel regions that the calling thread starts from now on."""
+        """Sets the threads of the parallel regions that the calling thread starts from now on."""
         self._set_num_threads(count)
 
     @property
     def num_threads(self) -> int:
-        """Of the calling thread's next parallel region."""
+        """Returns the threads of the calling thread's next parallel region."""
         return int(self._get_max_threads())
 
     def run(self, function: int, argument: object) -> None:
-        """Calls the C function at this address once on each thread; returns when all have.
+        """Calls the C function at this address once on each thread, and returns when all calls have returned.
 
         Other Python threads run meanwhile.
         """
-        self._parallel(function, argument, 0, 0)  # 0 threads: as many as were set
+        self._parallel(function, argument, 0, 0)  # 0 threads: the number that was set
 
     def spin(self) -> None:
-        """From the next region on, idle threads of the team wait for work awake. GNU's decide for themselves."""
+        """Makes idle threads of the team spin, from the next region on. GNU's library ignores this."""
         if self._set_blocktime is not None:
             self._set_blocktime(_LONGEST_SPIN_MS)
 
     def sleep(self) -> None:
-        """Idle threads of the team sleep, from now on."""
+        """Makes idle threads of the team sleep, from now on."""
         if self._set_blocktime is not None:
             self._set_blocktime(0)
-            self._parallel(self._nothing, None, 0, 0)  # they look when a region ends
+            self._parallel(self._nothing, None, 0, 0)  # threads read the setting when a region ends
 
 
 def load_openmp() -> None:
-    """Loads Intel's library, where it is. To be called before torch is imported; afterwards it does nothing."""
+    """Loads Intel's library if it is installed. Must be called before torch is imported; later it does nothing."""
     if "torch" in sys.modules:
         return
     path = _find()
     if path is not None:
-        os.environ["KMP_BLOCKTIME"] = "0"  # at first; then `OpenMP.spin` and `OpenMP.sleep` say it
+        os.environ["KMP_BLOCKTIME"] = "0"  # the beginning; `OpenMP.spin` and `OpenMP.sleep` change it
         os.environ.pop("OMP_WAIT_POLICY", None)
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
 def loaded_openmp() -> OpenMP | None:
-    """What torch runs on, once it is imported. None: another kind, as on a Mac."""
+    """Returns the library that torch runs on, once torch is imported. None: torch runs on another kind, as on a Mac."""
     for name in (None, "libgomp.so.1"):
         try:
             library = ctypes.CDLL(name)

@@ -1,9 +1,11 @@
-"""From logits to tokens.
+"""Sampling on the CPU: computes tokens from logits.
 
 A row's token depends on its own logits, parameters, seed and position, never on its neighbours in the batch. Its
 randomness is one uniform number, a pure function of (seed, position), put through the inverse of the filtered
 distribution's cumulative sum.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,12 +13,12 @@ from torch import Tensor
 
 from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput
 
-NUM_CANDIDATES = 1024  # a filtered row is sorted whole only where its filters reach beyond so many best tokens
-MIN_TEMPERATURE = 1e-5  # anything colder is this cold: one token then has all the weight but for ties
+NUM_CANDIDATES = 1024  # a filtered row is sorted whole only if its filters reach beyond so many best tokens
+MIN_TEMPERATURE = 1e-5  # lower temperatures count as this one: apart from ties, one token has all the weight
 
 
 def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
-    """One token for each row of `logits` (floating-point [N, vocab], on the CPU; the sampler may overwrite it)."""
+    """Samples one token for each row of `logits` (floating-point [N, vocab], on the CPU), which it may overwrite."""
     if batch.all_greedy and batch.edits is None and not batch.any_logprobs:
         return StepOutput(likeliest(logits), None)
     logits = logits.to(torch.float32)
@@ -33,10 +35,10 @@ def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
 
 
 def likeliest(logits: Tensor) -> np.ndarray:
-    """int32[N]: the first of each row's highest logits (floating-point [N, vocab], on the CPU).
+    """Returns the first of each row's highest logits (floating-point [N, vocab], on the CPU), int32[N].
 
-    Numbers above 0 are in the order of their bits, and numpy looks for integers fast: 64 rows of 8,192 bfloat16 take
-    0.02 ms, 0.2 by way of float32, 0.9 in torch.
+    Numbers above 0 are in the order of their bits, and numpy searches integers fast: 64 rows of 8,192 bfloat16 take
+    0.02 ms, by way of float32 0.2, in torch 0.9.
     """
     if logits.dtype != torch.bfloat16:
         chosen: np.ndarray = logits.to(torch.float32).numpy().argmax(axis=-1)
@@ -44,19 +46,19 @@ def likeliest(logits: Tensor) -> np.ndarray:
     bits = logits.view(torch.int16).numpy()
     chosen = bits.argmax(axis=-1)
     rows = np.flatnonzero(bits[np.arange(len(bits)), chosen] <= 0)
-    if len(rows):  # negative ones are in the opposite order
+    if len(rows):  # negative numbers are in the opposite order
         chosen[rows] = logits[torch.from_numpy(rows)].to(torch.float32).numpy().argmax(axis=-1)
     return chosen.astype(np.int32)
 
 
 def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:
-    """Log-probabilities of int32[N] tokens and `width` alternatives under softmax of [N, vocab] logits."""
+    """Returns log-probabilities of int32[N] tokens and `width` alternatives under softmax of [N, vocab] logits."""
     chosen, widths = torch.from_numpy(tokens.astype(np.int64)), np.full(len(tokens), width, dtype=np.int32)
     return _logprobs(logits.to(torch.float32), chosen, widths)
 
 
 def _edit(logits: Tensor, edits: LogitEdits) -> None:
-    """Biases and penalties, in place."""
+    """Applies biases and penalties, in place."""
     biased = torch.from_numpy(edits.bias_rows), torch.from_numpy(edits.bias_tokens)
     logits.index_put_(biased, torch.from_numpy(edits.bias), accumulate=True)
     rows, tokens = torch.from_numpy(edits.count_rows), torch.from_numpy(edits.count_tokens)
@@ -69,7 +71,7 @@ def _edit(logits: Tensor, edits: LogitEdits) -> None:
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each (seed, position): uint64[N], int64[N] -> float32[N], multiples of 2**-24.
+    """Returns one number in [0, 1) for each (seed, position): uint64[N], int64[N] -> float32[N], multiples of 2**-24.
 
     SplitMix64 (Steele, Lea and Flood 2014): the seed is mixed to the start of a stream, the position picks its n-th
     output.
@@ -88,7 +90,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:
-    """Tokens, int64[M], for the M rows that have a temperature."""
+    """Draws tokens, int64[M], for the M rows that have a temperature."""
     temperature = torch.from_numpy(np.maximum(batch.temperature[rows], MIN_TEMPERATURE).astype(np.float32))[:, None]
     warm = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows)]
     weights = (warm - warm.amax(dim=-1, keepdim=True)).div_(temperature).exp_()  # the likeliest token weighs 1
@@ -105,48 +107,58 @@ def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:
     if len(filtered):
         k = torch.from_numpy(np.where(top_k[sorting] > 0, top_k[sorting], weights.shape[1]).astype(np.int64))
         p = torch.from_numpy(top_p[sorting].astype(np.float32))
-        chosen[filtered] = _draw_filtered(weights[filtered], k, p, min_p[filtered], uniform[filtered])
+        filters = _Filters(k, p, min_p[filtered])
+        chosen[filtered] = _draw_filtered(weights[filtered], filters, uniform[filtered])
     return chosen
 
 
-def _draw_filtered(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """Tokens for rows with top_k or top_p. Looks at the best candidates first, at all tokens only where it must."""
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """The filters of M rows. Weights are relative to a row's likeliest token."""
+
+    top_k: Tensor  # int64[M], the vocabulary's size at most
+    top_p: Tensor  # float32[M]
+    min_p: Tensor  # float32[M]
+
+    def of(self, rows: Tensor) -> "_Filters":
+        """Returns the filters of some rows, int64[N]."""
+        return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def _draw_filtered(weights: Tensor, filters: _Filters, uniform: Tensor) -> Tensor:
+    """Draws tokens for rows with top_k or top_p. Reads the best candidates first, and all tokens only for rows that
+    need it.
+    """
     vocab = weights.shape[1]
     total = weights.sum(dim=-1)
     best, ids = weights.topk(min(NUM_CANDIDATES, vocab), dim=-1)
-    enough = (top_k <= best.shape[1]) | ((top_k >= vocab) & (best.sum(dim=-1) >= top_p * total))
-    chosen = _draw_sorted(best, ids, total, vocab, top_k, top_p, min_p, uniform)
+    reach_top_p = best.sum(dim=-1) >= filters.top_p * total
+    enough = (filters.top_k <= best.shape[1]) | ((filters.top_k >= vocab) & reach_top_p)
+    chosen = _draw_sorted(best, ids, total, vocab, filters, uniform)
     rest = (~enough).nonzero().squeeze(1)
     if len(rest):
         best, ids = weights[rest].sort(dim=-1, descending=True, stable=True)
-        chosen[rest] = _draw_sorted(best, ids, total[rest], vocab, top_k[rest], top_p[rest], min_p[rest], uniform[rest])
+        chosen[rest] = _draw_sorted(best, ids, total[rest], vocab, filters.of(rest), uniform[rest])
     return chosen
 
 
-def _draw_sorted(
-    best: Tensor,
-    ids: Tensor,
-    total: Tensor,
-    vocab: int,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    uniform: Tensor,
-) -> Tensor:
-    """Tokens from weights in falling order (`best`, of the tokens `ids`), out of `total` over all `vocab` tokens."""
+def _draw_sorted(best: Tensor, ids: Tensor, total: Tensor, vocab: int, filters: _Filters, uniform: Tensor) -> Tensor:
+    """Draws tokens from weights in falling order (`best`, of the tokens `ids`); all `vocab` weights add up
+    to `total`.
+    """
     sums = best.to(torch.float64).cumsum(dim=-1)
-    last = (top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
-    after_top_k = torch.where(top_k < vocab, sums.gather(1, last).squeeze(1), total.to(torch.float64))
-    # The best tokens that reach top_p, the one that does included.
-    keep = (sums - best) < (top_p * after_top_k)[:, None]
-    keep &= torch.arange(best.shape[1]) < top_k[:, None]
-    keep &= best >= min_p[:, None]
+    last = (filters.top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
+    after_top_k = torch.where(filters.top_k < vocab, sums.gather(1, last).squeeze(1), total.to(torch.float64))
+    # The best tokens up to the one with which their weights reach top_p.
+    keep = (sums - best) < (filters.top_p * after_top_k)[:, None]
+    keep &= torch.arange(best.shape[1]) < filters.top_k[:, None]
+    keep &= best >= filters.min_p[:, None]
     keep[:, 0] = True
     return ids.gather(1, _invert(best.masked_fill(~keep, 0), uniform)[:, None]).squeeze(1)
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The index where each row's cumulative weight first exceeds `uniform` (float32[M]) of the row's total.
+    """Returns the index at which each row's cumulative weight first exceeds `uniform` (float32[M]) of the row's total.
 
     That index has a weight above zero, since the target lies below the total.
     """
@@ -157,7 +169,7 @@ def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray) -> StepLogprobs:
-    """Log-probabilities under softmax(logits), for the rows with a width of 0 or more; zeros for the others."""
+    """Returns log-probabilities under softmax(logits), for the rows with a width of 0 or more; zeros for the others."""
     wanted = torch.from_numpy(np.flatnonzero(widths >= 0))
     width = min(int(widths.max()), logits.shape[1])
     sampled = torch.zeros(len(logits))

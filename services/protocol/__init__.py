@@ -1,1 +1,1 @@
-"""What gateway and workers share: plain values and their packed forms. Free of torch."""
+"""Plain values, and their packed forms, that gateway and workers exchange. This package does not import torch."""

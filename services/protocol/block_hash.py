@@ -1,7 +1,7 @@
-"""Block hashes: names for a prefix that mean the same on every node.
+"""Block hashes: names for a prefix that mean the same on every worker.
 
 hash(block) = BLAKE2b-128(hash(parent) + the block's tokens as little-endian int32); the root is the hash of the
-namespace. A hash so names a whole prefix, and a chain can be searched from either end.
+namespace. So a hash names a whole prefix, and a chain of hashes can be searched from either end.
 """
 
 from hashlib import blake2b
@@ -15,22 +15,22 @@ HASH_BYTES = 16
 
 
 def root_hash(namespace: str) -> BlockHash:
-    """The parent of every first block in this namespace (a model's fingerprint)."""
+    """Returns the parent of every first block in this namespace (a model's fingerprint)."""
     return BlockHash(blake2b(namespace.encode(), digest_size=HASH_BYTES).digest())
 
 
 def child_hash(parent: BlockHash, block_tokens: bytes) -> BlockHash:
-    """The hash of the block with these tokens (little-endian int32) below `parent`."""
+    """Returns the hash of the block with these tokens (little-endian int32) below `parent`."""
     return BlockHash(blake2b(parent + block_tokens, digest_size=HASH_BYTES).digest())
 
 
 def block_hashes(root: BlockHash, token_ids: np.ndarray, block_size: int) -> list[BlockHash]:
-    """Hashes of all full blocks of `token_ids` (int32[n]), first block first."""
+    """Returns the hashes of all full blocks of `token_ids` (int32[n]), first block first."""
     raw = token_ids.astype("<i4", copy=False).tobytes()
     step = block_size * 4
     hashes: list[BlockHash] = []
     parent = root
-    for start in range(0, len(raw) - step + 1, step):  # child_hash, without a call for each
+    for start in range(0, len(raw) - step + 1, step):  # does `child_hash` without a call for each block
         parent = cast(BlockHash, blake2b(parent + raw[start : start + step], digest_size=HASH_BYTES).digest())
         hashes.append(parent)
     return hashes

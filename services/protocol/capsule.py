@@ -1,4 +1,4 @@
-"""The capsule: what a sequence needs, beside its KV, to go on elsewhere."""
+"""The capsule: all that a sequence needs, beside its KV, to continue on another worker."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from services.protocol.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capsule:
-    """Tokens so far and how to go on from them.
+    """The tokens so far, and the parameters by which they continue.
 
-    token_ids: int32[n], the prompt followed by what was generated and delivered.
-    num_prompt: how many of them are the prompt, 1 <= num_prompt <= n.
+    token_ids: int32[n], the prompt followed by the tokens that were generated and delivered. num_prompt: the number of
+    tokens in the prompt, 1 <= num_prompt <= n.
     """
 
     token_ids: np.ndarray
@@ -21,5 +21,5 @@ class Capsule:
 
     @property
     def max_len(self) -> int:
-        """Length of the sequence at which `max_tokens` is reached."""
+        """Returns the length of the sequence at which `max_tokens` is reached."""
         return self.num_prompt + self.sampling.max_tokens

@@ -1,4 +1,4 @@
-"""A frame: everything one engine step has to say to one gateway, as parallel arrays.
+"""A frame: all that one engine step has to say to one gateway, as parallel arrays.
 
     rows     handles  positions  counts  finish  cached       one entry a row
     tokens   ───────  ▲ index in the sequence of the row's first token
@@ -34,7 +34,7 @@ class PackedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A handle that its worker gave up."""
+    """A handle that failed, and the reason."""
 
     handle: int
     code: FailureCode
@@ -43,17 +43,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker has to do, for the router."""
+    """A worker's load, for the router."""
 
     running: int = 0
     waiting: int = 0
     waiting_tokens: int = 0
     available_blocks: int = 0
     quarantined_blocks: int = 0
-    avoid: tuple[WorkerId, ...] = ()  # producers not to pair this consumer with now
+    avoid: tuple[WorkerId, ...] = ()  # producers that should not be paired with this consumer now
     bytes_moved: int = 0
     gc_collections: int = 0  # garbage collections of the worker's process in this life
-    gc_pause_us: int = 0  # how long they stopped it, in all
+    gc_pause_us: int = 0  # their total duration
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Frame:
     load: Load | None = None
 
     def rows(self) -> Iterator["Row"]:
-        """The frame row by row."""
+        """Returns an iterator over the frame's rows."""
         columns = (
             self.handles.tolist(),
             self.positions.tolist(),
@@ -108,7 +108,7 @@ class Row(NamedTuple):
     logprobs: list[TokenLogprobs] | None  # one for each token, when asked for
 
 
-_as_row: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, Row)  # a row for each token: without a call in Python
+_as_row: Callable[[Iterable[Any]], Row] = partial(tuple.__new__, Row)  # saves a call in Python for each row
 
 
 def _row_logprobs(frame: Frame, packed: PackedLogprobs) -> Iterator[list[TokenLogprobs] | None]:

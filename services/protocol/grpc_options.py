@@ -1,12 +1,12 @@
-"""gRPC channel arguments that every stream between our processes uses.
+"""gRPC channel arguments of every stream between Baton's processes.
 
-Keepalive alone does not notice a stopped peer; with the ping timeout set as well it is noticed in about four seconds.
-A shorter timeout takes a busy machine for a stopped one.
+Keepalive alone does not notice a stopped process; with the ping timeout set as well, it takes about four seconds. A
+shorter timeout would mistake a busy machine for a stopped one.
 """
 
 
 def host_port(host: str, port: int) -> str:
-    """As gRPC, and people, write an address: IPv6 in brackets."""
+    """Returns an address as gRPC and people write it: IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -22,14 +22,14 @@ _KEEPALIVE = (
 )
 
 _OUR_CHANNELS = (
-    ("grpc.enable_http_proxy", 0),  # our processes find each other by address, whatever the environment says
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects anew, whatever became of the last one
+    ("grpc.enable_http_proxy", 0),  # processes connect to addresses directly, whatever the environment says
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel makes a new connection, whatever happened to the last one
 )
 
 CLIENT_OPTIONS = (*_KEEPALIVE, *_OUR_CHANNELS)
 
-# For bytes between two that watch each other on another stream: here nothing is gained by taking a busy machine for a
-# stopped one, and a connection that broke is tried again at once.
+# For bytes between two workers that watch each other on another stream. This stream does not look for stopped machines,
+# since it might mistake a busy one for that, and reconnects at once after a broken connection.
 BULK_CLIENT_OPTIONS = (
     *_OUR_CHANNELS,
     ("grpc.keepalive_time_ms", 10_000),
@@ -43,5 +43,5 @@ SERVER_OPTIONS = (
     *_KEEPALIVE,
     ("grpc.http2.min_ping_interval_without_data_ms", 500),  # permits the clients' pings above
     ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a share of somebody else's connections
+    ("grpc.so_reuseport", 0),  # a port in use is an error; connections are not shared with another process
 )

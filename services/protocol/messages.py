@@ -1,4 +1,4 @@
-"""What gateway and worker say to each other on their stream, beside frames.
+"""The messages of gateway and worker on their stream, beside frames.
 
     gateway                            worker
     GatewayHello          ──▶
@@ -6,7 +6,7 @@
     Submit, Abort ...     ──▶                              in the order of their handles, also several at once
                           ◀──          Frame, BlockEvents ...   no events for a gateway that reads the index in Redis
 
-Neighbours whose major versions differ refuse each other in words; minor versions may differ.
+Processes whose major versions differ refuse each other, with the reason in the error; minor versions may differ.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class GatewayHello:
     """Opens a stream. Handles up to `highest_handle` that the worker does not know are over."""
 
     gateway: GatewayId
-    highest_handle: int  # allocated so far; 0: none
+    highest_handle: int  # the highest handle used so far; 0: none
     wants_block_events: bool = True
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
@@ -37,34 +37,34 @@ class GatewayHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHello:
-    """Answers the gateway's hello: who this worker is and what it can hold."""
+    """Answers the gateway's hello: the worker's identity and limits."""
 
     worker_id: WorkerId
     role: WorkerRole
     fingerprint: str
     kv_protocol: int
-    transports: tuple[str, ...]  # how its KV can move
+    transports: tuple[str, ...]  # ways in which its KV can move
     block_size: int
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
     vocab_size: int
-    model: str = ""  # `model_digest`; empty: it does not say
-    kernels: str = ""  # what computes its steps: a class of processors, "torch" or "cuda"; empty: it does not say
+    model: str = ""  # `model_digest`; empty: unknown
+    kernels: str = ""  # the kernels' class of processors, "torch" or "cuda"; empty: unknown
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
 
 
 @dataclass(frozen=True, slots=True)
 class HandTo:
-    """To the producer of a handoff: which worker will open it."""
+    """The consumer of a handoff, for its producer."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
 class TakeFrom:
-    """To the consumer of a handoff: where to open it."""
+    """The producer of a handoff and its address, for its consumer."""
 
     address: str  # host:port
     worker: WorkerId
@@ -72,7 +72,7 @@ class TakeFrom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Submit:
-    """One attempt at one choice of a request. Without a handoff the worker runs it alone.
+    """One attempt at one choice of a request. Without a handoff, one worker computes it alone.
 
     With seeds it is an attempt at several choices over one prompt, which is computed and handed over once: `handle`
     names the prompt, and the choices have the handles that follow, one for each seed.
@@ -80,14 +80,14 @@ class Submit:
 
     handle: int
     capsule: Capsule
-    timeout_s: float  # from receipt: clocks of two hosts are never compared
+    timeout_s: float  # from receipt on: clocks of two hosts are never compared
     request_id: str = ""
     handoff: HandTo | TakeFrom | None = None
     seeds: tuple[int, ...] = ()  # unsigned, 64 bits
 
     @property
     def last_handle(self) -> int:
-        """The highest one that it uses."""
+        """Returns the highest handle that the attempt uses."""
         return self.handle + len(self.seeds)
 
 
@@ -95,7 +95,7 @@ class Submit:
 class Abort:
     """The gateway wants no more of this handle: of a choice, or of a prompt with all its choices so far.
 
-    May come at any time, and more than once.
+    An abort may come at any time, and more than once.
     """
 
     handle: int
@@ -106,7 +106,9 @@ Command = Submit | Abort
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Several in one message, in order. The bytes of two such messages, put together, are one of all their commands."""
+    """Several commands in one message, in order. The concatenated bytes of two such messages are one message with all
+    commands of both.
+    """
 
     commands: tuple[Command, ...]
 
@@ -115,7 +117,7 @@ class Commands:
 class BlockEvents:
     """Changes of a worker's prefix cache.
 
-    `sequence` rises by one with each message of a stream; the first message is a snapshot: `added` is all there is.
+    `sequence` rises by one with each message of a stream; the first message is a snapshot: its `added` are all blocks.
     """
 
     sequence: int

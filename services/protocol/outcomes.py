@@ -1,22 +1,22 @@
-"""How a sequence ends: the codes that travel in frames."""
+"""The ways in which an attempt ends: codes that travel in frames."""
 
 from enum import IntEnum
 
 
 class FinishReason(IntEnum):
-    """Carried by the row with the sequence's last token."""
+    """The reason why a sequence finished, in the row with its last token."""
 
-    NONE = 0  # it goes on
+    NONE = 0  # the sequence continues
     STOP = 1  # EOS or a stop token; that token is in the row
     LENGTH = 2  # max_tokens, or the context is full
 
 
 class FailureCode(IntEnum):
-    """Why a worker gave up a handle. The gateway decides what the client hears."""
+    """The reason why a worker failed an attempt. The gateway decides what its client is told."""
 
-    TOO_LARGE = 1  # cannot fit this worker's empty pool: never will
-    NOT_NOW = 2  # would fit, but for blocks in quarantine or a full queue; costs no attempt
+    TOO_LARGE = 1  # does not fit even into this worker's empty pool
+    NOT_NOW = 2  # would fit without blocks in quarantine or a full queue; costs no attempt
     HANDOFF = 3  # the handoff ended early; a new attempt may succeed
     DEADLINE = 4  # the request's own deadline
-    OVER = 5  # a handle that was given up before
+    OVER = 5  # the handle was over before
     UNSUPPORTED = 6  # this role cannot run it

@@ -15,7 +15,7 @@ from loadtest.gpu.checks.attention import run_case
 from loadtest.gpu.checks.attention_step import Case, Step
 from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import TritonAttention, TritonPlan
+from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
 
 MIXED: dict[str, Any] = {"seq_lens": (1, 33, 17, 70, 64, 5), "counts": (1, 33, 1, 20, 1, 2)}
 DECODE: dict[str, Any] = {"seq_lens": (1, 16, 17, 90, 33), "counts": (1,) * 5}
@@ -179,7 +179,7 @@ def test_steps_of_a_bucket_launch_the_same(device: torch.device) -> None:
     staging = OneBuffer(device)
     layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=16, block_size=16, dtype="float32")
     attention = TritonAttention(
-        torch.zeros(layout.shape(700), device=device), layout, 4, 0.25, staging=staging, num_multiprocessors=12
+        torch.zeros(layout.shape(700), device=device), layout, 4, 0.25, staging=staging, cut=WorkCut(12)
     )
     kept = []
     tables = np.arange(600, dtype=np.int32).reshape(6, 100)
@@ -215,7 +215,7 @@ def test_what_it_does_not_support_is_refused(device: torch.device) -> None:
     layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=16, block_size=16, dtype="bfloat16")
     pool = torch.zeros(layout.shape(2), dtype=torch.bfloat16, device=device)
     with pytest.raises(ValueError, match="17 query heads"):
-        TritonAttention(pool, layout, 17, 1.0, staging=DirectStaging(device), num_multiprocessors=1)
+        TritonAttention(pool, layout, 17, 1.0, staging=DirectStaging(device), cut=WorkCut(1))
     scales = torch.ones(1, 2, 1, device=device)
     with pytest.raises(ValueError, match="scales"):
         TritonAttention(
@@ -224,9 +224,8 @@ def test_what_it_does_not_support_is_refused(device: torch.device) -> None:
             1,
             1.0,
             staging=DirectStaging(device),
-            num_multiprocessors=1,
-            scales=scales,
-            dtype=torch.bfloat16,
+            cut=WorkCut(1),
+            fp8=Fp8Kv(scales, torch.bfloat16),
         )
 
 
@@ -243,7 +242,7 @@ def big_pool(device: torch.device) -> tuple[torch.Tensor, KvLayout]:
 def test_offsets_beyond_two_to_the_31_elements(device: torch.device) -> None:
     """The pool's last block, in the last layer, is written and read."""
     pool, layout = big_pool(device)
-    attention = TritonAttention(pool, layout, 8, 128**-0.5, staging=DirectStaging(device), num_multiprocessors=8)
+    attention = TritonAttention(pool, layout, 8, 128**-0.5, staging=DirectStaging(device), cut=WorkCut(8))
     table = np.array([[len(pool) - 1]], np.int32)
     plan = attention.prepare(PagedQueries(np.array([0, 1], np.int32), np.array([1], np.int32), table))
     k = torch.full((1, 8, 128), 2.0, dtype=torch.bfloat16, device=device)
@@ -279,7 +278,7 @@ def test_a_graph_serves_other_steps(device: torch.device) -> None:
     steps = [Step(case, device) for case in cases]
     pool = torch.full(max((step.pool for step in steps), key=len).shape, math.nan, device=device)
     staging = OneBuffer(device)
-    attention = TritonAttention(pool, steps[0].layout, 4, 0.125, staging=staging, num_multiprocessors=12)
+    attention = TritonAttention(pool, steps[0].layout, 4, 0.125, staging=staging, cut=WorkCut(12))
     q = torch.zeros(6, 4, 64, device=device)
     k, v = torch.zeros(2, 6, 1, 64, device=device)
 

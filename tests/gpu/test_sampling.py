@@ -37,7 +37,7 @@ def test_the_oracle_keeps_what_the_cpus_sampler_keeps(settings: Settings) -> Non
     uniform = torch.linspace(0, 1 - 2**-20, 4000)
     top_k = torch.full((4000,), settings.top_k if settings.top_k > 0 else 50)
     top_p, min_p = torch.full((4000,), settings.top_p), torch.full((4000,), settings.min_p)
-    drawn = sampler._draw_filtered(weights.expand(4000, -1), top_k, top_p, min_p, uniform)
+    drawn = sampler._draw_filtered(weights.expand(4000, -1), sampler._Filters(top_k, top_p, min_p), uniform)
     assert sorted(set(drawn.tolist())) == np.flatnonzero(kept(logits, settings)).tolist()
 
 

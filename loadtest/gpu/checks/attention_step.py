@@ -14,7 +14,7 @@ from torch import Tensor
 from kvtransfer.layout import KvLayout
 from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import TritonAttention, TritonPlan
+from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
 from services.engine.kernels.gpu.paged_attention import Outputs
 
 FP8_MAX = 448.0
@@ -98,10 +98,8 @@ class Step:
             case.num_kv_heads * case.group,
             case.head_dim**-0.5,
             staging=DirectStaging(self.device),
-            num_multiprocessors=case.num_multiprocessors,
-            split_keys=case.split_keys,
-            scales=self.scales,
-            dtype=case.dtype,
+            cut=WorkCut(case.num_multiprocessors, case.split_keys),
+            fp8=None if self.scales is None else Fp8Kv(self.scales, case.dtype),
         )
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:

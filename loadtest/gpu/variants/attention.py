@@ -7,7 +7,7 @@ from kvtransfer.layout import KvLayout
 from loadtest.gpu.compiled import Variant, of_launch
 from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import TritonAttention
+from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, WorkCut
 
 _META = torch.device("meta")
 _MULTIPROCESSORS = 132  # an H200's
@@ -43,9 +43,8 @@ def _attend(num_heads: int, num_kv: int, head_dim: int, kv_dtype: torch.dtype, n
         num_heads,
         head_dim**-0.5,
         staging=DirectStaging(_META),
-        num_multiprocessors=_MULTIPROCESSORS,
-        scales=None if kv_dtype == torch.bfloat16 else torch.empty(32, 2, num_kv, device=_META),
-        dtype=torch.bfloat16,
+        cut=WorkCut(_MULTIPROCESSORS),
+        fp8=None if kv_dtype == torch.bfloat16 else Fp8Kv(torch.empty(32, 2, num_kv, device=_META), torch.bfloat16),
     )
     length = 16_384 if num_tokens == 1 else num_tokens
     queries = PagedQueries(

@@ -1,11 +1,11 @@
-"""Paged attention on a CPU: each part of a step in the way that is fastest there.
+"""Paged attention on a CPU. Each part of a step takes the fastest way:
 
-    rows with one query token       a kernel that reads their keys where they lie
-    rows with several               `TileAttention`, which is a kernel too
-    where there are no kernels      `FlashAttention`; `TorchAttention` for single tokens, and where there is a window
+    rows with one query token       a kernel that reads their keys in the pool
+    rows with several               `TileAttention`, also a kernel
+    without kernels                 `FlashAttention`; `TorchAttention` for single tokens and with a window
 
 Rows that begin with the same blocks attend to these together (cascade attention, as in FlashInfer, Ye et al. 2025,
-arXiv 2501.01005), where that saves enough, and go on from there alone.
+arXiv 2501.01005) if that saves enough, and then each to the rest of its own.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from services.engine.attention.torch_attention import StepPlan, TorchAttention
 from services.engine.kernels.base import Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
-_MIN_SAVED_BLOCKS = 64  # below, decoding a group together costs more than it saves
+_MIN_SAVED_BLOCKS = 64  # with fewer, decoding a group together costs more than it saves
 
 
 class Several(Protocol):
-    """Attention of rows with several query tokens, and of single ones over prefixes that they share."""
+    """Attention of rows with several query tokens, and of single tokens over prefixes that their rows share."""
 
     def prepare(self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix], window: int | None) -> Any:
-        """The step's index work. rows: int64[R], those with several tokens; shared: groups of rows with one."""
+        """Does the step's index work. rows: int64[R], those with several tokens; shared: groups of rows with one."""
 
     def attend(self, plan: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> None:
         """Writes out, [T, heads, head_dim], and lse, float32[T, heads], for the tokens of these rows."""
@@ -41,21 +41,21 @@ class Several(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Masked:
-    """Rows for TorchAttention."""
+    """Rows that TorchAttention computes."""
 
-    tokens: Tensor  # int64[N], of the step
+    tokens: Tensor  # int64[N], indices in the step
     plan: StepPlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuPlan:
-    """What all layers of one step share."""
+    """The part of a step's work that all its layers share."""
 
-    offsets: Tensor  # int64[T]: in the pool, where each token's K in head 0 of layer 0 goes
-    several: Any  # None: nothing for it to do
+    offsets: Tensor  # int64[T]: the pool's element at which each token's K in head 0 of layer 0 begins
+    several: Any  # the plan of `Several`; None: it has nothing to do
     singles: Singles | None
     masked: _Masked | None
-    outputs: tuple[Tensor, Tensor] | None  # where all is kernels': what `attend` returns of each layer in turn
+    outputs: tuple[Tensor, Tensor] | None  # results of `attend`, layer after layer, if only kernels run; else None
 
 
 class CpuAttention:

@@ -1,7 +1,7 @@
 """Attention of several query tokens of a row, by torch's flash attention, which knows no block tables.
 
     new keys                  causally over themselves, straight from the projections
-    keys that were there      gathered once for all rows that share them, then without a mask
+    earlier keys              gathered once for all rows that share them, then without a mask
 
 The parts are merged by their log-sum-exps.
 """
@@ -23,34 +23,34 @@ _MAX_GATHERED = 1 << 24  # elements of K and V at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fresh:
-    """n rows that begin with the step's tokens, padded to one length: their new keys."""
+    """New keys of n rows with several tokens, padded to one length."""
 
-    tokens: Tensor | slice  # int64[n * length], or n = 1 row's
-    kept: tuple[Tensor, Tensor] | None  # of the padded tokens, those that are none; and where in the step they belong
+    tokens: Tensor | slice  # int64[n * length], indices in the step; a slice for n = 1
+    kept: tuple[Tensor, Tensor] | None  # indices of real ones among the padded tokens, and in the step
     num_rows: int
     length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Context:
-    """Keys that were there before the step, and the tokens that see all of them."""
+    """Keys from before the step, and the tokens that see all of them."""
 
     tokens: Tensor | slice  # int64[N]
-    kv_rows: Tensor  # int64[2 * kv_heads * blocks]: rows of the pool at layer 0, K's then V's
+    kv_rows: Tensor  # int64[2 * kv_heads * blocks]: rows of the pool at layer 0, of K, then of V
     num_keys: int
-    first: bool  # nothing has been written for these tokens yet
+    first: bool  # True: these tokens have no output yet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashPlan:
-    """What all layers of one step share."""
+    """The part of a step's work that all its layers share."""
 
     fresh: list[_Fresh]
     contexts: list[_Context]
 
 
 class FlashAttention:
-    """See `Several`. For every dtype."""
+    """`Several` by torch, for every dtype."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float) -> None:
         self._layout = layout
@@ -62,7 +62,7 @@ class FlashAttention:
     def prepare(
         self, queries: PagedQueries, rows: np.ndarray, shared: list[SharedPrefix], window: int | None
     ) -> FlashPlan:
-        """See `Several.prepare`. Takes no window."""
+        """See `Several.prepare`. Supports no window."""
         assert window is None
         contexts = [*self._contexts(queries, rows)]
         for group in shared:
@@ -112,7 +112,9 @@ class FlashAttention:
         lse[context.tokens] = torch.logaddexp(before_lse, part_lse)
 
     def _fresh(self, queries: PagedQueries, rows: np.ndarray) -> Iterator[_Fresh]:
-        """Rows of like length, by powers of two, are padded to the longest. Padding is behind what it could disturb."""
+        """Pads rows of like length, by powers of two, to the longest. Padding comes after the tokens that it could
+        affect.
+        """
         starts, counts = queries.query_starts[:-1].astype(np.int64), np.diff(queries.query_starts)
         kinds = np.ceil(np.log2(counts[rows]))
         for kind in np.unique(kinds):
@@ -131,7 +133,7 @@ class FlashAttention:
             yield _Fresh(torch.from_numpy(tokens), kept, len(members), length)
 
     def _contexts(self, queries: PagedQueries, rows: np.ndarray) -> Iterator[_Context]:
-        """Keys before the step of rows with several new tokens: those that some share, then what is a row's own."""
+        """Yields the earlier keys of rows with several new tokens: first those that rows share, then each row's own."""
         before = (queries.seq_lens - np.diff(queries.query_starts))[rows]
         if not before.any():
             return
@@ -151,7 +153,7 @@ class FlashAttention:
         yield from self._pieces(tokens, table, group.num_blocks * self._layout.block_size, first=first)
 
     def _pieces(self, tokens: Tensor | slice, table: np.ndarray, num_keys: int, *, first: bool) -> Iterator[_Context]:
-        """Contexts of bounded size: the first num_keys of a table's keys."""
+        """Cuts the first num_keys keys of a table into contexts of bounded size."""
         layout = self._layout
         size = layout.block_size
         limit = max(1, _MAX_GATHERED // (2 * layout.num_kv_heads * layout.head_dim * size))
@@ -165,6 +167,9 @@ class FlashAttention:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """[B, H, queries, head_dim] over [B, H, keys, head_dim]: the output, and its log-sum-exp float32[B, H, queries]."""
+    """Attends with [B, H, queries, head_dim] to [B, H, keys, head_dim].
+
+    Returns the output, and its log-sum-exp, float32[B, H, queries].
+    """
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=causal, scale=scale)
     return out, lse

@@ -1,4 +1,4 @@
-"""What torch's operations do with a pool of KV blocks: where new tokens go, and blocks gathered side by side."""
+"""Operations of torch on a pool of KV blocks: the places of new tokens, and blocks gathered side by side."""
 
 import numpy as np
 import torch
@@ -9,12 +9,12 @@ from services.engine.attention.base import PagedQueries
 
 
 def begin_tokens(queries: PagedQueries, pool: Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the step's T tokens go: int64[T] blocks, and int[T] positions in them.
+    """Returns the places of the step's T tokens: int64[T] blocks, and int[T] positions in them.
 
     Clears every block whose first position is among them.
     """
     rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
-    shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
+    shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
     index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], block_size)
     blocks = queries.block_tables[rows, index].astype(np.int64)
     begun = blocks[offsets == 0]
@@ -24,7 +24,7 @@ def begin_tokens(queries: PagedQueries, pool: Tensor, block_size: int) -> tuple[
 
 
 class Gatherer:
-    """Copies of blocks' K and V, in memory that is used again and again."""
+    """Copies blocks' K and V into memory that is used again and again."""
 
     def __init__(self, pool: Tensor, layout: KvLayout) -> None:
         self._layout = layout
@@ -32,9 +32,9 @@ class Gatherer:
         self._gathered = pool.new_empty(0)
 
     def gather(self, rows: Tensor, layer: int, num_tiles: int) -> tuple[Tensor, Tensor]:
-        """K and V, [tiles, kv_heads, keys, head_dim] each. Valid until the next call.
+        """Copies K and V, [tiles, kv_heads, keys, head_dim] each. They are valid until the next call.
 
-        rows: int64[2 * tiles * kv_heads * blocks], a head's planes of the pool at layer 0, K's then V's.
+        rows: int64[2 * tiles * kv_heads * blocks], a head's planes of the pool at layer 0, those of K, then those of V.
         """
         layout, width = self._layout, self._planes.shape[1]
         size = rows.shape[0] * width

@@ -1,4 +1,4 @@
-"""Which sequences begin with the same blocks, found in their block tables alone."""
+"""Finds sequences that begin with the same blocks, from their block tables alone."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class SharedPrefix:
 
 
 def tokens_of(queries: PagedQueries, rows: np.ndarray) -> np.ndarray:
-    """int64[N]: the query tokens of some rows, one row after the other."""
+    """Returns the query tokens of some rows, one row after the other, int64[N]."""
     counts = np.diff(queries.query_starts)[rows]
     ends = np.cumsum(counts)
     tokens: np.ndarray = np.arange(ends[-1]) + np.repeat(queries.query_starts[rows] - (ends - counts), counts)
@@ -24,15 +24,18 @@ def tokens_of(queries: PagedQueries, rows: np.ndarray) -> np.ndarray:
 
 
 def shared_prefixes(tables: np.ndarray, limits: np.ndarray, min_saved: int) -> list[SharedPrefix]:
-    """Groups, each row in at most one. tables: int32[R, B]; limits: int[R], blocks of each row that may be shared.
+    """Groups rows with a shared prefix; a row is in at most one group.
 
-    A group saves (rows - 1) * num_blocks reads of a block; where that is less than min_saved it is none.
+    tables: int32[R, B]. limits: int[R], blocks of each row that may be shared. A group saves (rows - 1) * num_blocks
+    reads of a block; rows that would save less than min_saved are not grouped.
     """
     return _split(tables, limits, np.flatnonzero(limits > 0), 0, min_saved)
 
 
 def _split(tables: np.ndarray, limits: np.ndarray, rows: np.ndarray, depth: int, min_saved: int) -> list[SharedPrefix]:
-    """Groups among rows that agree in their first `depth` blocks and have more: together or apart, what saves more."""
+    """Groups rows that agree in their first `depth` blocks and have more: all together or in parts, whichever saves
+    more.
+    """
     found: list[SharedPrefix] = []
     blocks = tables[rows, depth]
     order = np.argsort(blocks, kind="stable")

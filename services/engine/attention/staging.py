@@ -1,4 +1,4 @@
-"""How a step's index arrays reach the device."""
+"""The seam through which a step's index arrays reach the device."""
 
 from typing import Protocol
 
@@ -7,11 +7,12 @@ from torch import Tensor
 
 
 class Staging(Protocol):
-    """Where a backend leaves the arrays that its kernels read."""
+    """Takes the arrays that a backend's kernels read."""
 
     def put(self, array: np.ndarray, *, fixed: bool = False) -> Tensor:
-        """A device tensor of the array's shape and dtype, which holds it once the step's kernels run.
+        """Returns a device tensor of the array's shape and dtype; it holds the array by the time that the step's
+        kernels run.
 
-        Its address is a multiple of 16 bytes. fixed: a graph reads it there, so it has the same address in all steps
-        that put arrays of the same sizes before. Raises RuntimeError where there is no room for one that is fixed.
+        Its address is a multiple of 16 bytes. fixed: a graph reads the tensor, so its address is the same in all steps
+        whose earlier arrays have the same sizes. Raises RuntimeError if there is no room for a fixed one.
         """

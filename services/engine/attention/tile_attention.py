@@ -1,6 +1,6 @@
 """Attention of several query tokens of a row, and of rows that share a prefix, by a kernel that reads the pool itself.
 
-First, where rows share a prefix, all their tokens attend to it together; then each row's tokens to the rest.
+Rows that share a prefix first attend to it together, with all their tokens; then each row's tokens attend to the rest.
 """
 
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 from services.engine.kernels.base import PagedTiles, Tiles
 
-_MIN_SAVED_BLOCKS = 16  # of a prompt's chunk: reading a block is cheap beside what its many tokens do with it
+_MIN_SAVED_BLOCKS = 16  # for chunks of prompts, where reading a block costs little beside its products
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlan:
-    """What all layers of one step share."""
+    """The part of a step's work that all its layers share."""
 
     tables: Tensor  # int32[R, B]
-    passes: list[Tiles]  # one after the other
+    passes: list[Tiles]  # computed one after the other
 
 
 class TileAttention:
-    """See `Several`."""
+    """`Several` by a kernel."""
 
     def __init__(self, kernel: PagedTiles, block_size: int) -> None:
         self._kernel = kernel
@@ -65,7 +65,7 @@ class TileAttention:
     def _apart(self, queries: PagedQueries, rows: np.ndarray, begins: np.ndarray, window: int) -> Tiles:
         tokens = tokens_of(queries, rows)
         lengths = np.diff(queries.query_starts)[rows]
-        shifts = queries.seq_lens[rows] - queries.query_starts[rows + 1]  # from a token's place to its position
+        shifts = queries.seq_lens[rows] - queries.query_starts[rows + 1]  # position minus index in the step
         return self._cut(tokens, tokens + np.repeat(shifts, lengths) + 1, lengths, rows, begins[rows], window)
 
     def _cut(
@@ -77,7 +77,7 @@ class TileAttention:
         begins: np.ndarray,
         window: int = 0,
     ) -> Tiles:
-        """Stretches of tokens with one block table each, cut evenly to what the kernel takes."""
+        """Cuts stretches of tokens, each with one block table, evenly into tiles that the kernel takes."""
         pieces = -(-lengths // self._kernel.max_tokens)
         of = np.repeat(np.arange(len(lengths)), pieces)
         number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)

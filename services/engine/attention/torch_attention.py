@@ -1,13 +1,13 @@
-"""Paged attention with torch operations alone: the reference, and what other backends leave to it.
+"""Paged attention with torch operations alone: the reference, and the fallback of other backends.
 
 Long queries are cut into tiles. Tiles of like length over a like number of blocks share a bucket (powers of two), are
-padded to the longest one in it, and cost one gather and one batched attention in each layer. The query heads of a
-group are further queries of their KV head, so that no K or V is repeated:
+padded to the longest one in it, and cost one gather and one batched attention in each layer. The query heads of a group
+are further queries of their KV head, so that no K or V is repeated:
 
     gathered K      [tiles, kv_heads, keys, head_dim]        one row of the gather = one head's K tile of one block
     folded queries  [tiles, kv_heads, queries x group, head_dim]
 
-Python's work per step grows with the number of buckets, not of rows.
+Python's work in a step grows with the number of buckets, not of rows.
 """
 
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.paged_pool import Gatherer, begin_tokens
 
 TILE = 256  # query tokens of one row that are attended together, at most
-PART_ELEMENTS = 1 << 24  # of gathered K and V, and of a mask, for one call: bounds the memory of a step
+PART_ELEMENTS = 1 << 24  # elements of gathered K and V, and of a mask, in one call: bounds a step's memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tiles:
-    """Pieces of rows, up to TILE query tokens each; parallel int64 arrays."""
+    """Pieces of rows, up to TILE query tokens each. Arrays are parallel, int64."""
 
     row: np.ndarray
-    start: np.ndarray  # of its first query token in the step
-    count: np.ndarray  # query tokens
-    position: np.ndarray  # of its first query token in the row
-    first_block: np.ndarray  # of the row's blocks, the first that a query sees any of
-    end_block: np.ndarray  # past the last one
+    start: np.ndarray  # index of the first query token in the step
+    count: np.ndarray  # number of query tokens
+    position: np.ndarray  # position of the first query token in its row
+    first_block: np.ndarray  # the first of the row's blocks of which a query sees anything
+    end_block: np.ndarray  # the block after the last of these
 
     def __getitem__(self, chosen: np.ndarray) -> "_Tiles":
         return _Tiles(*(getattr(self, name)[chosen] for name in _Tiles.__slots__))
@@ -43,8 +43,8 @@ class _Tiles:
 class _Part:
     """One batched attention: n tiles padded to the same number of queries and blocks."""
 
-    queries: Tensor | None  # int64[n * num_queries]: tokens of the step; None: just the first n of them
-    kv_rows: Tensor  # int64[2 * n * kv_heads * num_blocks]: rows of the pool at layer 0, K's then V's
+    queries: Tensor | None  # int64[n * num_queries]: tokens of the step; None: its first n tokens
+    kv_rows: Tensor  # int64[2 * n * kv_heads * num_blocks]: rows of the pool at layer 0, of K, then of V
     mask: Tensor  # [n, 1, 1 or num_queries * group, keys], added to scores
     num_tiles: int
     num_queries: int
@@ -52,11 +52,11 @@ class _Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What all layers of one step share."""
+    """The part of a step's work that all its layers share."""
 
     slots: Tensor  # int64[T * kv_heads]: head_dim-wide rows of the pool for new K at layer 0
     parts: list[_Part]
-    order: Tensor | None  # int64[T]: where in the parts' padded outputs each token is; None: they are in order
+    order: Tensor | None  # int64[T]: each token's index in the parts' padded outputs; None: they are in order
 
 
 class TorchAttention:
@@ -100,7 +100,7 @@ class TorchAttention:
         self._slots_view[(2 * layer + 1) * plane :].index_copy_(0, plan.slots, v.reshape(-1, head_dim))
 
     def attend(self, plan: StepPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Attention.attend`. Takes K and V from the pool."""
+        """See `Attention.attend`. Reads K and V from the pool."""
         results = [self._attend_part(part, layer, q) for part in plan.parts]
         if plan.order is None:
             return results[0]
@@ -108,7 +108,9 @@ class TorchAttention:
         return torch.cat(outs).index_select(0, plan.order), torch.cat(lses).index_select(0, plan.order)
 
     def _attend_part(self, part: _Part, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and log-sum-exps of the part's padded queries: [tiles * queries, heads, head_dim], [.., heads]."""
+        """Returns outputs and log-sum-exps of the part's padded queries: [tiles * queries, heads, head_dim], [..,
+        heads].
+        """
         n, kv_heads, group, head_dim = part.num_tiles, self._layout.num_kv_heads, self._group, self._layout.head_dim
         keys, values = self._gatherer.gather(part.kv_rows, layer, n)
         picked = q[:n] if part.queries is None else q.index_select(0, part.queries)
@@ -128,7 +130,7 @@ class TorchAttention:
         return torch.from_numpy(slots.reshape(-1))
 
     def _buckets(self, tiles: _Tiles) -> list[np.ndarray]:
-        """Which tiles are attended together: like lengths, and no more of them than a part may have."""
+        """Returns the tiles that are attended together: of like lengths, and no more of them than a part may have."""
         lengths, depths = _log2_ceil(tiles.count), _log2_ceil(tiles.end_block - tiles.first_block)
         kinds = lengths * 64 + depths
         per_key = max(2 * self._layout.num_kv_heads * self._layout.head_dim, self._group * TILE)
@@ -144,7 +146,7 @@ class TorchAttention:
         n, num_queries = len(tiles.row), int(tiles.count.max())
         num_blocks = int((tiles.end_block - tiles.first_block).max())
         in_order = num_queries == 1 and tiles.start[0] == 0 and tiles.start[-1] == n - 1
-        # Padding repeats a tile's last query, and its first block, behind the mask.
+        # Padding repeats a tile's last query, and its first block, which the mask hides.
         steps = np.minimum(np.arange(num_queries), tiles.count[:, None] - 1)
         index = tiles.first_block[:, None] + np.arange(num_blocks)
         index = np.where(index < tiles.end_block[:, None], index, tiles.first_block[:, None])
@@ -162,7 +164,10 @@ class TorchAttention:
         )
 
     def _mask(self, positions: Tensor, num_keys: int, window: int | None) -> Tensor:
-        """-inf where a query, `positions` [n, num_queries] after its tile's first key, must not look."""
+        """Returns a mask with -inf for keys that a query must not see.
+
+        positions: [n, num_queries], each query's position after its tile's first key.
+        """
         keys = torch.arange(num_keys)
         hidden = keys > positions[:, :, None]
         if window is not None:
@@ -192,13 +197,13 @@ def _cut(queries: PagedQueries, block_size: int, window: int | None) -> _Tiles:
 
 
 def _log2_ceil(values: np.ndarray) -> np.ndarray:
-    """The smallest e with 2**e >= value, for values from 1 on: exact below 2**53."""
+    """Returns the smallest e with 2**e >= value, for values from 1 on: exact below 2**53."""
     exponents: np.ndarray = np.frexp((values - 1).astype(np.float64))[1]
     return exponents.astype(np.int64)
 
 
 def _order(parts: list[_Tiles], num_tokens: int) -> Tensor:
-    """For each token of the step, its row in the parts' padded outputs laid one after the other."""
+    """Returns each token's row in the parts' padded outputs, laid one after the other."""
     order = np.empty(num_tokens, dtype=np.int64)
     base = 0
     for tiles in parts:

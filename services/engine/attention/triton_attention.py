@@ -1,12 +1,12 @@
 """Paged attention on a GPU: the kernels of `kernels.gpu.attention` behind the engine's seam.
 
-Outside of a CUDA graph a step launches what it has items for. A step for a graph has only rows with one query token,
-and its launches depend on nothing but its bucket, `padded_rows`: the same grids over the same addresses, where more
-programs than items just end. What such a step stages:
+A step outside of a CUDA graph launches programs for the items that it has. A step for a graph has only rows with one
+query token, and its launches depend on nothing but its bucket, `padded_rows`: the same grids over the same addresses;
+programs without an item end at once. Such a step stages:
 
     slots   int64[padded_rows]            -1 for padding
-    pack    int32, one array of sections  items of each kind, tokens, limits, partials, merges; each in a room of
-                                          the bucket's size, from a multiple of 16 bytes on
+    pack    int32, one array of sections  items of each kind, tokens, limits, partials, merges; a section has a room of
+                                          the bucket's size, which begins at a multiple of 16 bytes
     tables  int32, rows' blocks           last, since its size changes from step to step
 """
 
@@ -24,12 +24,29 @@ from services.engine.attention.work_items import Tiling, WorkItems, WorkPlanner
 from services.engine.kernels.gpu.paged_attention import Entries, Kind, Outputs, PagedAttentionKernels
 from services.engine.kernels.gpu.rotary import PagedKv, rotate_and_store, store_kv
 
-_MUCH_LONGER = 3  # than rows are on average is the longest one: then it costs less to copy them without what is unused
+_MUCH_LONGER = 3  # if the longest row is so many times the average, tables are copied without unused entries
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCut:
+    """Options of cutting a step's attention into work items."""
+
+    num_multiprocessors: int  # of the device; all of them get work
+    split_keys: int | None = None  # see `WorkPlanner`; with it a row's results depend on the row alone
+    share_prefixes: bool = True  # see `WorkPlanner`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Kv:
+    """Scales of a pool of float8_e4m3fn, and the dtype of the model over it."""
+
+    scales: Tensor  # float32[layers, 2, kv_heads], by which the pool's K and V are multiplied
+    dtype: torch.dtype  # of q and of the output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """One kind of items, int32[1 + N, 6], and how many programs take them for each KV head."""
+    """Items of one kind, int32[1 + N, 6], and the number of programs that take them for each KV head."""
 
     kind: Kind
     items: Tensor
@@ -38,9 +55,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonPlan:
-    """What all layers of one step share. T: its tokens, or its bucket's padded_rows."""
+    """The part of a step's work that all its layers share. T: its tokens, or its bucket's padded_rows."""
 
-    slots: Tensor  # int64[T]: element of the pool where each token's K of head 0 and layer 0 goes, -1 for padding
+    slots: Tensor  # int64[T]: the pool's element at which a token's K in head 0 of layer 0 begins; padding: -1
     entries: Entries
     launches: tuple[Launch, ...]
     merges: Tensor | None  # int32[J, 3]; None: no token has partial outputs
@@ -49,9 +66,9 @@ class TritonPlan:
 
 
 class TritonAttention:
-    """Attention over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim]. See `Attention`.
+    """`Attention` over one pool, [num_blocks, kv_heads, layers, 2, block_size, head_dim].
 
-    Blocks are not cleared: the kernels read nothing of a slot that was not written.
+    Blocks are not cleared: the kernels read only positions that were written.
     """
 
     def __init__(
@@ -62,29 +79,21 @@ class TritonAttention:
         scale: float,
         *,
         staging: Staging,
-        num_multiprocessors: int,
-        split_keys: int | None = None,
-        share_prefixes: bool = True,
-        scales: Tensor | None = None,
-        dtype: torch.dtype | None = None,
+        cut: WorkCut,
+        fp8: Fp8Kv | None = None,
     ) -> None:
-        """num_multiprocessors: of the device; work is cut so that all of them have some.
-        split_keys, share_prefixes: see `WorkPlanner`. With the first a row's results depend on it alone.
-        scales: float32[layers, 2, kv_heads], by which K and V in a pool of float8_e4m3fn are multiplied.
-        dtype: of q and of the output; needed for such a pool, else the pool's.
-        """
-        if dtype is None and scales is not None:
-            raise ValueError("dtype must be given for a pool with scales")
+        """fp8: for a pool of float8_e4m3fn. Any other pool has the dtype of q and of the output."""
+        scales = None if fp8 is None else fp8.scales
         self._pool = pool
         self._layout = layout
         self._num_heads = num_heads
         self._staging = staging
-        self._dtype = dtype or pool.dtype
+        self._dtype = pool.dtype if fp8 is None else fp8.dtype
         self._kernels = PagedAttentionKernels(pool, layout, num_heads, scale, self._dtype, scales)
         self._kv = PagedKv(pool, scales)
         tiles = self._kernels.tiles
         programs = {
-            kind: -(-num_multiprocessors * tile.resident // layout.num_kv_heads) for kind, tile in tiles.items()
+            kind: -(-cut.num_multiprocessors * tile.resident // layout.num_kv_heads) for kind, tile in tiles.items()
         }
         tiling = Tiling(
             block_size=layout.block_size,
@@ -94,8 +103,8 @@ class TritonAttention:
             shared_tokens=tiles["shared"].tokens,
         )
         self._programs = programs
-        self._planner = WorkPlanner(tiling, split_keys, share_prefixes=share_prefixes)
-        self._of_bucket: dict[int, Outputs] = {}  # a graph writes to them as long as it lives
+        self._planner = WorkPlanner(tiling, cut.split_keys, share_prefixes=cut.share_prefixes)
+        self._of_bucket: dict[int, Outputs] = {}  # kept, since graphs write to them
 
     @property
     def writes_by_kernel(self) -> bool:
@@ -122,7 +131,7 @@ class TritonAttention:
         """See `Attention.kernel_inputs`."""
 
     def prepare(self, queries: PagedQueries, window: int | None = None) -> TritonPlan:
-        """See `Attention.prepare`. What it launches is the step's own: see `prepare_recorded`."""
+        """See `Attention.prepare`. The launches are this step's own; those of `prepare_recorded` can be replayed."""
         counts = np.diff(queries.query_starts)
         max_slots = self._planner.max_slots(int((counts == 1).sum()), bool((counts > 1).any()))
         tables, table_starts = self._tables(queries)
@@ -139,9 +148,10 @@ class TritonAttention:
         return TritonPlan(slots, entries, tuple(launches), merged, outputs, window or 0)
 
     def prepare_recorded(self, queries: PagedQueries, padded_rows: int, window: int | None = None) -> TritonPlan:
-        """For a step that is replayed: what it launches is the same for all with these padded_rows.
+        """Plans a step for replay: its launches are the same for all steps with these padded_rows.
 
-        It has at most so many rows, of one query token each; q, k and v have as many tokens. Raises ValueError.
+        The step has at most padded_rows rows, of one query token each; q, k and v have padded_rows tokens. Raises
+        ValueError.
         """
         num_rows = len(queries.seq_lens)
         if num_rows > padded_rows or queries.query_starts[-1] != num_rows or (np.diff(queries.query_starts) != 1).any():
@@ -163,7 +173,7 @@ class TritonAttention:
         store_kv(k, v, kv=self._kv, layer=layer, slots=plan.slots)
 
     def attend(self, plan: TritonPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Attention.attend`. Takes K and V from the pool. What it returns for padding means nothing."""
+        """See `Attention.attend`. Reads K and V from the pool. Results for padding mean nothing."""
         for launch in plan.launches:
             self._kernels.attend(
                 launch.kind, layer, q, plan.outputs, launch.items, plan.entries, launch.grid, plan.window
@@ -173,7 +183,9 @@ class TritonAttention:
         return plan.outputs.out, plan.outputs.lse
 
     def _bucket_outputs(self, padded_rows: int, max_slots: int) -> Outputs:
-        """Made once for a bucket, or a part of what a larger one has: buckets are best begun with the largest."""
+        """Returns a bucket's outputs, allocated once or part of a larger bucket's: the largest bucket should come
+        first.
+        """
         if padded_rows not in self._of_bucket:
             larger = [size for size in self._of_bucket if size > padded_rows]
             if larger:
@@ -187,7 +199,7 @@ class TritonAttention:
     def _staged(
         self, work: WorkItems, tables: np.ndarray, padded_rows: int | None
     ) -> tuple[Entries, dict[Kind, Tensor], Tensor]:
-        """Everything but the slots: as long as it is, or for a bucket as long as it can be."""
+        """Stages everything but the slots: at its own length, or for a bucket at the bucket's."""
         parts = work.tokens, work.limits, work.partials, work.merges, work.decode, work.shared, work.prefill
         rooms = [_aligned(part.size) for part in parts] if padded_rows is None else self._rooms(padded_rows)
         pack = _pack([part.reshape(-1) for part in parts], rooms)
@@ -202,20 +214,20 @@ class TritonAttention:
         return entries, dict(zip(kinds, rows, strict=True)), merges[: 3 * num_merges].view(-1, 3)
 
     def _rooms(self, padded_rows: int) -> list[int]:
-        """int32 elements of each section of a bucket's pack."""
+        """Returns the int32 elements of each section of a bucket's pack."""
         slots = self._planner.max_slots(padded_rows)
         of_entries, of_items = 2 * padded_rows, 6 * (1 + padded_rows + slots)
         return list(map(_aligned, (of_entries, of_entries, of_entries, 3 * padded_rows, of_items, of_items, 6)))
 
     def staged_bytes(self, padded_rows: int, max_len: int) -> int:
-        """That a step for a graph stages at most, with rows of up to max_len tokens."""
+        """Returns the most bytes that a step for a graph stages, with rows of up to max_len tokens."""
         tables = padded_rows * -(-max_len // self._layout.block_size)
         return 8 * padded_rows + 4 * (sum(self._rooms(padded_rows)) + tables) + 3 * 16
 
     def _tables(self, queries: PagedQueries) -> tuple[np.ndarray, np.ndarray]:
-        """The rows' blocks, int32, and int64[R], where each row's begin.
+        """Returns the rows' blocks, int32, and the index at which each row's begin, int64[R].
 
-        Tables as they are, or where one row is much longer than others only what is looked at, row after row.
+        The tables are copied whole, or if one row is much longer than others only their used entries, row after row.
         """
         num_blocks = -(-queries.seq_lens.astype(np.int64) // self._layout.block_size)
         width = int(num_blocks.max(initial=0))
@@ -227,16 +239,16 @@ class TritonAttention:
         return tables[np.arange(int(num_blocks.sum())) + np.repeat(shifts, num_blocks)], starts - shifts
 
     def _slots(self, queries: PagedQueries) -> np.ndarray:
-        """Where the step's tokens go: int64[T]."""
+        """Returns the slots of the step's tokens, int64[T]."""
         rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
-        shifts = queries.seq_lens - queries.query_starts[1:]  # from a token's place in the step to its position
+        shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
         index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], self._layout.block_size)
         blocks = queries.block_tables[rows, index].astype(np.int64)
         slots: np.ndarray = blocks * self._pool.stride(0) + offsets * self._layout.head_dim
         return slots
 
     def _outputs(self, num_tokens: int, num_slots: int, make: Callable[..., Tensor]) -> Outputs:
-        """Zeros for a graph, since what follows reads its padding, which nothing writes."""
+        """Allocates outputs. A graph needs zeros, since later kernels read its padding, which no kernel writes."""
         shape = self._num_heads, self._layout.head_dim
         num_slots = max(num_slots, 1)
         return Outputs(
@@ -248,12 +260,12 @@ class TritonAttention:
 
 
 def _aligned(size: int) -> int:
-    """So many int32 elements that 16 bytes are full."""
+    """Rounds a number of int32 elements up to a multiple of 16 bytes."""
     return -(-size // 4) * 4
 
 
 def _pack(parts: Sequence[np.ndarray], rooms: Sequence[int]) -> np.ndarray:
-    """One array of all parts, each at the start of its room, zeros behind."""
+    """Returns one array of all parts, each at the start of its room and followed by zeros."""
     pack = np.zeros(sum(rooms), np.int32)
     at = 0
     for part, room in zip(parts, rooms, strict=True):

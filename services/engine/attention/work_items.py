@@ -4,7 +4,7 @@
     prefill   rows with more               tiles of query tokens, each over all keys that one of them sees
     shared    prefixes of decode rows      tiles of the rows' tokens over the keys that these rows have in common
 
-A token of which several items see keys has that many partial slots, next to each other: of the shared prefix first.
+A token whose keys are in several items has one partial slot for each, next to each other, the shared prefix first.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from services.config import SPLIT_KEYS_MULTIPLE
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 
-_ITEM_COST = 64  # of an item, in keys: what it takes to begin and to leave a partial output; an estimate
-_GROWTH = np.array([1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128])  # split sizes tried, of the smallest
+_ITEM_COST = 64  # cost of beginning an item and writing its partial output, in keys; an estimate
+_GROWTH = np.array([1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128])  # tried sizes of splits, in smallest ones
 _MAX_FIXED_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """What the kernels take, and how many programs the device runs at once for one KV head."""
+    """Limits of the kernels' tiles, and the number of programs that the device runs at once for one KV head."""
 
     block_size: int
-    programs: int  # of decode
-    wide_programs: int  # of prefill and of shared prefixes
-    prefill_tokens: int  # of a tile
+    programs: int  # for decode
+    wide_programs: int  # for prefill and for shared prefixes
+    prefill_tokens: int  # tokens of a tile
     shared_tokens: int
     key_tile: int = SPLIT_KEYS_MULTIPLE  # splits are multiples of it
-    decode_keys: int = 256  # of a split, at least
+    decode_keys: int = 256  # keys of a split, at least
     prefill_keys: int = 2048
-    shared_keys: int = 4096  # sharing that saves fewer reads of a key is left
+    shared_keys: int = 4096  # prefixes are not shared if that saves fewer reads of a key
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkItems:
-    """See `kernels.gpu.attention` for the columns. All int32."""
+    """A step's items; `kernels.gpu.attention` explains the columns. Arrays are int32."""
 
     tokens: np.ndarray  # [M]
     limits: np.ndarray  # [M]
     partials: np.ndarray  # [M]
     decode: np.ndarray  # [1 + N, 6]
-    prefill: np.ndarray  # likewise
+    prefill: np.ndarray  # [1 + N, 6]
     shared: np.ndarray
     merges: np.ndarray  # [J, 3]: a token, its first partial slot and its end
     num_slots: int
@@ -51,21 +51,23 @@ class WorkItems:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tiles:
-    """N tiles of query tokens, which become items. int64[N] each."""
+    """N tiles of query tokens, which become items. Arrays are int64[N]."""
 
-    counts: np.ndarray  # entries, one after the other, tile by tile
+    counts: np.ndarray  # entries of each tile; they lie one after the other
     tables: np.ndarray  # rows of the block tables
     begins: np.ndarray  # first keys
-    ends: np.ndarray  # of their keys
+    ends: np.ndarray  # end keys
     splits: np.ndarray
-    sizes: np.ndarray  # keys of a split but the last
+    sizes: np.ndarray  # keys of each split except the last
 
 
 class WorkPlanner:
-    """Cuts steps. With `split_keys` a row's items depend on the row alone, and so, to the bit, does its result: splits
-    have that many keys, counted from the first that is seen, whatever else is in the step; or twice as many, and so
-    on, so that no row has more than 16. Prefixes are not shared then, since that depends on a row's neighbours; nor
-    where `share_prefixes` says so.
+    """Cuts steps into work items.
+
+    With `split_keys`, a row's items depend on the row alone, and so does its result, to the bit. A split has split_keys
+    keys, counted from the first key that is seen, whatever else is in the step; a longer row has splits of twice as
+    many, and so on, so that no row has more than 16. Rows then share no prefixes, since sharing depends on a row's
+    neighbours. `share_prefixes` set to False prevents sharing, too.
     """
 
     def __init__(self, tiling: Tiling, split_keys: int | None = None, *, share_prefixes: bool = True) -> None:
@@ -73,19 +75,21 @@ class WorkPlanner:
             raise ValueError(f"split_keys must be a multiple of {tiling.key_tile}, not {split_keys}")
         self._tiling = tiling
         self._split_keys = split_keys
-        self.shares = share_prefixes and split_keys is None  # whether rows may attend to a prefix together
+        self.shares = share_prefixes and split_keys is None  # rows may attend to a prefix together
 
     def max_slots(self, num_singles: int, has_prefill: bool = False) -> int:
-        """Partial slots that are enough for a step with so many rows of one token, and perhaps with longer ones."""
+        """Returns a number of partial slots that suffices for a step with so many rows of one token, and perhaps longer
+        rows.
+        """
         if self._split_keys is not None:
             return _MAX_FIXED_SPLITS * num_singles
         tiling = self._tiling
         return 2 * num_singles + 8 * tiling.programs + has_prefill * tiling.prefill_tokens * tiling.wide_programs
 
     def plan(self, queries: PagedQueries, window: int | None, max_slots: int, table_starts: np.ndarray) -> WorkItems:
-        """The step's items, with at most max_slots partial slots (`max_slots` of its rows, or more).
+        """Cuts the step into items with at most max_slots partial slots (`max_slots` of its rows, or more).
 
-        table_starts: int[R], where each row's blocks begin in the staged tables.
+        table_starts: int[R], the index in the staged tables at which each row's blocks begin.
         """
         counts = np.diff(queries.query_starts)
         singles = np.flatnonzero(counts == 1)
@@ -95,7 +99,7 @@ class WorkPlanner:
         if max_slots < 2 * len(shared_rows):
             raise ValueError(f"{max_slots} partial slots are too few for {len(shared_rows)} rows that share prefixes")
 
-        budget = max_slots - len(shared_rows)  # the rows' own keys take one each at least
+        budget = max_slots - len(shared_rows)  # a row's own keys take at least one slot
         shared = self._shared_tiles(groups, singles, max(len(shared_rows), budget // 2))
         of_shared = np.zeros(len(singles), np.int64)
         of_shared[shared_rows] = np.repeat(shared.splits, shared.counts)
@@ -129,7 +133,7 @@ class WorkPlanner:
     def _groups(
         self, queries: PagedQueries, singles: np.ndarray, window: int | None
     ) -> tuple[list[SharedPrefix], np.ndarray]:
-        """Groups of indices into `singles`, and the first key that each of these rows sees on its own."""
+        """Returns groups of indices into `singles`, and the first key that each of these rows sees on its own."""
         seq_lens = queries.seq_lens[singles].astype(np.int64)
         if window is not None:
             return [], np.maximum(seq_lens - window, 0)
@@ -172,7 +176,7 @@ class WorkPlanner:
     def _prefill_tiles(
         self, queries: PagedQueries, rows: np.ndarray, window: int | None, max_slots: int
     ) -> tuple[_Tiles, np.ndarray, np.ndarray]:
-        """Tiles, and of each of their entries its token and limit."""
+        """Returns tiles, and the token and the limit of each of their entries."""
         if not len(rows):
             return _nothing(), np.empty(0, np.int64), np.empty(0, np.int64)
         lengths = np.diff(queries.query_starts)[rows].astype(np.int64)
@@ -192,9 +196,10 @@ class WorkPlanner:
     def _balanced(
         self, keys: np.ndarray, counts: np.ndarray, is_partial: np.ndarray, least: int, programs: int, max_slots: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Splits of each tile and their size, for which all programs are done soonest, in at most max_slots.
+        """Returns each tile's number of splits and their size with which all programs end soonest, in at most
+        max_slots.
 
-        is_partial: tiles whose entries take slots even where they have one split.
+        is_partial: tiles whose entries take slots even with one split.
         """
         longest = int(keys.max(initial=0))
         if longest <= least:
@@ -225,7 +230,7 @@ def _fixed(keys: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cut(lengths: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Stretches of entries in tiles of at most `most`: of each tile its stretch, first entry and entries."""
+    """Cuts stretches of entries into tiles of at most `most`. Returns each tile's stretch, first entry and size."""
     pieces = -(-lengths // most)
     of = np.repeat(np.arange(len(lengths)), pieces)
     number = np.arange(len(of)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -234,7 +239,7 @@ def _cut(lengths: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def _slots(tokens: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each token its first slot, and int32[J, 3] what is merged."""
+    """Returns each token's first slot, and the merges, int32[J, 3]."""
     ends = np.cumsum(slots)
     firsts = ends - slots
     chosen = np.flatnonzero(slots)
@@ -242,7 +247,7 @@ def _slots(tokens: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _items(tiles: _Tiles, first_entry: int, table_starts: np.ndarray) -> np.ndarray:
-    """The tiles' splits, longest first: the last to begin should be the first to end."""
+    """Makes items of the tiles' splits, longest first: the last item to begin should be the shortest."""
     if not len(tiles.counts):
         return np.zeros((1, 6), np.int32)
     order = np.argsort(-tiles.sizes, kind="stable")

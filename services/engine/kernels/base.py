@@ -11,78 +11,84 @@ Rows = TypeVar("Rows", bound=Tensor | tuple[Tensor, ...])
 
 
 class Operations(Protocol):
-    """Tensors are of one dtype. Elements of a row are next to each other; rows may lie apart, but not those of x."""
+    """Tensors are of one dtype. The elements of a row are contiguous. Rows may lie apart, except those of x."""
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
-        """What `body` returns, which only runs kernels. They may run when it ends, or as they did in an earlier call
-        with this key, but on these inputs; they have no others. The result holds until the next call.
+        """Runs `body`, which only runs kernels, and returns its result.
+
+        The kernels may run when `body` ends; or those of an earlier call with this key run again on these inputs, and
+        `body` is not called. `body` has no other inputs than `inputs`. The result is valid until the next call.
         """
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
-        """What `body` returns, which only runs kernels. It may run them for some rows after the others: each row of the
-        results depends on the same row of what they are made from.
+        """Runs `body`, which only runs kernels, and returns its result.
 
-        row_bytes: that the kernel with the widest rows reads and writes of each.
+        The kernels may run for some rows first and for others later: each row of the results depends only on the same
+        row of the tensors that the kernels read.
+
+        row_bytes: bytes that the kernel with the widest rows reads and writes for each row.
         """
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm of [T, width] over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+        """Returns the RMSNorm of [T, width] over the last dimension (Zhang and Sennrich 2019, arXiv 1910.07467)."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Adds y to x, in place, and returns the RMSNorm of that."""
+        """Adds y to x, in place, and returns the RMSNorm of the sum."""
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
-        """Rotates heads [T, n, head_dim] in place, after an RMSNorm of each where there is a weight [n, head_dim].
+        """Rotates heads [T, n, head_dim] in place, after an RMSNorm of each head if there is a weight [n, head_dim].
 
         cos and signed_sin: [T, 1, head_dim]; (a, b) becomes (a cos - b sin, b cos + a sin), halves against each other.
         """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """SiLU(gate) * up, [T, 2 * width] -> [T, width] (Shazeer 2020, arXiv 2002.05202)."""
+        """Returns SiLU(gate) * up, [T, 2 * width] -> [T, width] (Shazeer 2020, arXiv 2002.05202)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Singles:
-    """R rows with one query token. int32 each, contiguous."""
+    """R rows of the batch with one query token each. Tensors are int32 and contiguous."""
 
-    tokens: Tensor  # [R], which of the step's tokens
-    tables: Tensor  # [R, B], of blocks
-    first_keys: Tensor  # [R]: earlier ones are not looked at
+    tokens: Tensor  # [R], indices of the step's tokens
+    tables: Tensor  # [R, B], block tables
+    first_keys: Tensor  # [R]; earlier keys are not read
     seq_lens: Tensor  # [R]
-    begun: bool  # where the first key is not 0, the output already holds the attention over those before it
+    begun: bool  # if the first key is not 0, the output already holds the attention over the keys before it
 
 
 class Paged(Protocol):
     """Kernels over a pool of KV blocks."""
 
     def store(self, layer: int, offsets: Tensor, k: Tensor, v: Tensor) -> None:
-        """k and v, [T, kv_heads, head_dim] with equal strides, go to `offsets`: int64[T], elements of the pool, of
-        each token's K in head 0 of layer 0.
+        """Copies k and v, [T, kv_heads, head_dim] with equal strides, into the pool.
+
+        offsets: int64[T]; each token's K in head 0 of layer 0 begins at this element of the pool.
         """
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, singles: Singles) -> None:
-        """Attention of some tokens of q [T, heads, head_dim]: into out, the same but contiguous, and lse, float32[T,
-        heads].
+        """Computes the attention of some tokens of q [T, heads, head_dim].
+
+        Writes to out, contiguous and shaped like q, and to lse, float32[T, heads].
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
-    """M query tokens in N tiles, each of which has one block table. int32 each."""
+    """M query tokens in N tiles; a tile has one block table. Tensors are int32."""
 
-    tokens: Tensor  # [M], which of the step's tokens
-    limits: Tensor  # [M], how many of the table's keys each sees
-    starts: Tensor  # [N + 1], where a tile begins in `tokens`
-    rows: Tensor  # [N], of the block tables
-    first_keys: Tensor  # [N], multiples of the block size: earlier ones are not looked at
-    window: int  # how many of the table's keys up to its limit a token sees at most; 0: all
-    begun: bool  # where the first key is not 0, the output already holds the attention over those before it
+    tokens: Tensor  # [M], indices of the step's tokens
+    limits: Tensor  # [M], how many of the table's keys each token sees
+    starts: Tensor  # [N + 1], index in `tokens` at which each tile begins
+    rows: Tensor  # [N], each tile's row of the block tables
+    first_keys: Tensor  # [N], multiples of the block size; earlier keys are not read
+    window: int  # a token sees at most so many keys before its limit; 0: all
+    begun: bool  # if the first key is not 0, the output already holds the attention over the keys before it
 
 
 class PagedTiles(Protocol):
     """A kernel for many query tokens over a pool of KV blocks."""
 
-    max_tokens: int  # of a tile
+    max_tokens: int  # of one tile
 
     def attend(self, layer: int, q: Tensor, out: Tensor, lse: Tensor, tiles: Tiles, tables: Tensor) -> None:
-        """As `Paged.attend`. tables: int32[R, B]."""
+        """Computes attention like `Paged.attend`. tables: int32[R, B], the block tables."""

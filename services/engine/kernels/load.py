@@ -1,6 +1,6 @@
-"""Fused kernels where they can run, torch's operations elsewhere.
+"""Chooses fused kernels where they can run, and torch's operations elsewhere.
 
-Nothing here imports numba before it is known to be there.
+This module does not import numba before it knows that numba is installed.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ _FUSED_DTYPES = ("bfloat16", "float32")
 
 
 def why_not_fused(dtype: str) -> str | None:
-    """What keeps fused kernels from running here, for a person; None: nothing does."""
+    """Returns the reason why fused kernels cannot run here, for a person to read; None: they can."""
     if dtype not in _FUSED_DTYPES:
         return f"there are none for {dtype}"
     if importlib.util.find_spec("numba") is None:
@@ -30,7 +30,7 @@ def why_not_fused(dtype: str) -> str | None:
 
 
 def make_operations(dtype: str, *, fused: bool) -> Operations:
-    """The small operations of a decoder layer."""
+    """Makes the small operations of a decoder layer."""
     if not fused:
         return TorchOperations()
     from services.engine.kernels.cpu.operations import FusedOperations
@@ -39,7 +39,7 @@ def make_operations(dtype: str, *, fused: bool) -> Operations:
 
 
 def make_paged(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> Paged | None:
-    """Kernels over a pool of KV blocks; None: there are none, TorchAttention does it."""
+    """Makes kernels over a pool of KV blocks; None: there are none, and TorchAttention does their work."""
     if not fused:
         return None
     from services.engine.kernels.cpu.operations import PagedKernels
@@ -48,7 +48,7 @@ def make_paged(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fuse
 
 
 def make_tiles(pool: Tensor, layout: KvLayout, group: int, scale: float, *, fused: bool) -> PagedTiles | None:
-    """A kernel for many query tokens; None: there is none, torch does it."""
+    """Makes a kernel for many query tokens; None: there is none, and torch does its work."""
     if not fused:
         return None
     from services.engine.kernels.cpu.operations import PagedTileKernels

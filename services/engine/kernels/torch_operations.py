@@ -1,4 +1,4 @@
-"""`Operations` by torch alone: the reference, and what serves where numba is missing or the dtype has no kernels."""
+"""`Operations` in torch alone: the reference, and the fallback if numba is missing or the dtype has no kernels."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class TorchOperations:
-    """See `Operations`."""
+    """`Operations` by torch."""
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
         """See `Operations.replay`."""
@@ -24,7 +24,7 @@ class TorchOperations:
         return body()
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See `Operations.norm`. float32 inside."""
+        """See `Operations.norm`. Computes in float32."""
         wide = x.to(torch.float32)
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * normed.to(x.dtype)

@@ -1,4 +1,4 @@
-"""What every model is to the rest of the engine: a few numbers that describe it, and a forward pass."""
+"""The seam between models and the rest of the engine: a few numbers that describe a model, and a forward pass."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A model's shape as far as every architecture has it. Subclasses add what theirs depends on."""
+    """The part of a model's shape that every architecture has. Subclasses add fields of their own."""
 
     architecture: str
     vocab_size: int
@@ -28,11 +28,11 @@ class ModelConfig:
     rope: Rope | None  # None: positions are learned
     window: int | None  # positions that a token sees, its own included; None: all before it
     tie_word_embeddings: bool
-    dtype: str | None  # of the checkpoint, where config.json says it
+    dtype: str | None  # of the checkpoint; None: config.json names none
 
     @property
     def scale(self) -> float:
-        """Factor on attention scores."""
+        """Returns the factor on attention scores."""
         return 1 / math.sqrt(self.head_dim)
 
 
@@ -41,29 +41,31 @@ class Weights(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that the model computes in."""
+        """Returns the dtype in which the model computes."""
 
 
 class Model(Protocol):
     """A model over one attention backend, and so over one pool of KV blocks."""
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
-        """Runs T tokens (int64[T] ids, int[T] positions), storing their KV.
+        """Runs T tokens (int64[T] ids, int[T] positions), and stores their KV.
 
-        The tokens of all rows lie one after the other; attention alone knows which row a token belongs to. plan: what
-        the attention backend prepared for this step. queries: int64[N], the tokens whose successor is asked for.
-        Returns what `logits` makes their logits of, [N, width].
+        The tokens of all rows lie one after the other; only attention knows which row a token belongs to. plan: the
+        attention backend's plan of this step. queries: int64[N], the tokens whose successor is wanted. Returns their
+        hidden states for `logits`, [N, width].
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab] of the successors."""
+        """Returns the logits of the successors, [N, vocab]."""
 
     def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """[T, vocab] of the successors of all tokens, at once where that is faster. They hold until the next step."""
+        """Returns the logits of all tokens' successors, [T, vocab], at once if that is faster. They are valid until the
+        next step.
+        """
 
 
 def read_dtype(raw: Settings) -> str | None:
-    """The checkpoint's dtype by config.json, under either name. Raises ModelError."""
+    """Returns the checkpoint's dtype by config.json, under either name. Raises ModelError."""
     name = raw.get("dtype", raw.get("torch_dtype"))
     if name is not None and name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")

@@ -1,7 +1,7 @@
-"""Safetensors files of a model directory: which tensor lies where, and their identity.
+"""Safetensors files of a model directory: the file of each tensor, and the identity of the weights.
 
-Every way in which files can be wrong (missing shard or tensor, wrong shape, truncated, not safetensors) ends in one
-ModelError that names file and tensor. Pickled weights are never opened.
+Every defect of the files (missing shard or tensor, wrong shape, truncated, not safetensors) raises a ModelError that
+names file and tensor. Pickled weights are never opened.
 """
 
 import json
@@ -26,22 +26,22 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _FLOATING = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _PREFIX = "model."
-_SAMPLE_BYTES = 1024  # of each tensor, for weights_id
+_SAMPLE_BYTES = 1024  # bytes of each tensor that `weights_id` reads
 _CPU = torch.device("cpu")
 
 
 class Checkpoint:
     """The open safetensors files of one directory, read to a device. Use as a context manager; tensors outlive it.
 
-    A model that was saved without its head lacks the prefix "model." in its tensors' names; here all have it.
+    The tensors of a model that was saved without its head lack the prefix "model." in their names; here all have it.
     """
 
     def __init__(self, directory: Path, device: torch.device = _CPU) -> None:
-        self.lends = device.type == "cpu"  # safetensors maps files there, and copies them elsewhere
+        self.lends = device.type == "cpu"  # on the CPU safetensors maps files; for other devices it copies
         self._device = str(device)
         self._files = ExitStack()
         self._handles: dict[str, Any] = {}
-        self._homes: dict[str, str] = {}  # tensor -> name of the file that has it
+        self._homes: dict[str, str] = {}  # tensor -> name of its file
         self._has_prefix = True
         try:
             self._open(directory)
@@ -59,15 +59,15 @@ class Checkpoint:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every tensor of the checkpoint."""
+        """Returns the names of all tensors of the checkpoint."""
         return frozenset(self._homes)
 
     def home(self, name: str) -> str:
-        """Name of the file that holds a tensor."""
+        """Returns the name of the file that holds a tensor."""
         return self._homes[name]
 
     def dtype(self, name: str) -> torch.dtype:
-        """The stored dtype of a tensor. Raises ModelError where it is missing or is no floating-point one."""
+        """Returns the stored dtype of a tensor. Raises ModelError if it is missing or not of a floating-point dtype."""
         stored = self._slice(name).get_dtype()
         if stored not in _FLOATING:
             raise ModelError(f"{self._homes[name]}: tensor {name} is stored as {stored}, which is not supported")
@@ -83,7 +83,7 @@ class Checkpoint:
         self.dtype(name)
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor, cast. On the CPU it may be a view of the mapped file: copy what is to be kept."""
+        """Returns a tensor, cast. On the CPU it may be a view of the mapped file: copy it to keep it."""
         try:
             tensor: torch.Tensor = self._handles[self._homes[name]].get_tensor(self._stored(name))
         except SafetensorError as error:
@@ -115,7 +115,9 @@ def _with_prefix(name: str) -> str:
 
 
 def safetensors_files(directory: Path) -> list[Path]:
-    """The weight files of a directory, sorted by name. Raises ModelError where there are none or one is missing."""
+    """Returns the weight files of a directory, sorted by name. Raises ModelError if there are none or one
+    is missing.
+    """
     index = directory / INDEX_FILE
     if index.is_file():
         shards = read_json_object(index).get("weight_map")
@@ -143,12 +145,11 @@ class WeightFile:
 
 
 def weights_id(files: Iterable[WeightFile], config: ModelConfig) -> str:
-    """A digest (32 hex digits) that tells weights apart without reading them whole.
+    """Returns a digest (32 hex digits) that tells weights apart without reading them whole.
 
-    It covers the model's shape, the headers of all files and 1 KiB from the middle of
-    every tensor. Two fine-tunes of equal shape differ in it wherever they changed a tensor as training does, all over;
-    a change of a few chosen values elsewhere in a tensor is not seen. The same weights cut into other shards have
-    another id. Raises ModelError.
+    It covers the model's shape, the headers of all files and 1 KiB from the middle of every tensor. Two fine-tunes of
+    equal shape have different digests, since training changes tensors all over; a change of a few values elsewhere in a
+    tensor is not seen. The same weights cut into other shards have another digest. Raises ModelError.
     """
     digest = blake2b(digest_size=16)
     digest.update(json.dumps(asdict(config), sort_keys=True).encode())
@@ -162,7 +163,7 @@ def weights_id(files: Iterable[WeightFile], config: ModelConfig) -> str:
 
 
 def safetensors_weights(directory: Path) -> Iterator[WeightFile]:
-    """The weight files of a Hugging Face directory. Raises ModelError."""
+    """Yields the weight files of a Hugging Face directory. Raises ModelError."""
     for path in safetensors_files(directory):
         with path.open("rb") as file:
             header = _read_header(path, file.read(8), file.fileno())
@@ -178,7 +179,7 @@ def _open_file(path: Path, device: str) -> Any:
 
 
 def _read_header(path: Path, prefix: bytes, descriptor: int) -> bytes:
-    """The JSON header of a safetensors file, whose first 8 bytes are its length (little-endian)."""
+    """Returns the JSON header of a safetensors file, whose first 8 bytes are its length (little-endian)."""
     length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else None
     if length is None or length > os.fstat(descriptor).st_size - 8:
         raise _unreadable(path, "its header is incomplete")

@@ -1,7 +1,7 @@
 """The decoder's shape, read from a Hugging Face config.json.
 
-One parametrised decoder serves every family; what sets a family apart is its entry in `FAMILIES`. A setting that would
-change the computation and is not implemented is refused by name: nothing is accepted and ignored.
+One parametrised decoder serves every family; the differences of a family are its entry in `FAMILIES`. A setting that
+would change the computation and is not implemented is refused by name: no setting is accepted and ignored.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from services.protocol.model_files.base import ModelError, Settings
 
 
 def no_window(raw: Settings) -> int | None:
-    """Every layer looks back to the start."""
+    """Returns None: every layer sees all earlier tokens."""
     require_value(raw, "use_sliding_window", False)
     _require_layer_types(raw, "full_attention")
     return None
 
 
 def window_of_all_layers(raw: Settings) -> int | None:
-    """Mistral: `sliding_window`, null where there is none."""
+    """Returns Mistral's window: `sliding_window`, null for none."""
     window = None if raw.get("sliding_window", 4096) is None else read_int(raw, "sliding_window", 4096)
     _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
     return window
 
 
 def window_of_marked_layers(raw: Settings) -> int | None:
-    """Qwen: `use_sliding_window`, for the layers from `max_window_layers` on; or as `layer_types` says."""
+    """Returns Qwen's window: `use_sliding_window`, for the layers from `max_window_layers` on, or by `layer_types`."""
     if not read_bool(raw, "use_sliding_window") or raw.get("sliding_window", 4096) is None:
         _require_layer_types(raw, "full_attention")
         return None
@@ -44,13 +44,13 @@ def window_of_marked_layers(raw: Settings) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How an architecture differs from the plain decoder."""
+    """The differences of an architecture from the plain decoder."""
 
-    qkv_bias: bool = False  # Q, K and V always have one
-    optional_biases: tuple[str, ...] = ()  # of config.json's attention_bias and mlp_bias, those that mean something
+    qkv_bias: bool = False  # Q, K and V always have a bias
+    optional_biases: tuple[str, ...] = ()  # config.json's attention_bias and mlp_bias, if the family heeds them
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    window: Callable[[Settings], int | None] = no_window  # how far a layer looks back, by config.json
+    window: Callable[[Settings], int | None] = no_window  # reads config.json
 
 
 FAMILIES = {
@@ -65,7 +65,7 @@ FAMILIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
-    """Everything that the decoder's computation depends on, weights aside."""
+    """All that the decoder's computation depends on, weights aside."""
 
     intermediate_size: int
     rms_norm_eps: float
@@ -76,7 +76,7 @@ class DecoderConfig(ModelConfig):
 
 
 def parse_decoder_config(raw: Settings, architecture: str) -> DecoderConfig:
-    """The shape that config.json's values describe for a family. Raises ModelError."""
+    """Returns the shape that config.json's values describe for a family. Raises ModelError."""
     family = FAMILIES[architecture]
     require_value(raw, "hidden_act", "silu")
     hidden_size, num_heads = read_int(raw, "hidden_size"), read_int(raw, "num_attention_heads")

@@ -1,6 +1,6 @@
 """The decoder: one set of functions for every family, over packed tokens.
 
-What a family has or lacks is in its weights and its `DecoderConfig`.
+Differences between families are in their weights and their `DecoderConfig`.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from services.engine.models.config import DecoderConfig
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
-_MAX_RECORDED_TOKENS = 96  # of a step: with more, the way from Python into each kernel is a small part of it
+_MAX_RECORDED_TOKENS = 96  # in longer steps, the way from Python into each kernel is a small part of the time
 
 
 class Decoder:
-    """See `Model`."""
+    """`Model` of every family of decoders."""
 
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, attention: Attention[Any], operations: Operations
@@ -33,7 +33,7 @@ class Decoder:
         self._magnitude = magnitude(config.rope)
         self._rotate_and_write = attention.rotate_and_write or self._rotate_then_write
         self._is_kernels = weights.is_kernels and attention.writes_by_kernel
-        self._own = object()  # whose layers are recorded
+        self._own = object()  # identifies this model's recordings
         widest = max(
             (config.num_heads + 2 * config.num_kv_heads) * config.head_dim,
             config.num_heads * config.head_dim,
@@ -57,7 +57,7 @@ class Decoder:
         return self.logits(self._run(token_ids, positions, plan, with_logits=False))
 
     def _run(self, token_ids: Tensor, positions: Tensor, plan: Any, *, with_logits: bool) -> Tensor:
-        """For all tokens, what the last norm makes of them, or the logits."""
+        """Returns the output of the last norm for all tokens, or their logits."""
         weights = self._weights
         turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
@@ -74,7 +74,7 @@ class Decoder:
         return self._operations.replay(key, (x, *turn, *tensors), body)
 
     def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
-        """[T, hidden], which is overwritten, to what the last norm makes of it."""
+        """Runs all layers and the last norm on x, [T, hidden], which is overwritten."""
         last = len(self._weights.layers) - 1
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last):
@@ -84,26 +84,26 @@ class Decoder:
         return self._by_rows(x, partial(self._end, last, x, attended))
 
     def _by_rows(self, x: Tensor, body: Callable[[], Rows]) -> Rows:
-        """What lies between two layers' attentions, where it is all kernels'."""
+        """Runs the part between two layers' attentions, by rows if it consists of kernels alone."""
         if not self._is_kernels:
             return body()
         return self._operations.by_rows(len(x), self._row_bytes, body)
 
     def _first(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Up to the first attention."""
+        """Runs the first layer up to its attention."""
         normed = self._operations.norm(x, self._weights.layers[0].input_norm, self._config.rms_norm_eps)
         return self._begin(0, normed, turn, plan)
 
     def _between(
         self, index: int, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plan: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """From a layer's attention to that of the next."""
+        """Runs from a layer's attention to that of the next layer."""
         return self._begin(index + 1, self._end(index, x, attended), turn, plan)
 
     def _begin(
         self, index: int, normed: Tensor, turn: tuple[Tensor, Tensor], plan: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A layer up to its attention: q, k and v, [T, heads or kv_heads, head_dim]."""
+        """Runs a layer up to its attention. Returns q, k and v, [T, heads or kv_heads, head_dim]."""
         layer = self._weights.layers[index]
         heads = layer.qkv(normed).unflatten(1, (-1, self._config.head_dim))
         return self._rotate_and_write(plan, index, heads, *turn, layer.qk_norm, self._config.rms_norm_eps)
@@ -111,7 +111,7 @@ class Decoder:
     def _rotate_then_write(
         self, plan: Any, index: int, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Attention.rotate_and_write`."""
+        """Does the work of `Attention.rotate_and_write` by two operations."""
         config = self._config
         self._operations.rotate(heads[:, : config.num_heads + config.num_kv_heads], cos, signed_sin, weight, eps)
         q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
@@ -119,7 +119,7 @@ class Decoder:
         return q, k, v
 
     def _end(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
-        """A layer from its attention on: adds to x, and returns what the norm after the layer makes of it."""
+        """Runs a layer from its attention on: adds to x, and returns the output of the norm after the layer."""
         layer, operations, eps = self._weights.layers[index], self._operations, self._config.rms_norm_eps
         between = operations.add_norm(x, layer.output(attended.flatten(1)), layer.mlp_norm, eps)
         fed = layer.down(layer.gate_up.gated(between, operations.silu_mul))

@@ -1,6 +1,6 @@
-"""Random weights for a model of which only config.json is there: its real shapes, measured without a download.
+"""Random weights for a model of which only config.json is there: it has its real shapes without a download.
 
-What such a model answers is noise; what a step costs is what it costs with the real weights.
+The answers of such a model are noise; a step costs as much as with the real weights.
 """
 
 import json
@@ -15,7 +15,7 @@ from services.engine.models.tensor_source import Shapes
 
 
 class DummyTensors:
-    """A `TensorSource` that makes each tensor where it is read, in place: nothing is ever there twice.
+    """A `TensorSource` that makes each tensor on its device when it is read, so that there is never a second copy.
 
     A tensor depends on its name, shape and dtype alone, so workers on the same kind of device have the same weights.
     """
@@ -23,31 +23,31 @@ class DummyTensors:
     lends = False
 
     def __init__(self, config: ModelConfig, shapes: Shapes, device: torch.device) -> None:
-        """shapes: of the tensors that a checkpoint with this config would have."""
+        """shapes: those of the tensors that a checkpoint with this config would have."""
         self._dtype = torch.bfloat16 if config.dtype is None else getattr(torch, config.dtype)
         self._shapes = shapes
         self._device = device
 
     @property
     def names(self) -> frozenset[str]:
-        """See TensorSource."""
+        """See `TensorSource.names`."""
         return frozenset(self._shapes)
 
     def home(self, name: str) -> str:
-        """See TensorSource."""
+        """See `TensorSource.home`."""
         return "dummy weights"
 
     def dtype(self, name: str) -> torch.dtype:
-        """What config.json names, else bfloat16."""
+        """Returns config.json's dtype, else bfloat16."""
         return self._dtype
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """The shapes are those that are asked for."""
+        """Does nothing: the tensors have the shapes that are asked for."""
         assert self._shapes[name] == shape, (name, shape)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Normal with variance 1 / inputs for a matrix, so that what goes through keeps its size; norms are ones and
-        biases zeros. A residual stream so grows as the square root of the number of layers.
+        """Returns a tensor. A matrix is normal with variance 1 / inputs, so that activations keep their size; norms are
+        ones and biases zeros. A residual stream then grows as the square root of the number of layers.
         """
         tensor = torch.empty(self._shapes[name], dtype=dtype, device=self._device)
         if tensor.dim() == 1:
@@ -57,7 +57,9 @@ class DummyTensors:
 
 
 def dummy_id(config: ModelConfig, device: torch.device) -> str:
-    """What `weights_id` is for a checkpoint: 32 hex digits. Kinds of devices differ: so do their random numbers."""
+    """Returns an id in the form of `weights_id`, 32 hex digits. Kinds of devices differ in it, as in their random
+    numbers.
+    """
     described = {"dummy": device.type, **asdict(config)}
     return blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=16).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file: dequantized when they are read, under the names and in the order that Hugging Face has."""
+"""Tensors of a GGUF file, dequantized when they are read, with the names and the order of Hugging Face."""
 
 import math
 import re
@@ -18,7 +18,7 @@ from services.protocol.model_files.gguf_config import INTERLEAVED_ROTARY
 from services.protocol.model_files.gguf_file import ROTARY_FACTORS
 from services.protocol.model_files.gguf_header import GgufHeader, GgufTensor, read_gguf_header
 
-_NAMES = {  # Hugging Face's names by GGUF's; those of a layer without number and ending
+_NAMES = {  # Hugging Face's names by GGUF's; names in a layer are without its number and their ending
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -43,7 +43,7 @@ QUANTIZED = {
     "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
 }
 # fmt: on
-_NUMBERS_AT_ONCE = 1 << 20  # dequantized at once: few enough to stay in the processor's caches until they are cast
+_NUMBERS_AT_ONCE = 1 << 20  # dequantized at once; so few stay in the processor's caches until they are cast
 _CPU = torch.device("cpu")
 
 
@@ -53,7 +53,7 @@ class GgufTensors:
     lends = False
 
     def __init__(self, path: Path, config: ModelConfig, device: torch.device = _CPU) -> None:
-        """Raises ModelError where the file is too short, or a tensor is stored in a way that is not known."""
+        """Raises ModelError if the file is too short, or a tensor is stored in an unknown way."""
         self._path = path
         self._config = config
         self._device = device
@@ -70,15 +70,17 @@ class GgufTensors:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every weight of the file."""
+        """Returns the names of all weights of the file."""
         return frozenset(self._stored)
 
     def home(self, name: str) -> str:
-        """The file's name."""
+        """Returns the file's name."""
         return self._path.name
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype of the stored numbers; float32 for quantized tensors, as they are dequantized."""
+        """Returns the dtype of the stored numbers; for quantized tensors float32, the dtype of their dequantized
+        numbers.
+        """
         return _FLOATING.get(self._find(name).quantization.name, torch.float32)
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
@@ -90,7 +92,7 @@ class GgufTensors:
             )
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor, dequantized in float32 and cast, some rows at a time."""
+        """Returns a tensor, dequantized in float32 and cast, some rows at a time."""
         stored = self._find(name)
         packed = self._content[stored.start : stored.end].reshape(stored.num_rows, -1)
         rows = torch.empty((stored.num_rows, stored.row_length), dtype=dtype, device=self._device)
@@ -106,7 +108,7 @@ class GgufTensors:
         return self._stored[name]
 
     def _in_halves(self, name: str, rows: Tensor) -> Tensor:
-        """Rows of Q and K in the order in which a head's halves are rotated against each other."""
+        """Reorders rows of Q and K so that a head's halves are rotated against each other."""
         config = self._config
         if config.architecture not in INTERLEAVED_ROTARY:
             return rows
@@ -117,7 +119,7 @@ class GgufTensors:
 
 
 class _Stored:
-    """One tensor in the file: its bytes, and the shape of the numbers that they make. Raises ModelError."""
+    """One tensor in the file: its bytes, and the shape of its numbers. Raises ModelError."""
 
     def __init__(self, name: str, tensor: GgufTensor, path: Path) -> None:
         self.name = name  # GGUF's
@@ -135,7 +137,7 @@ class _Stored:
 
 
 def gguf_weights(path: Path) -> WeightFile:
-    """The file, for `weights_id`. Raises ModelError."""
+    """Returns the file, for `weights_id`. Raises ModelError."""
     header = read_gguf_header(path)
     extents = [(stored.start, stored.end) for _, stored in sorted(_read_stored(header).items())]
     with path.open("rb") as file:
@@ -143,7 +145,7 @@ def gguf_weights(path: Path) -> WeightFile:
 
 
 def _read_stored(header: GgufHeader) -> dict[str, _Stored]:
-    """The file's weights, by Hugging Face's names. Raises ModelError."""
+    """Returns the file's weights, by Hugging Face's names. Raises ModelError."""
     path, found = header.path, dict[str, _Stored]()
     for name, tensor in header.tensors.items():
         if name == ROTARY_FACTORS:
@@ -158,14 +160,14 @@ def _read_stored(header: GgufHeader) -> dict[str, _Stored]:
 
 
 def _name(name: str) -> str:
-    """Hugging Face's name of a tensor; one that is not known keeps its own, and the model refuses it."""
+    """Returns Hugging Face's name of a tensor. An unknown tensor keeps its own name, which the model refuses."""
     if (match := _OF_LAYER.fullmatch(name)) and match[2] in _NAMES:
         return f"model.layers.{match[1]}.{_NAMES[match[2]]}.{match[3]}"
     return _NAMES.get(name, name)
 
 
 def _gguf_name(name: str) -> str:
-    """GGUF's name of a weight that Hugging Face calls so."""
+    """Returns GGUF's name of the weight with this Hugging Face name."""
     theirs = {ours: name for name, ours in _NAMES.items()}
     if match := _LAYER_OF_HUGGING_FACE.fullmatch(name):
         return f"blk.{match[1]}.{theirs[match[2]]}.{match[3]}"

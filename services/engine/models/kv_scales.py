@@ -1,7 +1,7 @@
-"""Static scales of FP8 KV, as checkpoints that were calibrated for it carry them.
+"""Static scales of FP8 KV, from checkpoints that were calibrated for it.
 
-A key or value is stored as value / scale in float8 e4m3, and read as stored * scale. A checkpoint may have a scale for
-each layer, for K and for V, or one for each KV head of it; what it has none for has scale 1.
+A key or value is stored as value / scale in float8 e4m3, and read as stored * scale. A checkpoint may have scales for K
+and for V, one for each layer or one for each KV head of a layer; a missing scale is 1.
 """
 
 import re
@@ -15,30 +15,30 @@ from services.engine.models.base import ModelConfig
 from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError, Settings
 
-# As compressed-tensors, ModelOpt and vLLM call them.
+# The names in compressed-tensors, ModelOpt and vLLM.
 _NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:attn\.)?(?:(k)_proj\.k|(v)_proj\.v|([kv]))_scale$")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvScales:
-    """float32[num_layers, num_kv_heads] each, on the CPU."""
+    """The scales of K and of V, float32[num_layers, num_kv_heads] each, on the CPU."""
 
     k: Tensor
     v: Tensor
 
     def values(self) -> list[Any]:
-        """As plain numbers, K before V."""
+        """Returns the scales as plain numbers, K before V."""
         return [self.k.tolist(), self.v.tolist()]
 
 
 def is_kv_scale(name: str, config: ModelConfig) -> bool:
-    """True for a tensor that is a scale of this model's KV."""
+    """Returns True for a tensor that is a scale of this model's KV."""
     found = _place(name)
     return found is not None and found[1] < config.num_layers
 
 
 def read_kv_scales(source: TensorSource, config: ModelConfig) -> KvScales | None:
-    """All scales; None where there are none at all. Raises ModelError."""
+    """Returns all scales; None if the checkpoint has none at all. Raises ModelError."""
     names = _by_place(source, config)
     if not names:
         return None
@@ -49,12 +49,12 @@ def read_kv_scales(source: TensorSource, config: ModelConfig) -> KvScales | None
 
 
 def unit_scales(config: ModelConfig) -> KvScales:
-    """Where nothing was calibrated."""
+    """Returns scales of 1, for a model without calibration."""
     return KvScales(*(torch.ones(config.num_layers, config.num_kv_heads) for _ in "kv"))
 
 
 def is_kv_only(quantization: Settings) -> bool:
-    """True where config.json's quantization_config speaks of KV alone, with scales as they are read here."""
+    """Returns True if config.json's quantization_config speaks of KV alone, with scales of this module's kind."""
     scheme = quantization.get("kv_cache_scheme")
     return (
         quantization.get("quant_method") == "compressed-tensors"
@@ -80,14 +80,14 @@ def _by_place(source: TensorSource, config: ModelConfig) -> dict[tuple[str, int]
 
 
 def _place(name: str) -> tuple[str, int] | None:
-    """ "k" or "v", and the layer."""
+    """Returns "k" or "v", and the layer; None: the name is not a scale's."""
     match = _NAME.search(name)
     return None if match is None else (match[2] or match[3] or match[4], int(match[1]))
 
 
 def _read(source: TensorSource, name: str, num_kv_heads: int) -> Tensor:
-    """[1] or [num_kv_heads]"""
-    source.dtype(name)  # raises where it is no floating-point one
+    """Returns a scale's numbers, [1] or [num_kv_heads]."""
+    source.dtype(name)  # raises if it is not of a floating-point dtype
     scale = source.read(name, torch.float32).flatten().cpu()
     if len(scale) not in (1, num_kv_heads):
         raise ModelError(

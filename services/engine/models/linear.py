@@ -1,8 +1,8 @@
-"""y = x Wᵀ + b, with the weight in the order that what multiplies reads fastest.
+"""y = x Wᵀ + b, with the weight in the order that is read fastest.
 
-Where there are fused kernels, products are theirs. Else, on a CPU with bfloat16 instructions, bfloat16 weights are
-re-ordered once for oneDNN; elsewhere, and in float32, the weight stays as it is. Whoever loads a model may bring
-products of another kind, which keep of the weight what they need.
+Fused kernels compute products if there are any. Otherwise, on a CPU with bfloat16 instructions, bfloat16 weights are
+re-ordered once for oneDNN; elsewhere, and in float32, the weight stays as it is. The loader of a model may supply
+products of another kind, which keep their own form of the weight.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,23 @@ from torch.nn import functional
 if TYPE_CHECKING:
     from services.engine.kernels.cpu.packed_linear import PackedLinear
 
-# oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama, ms on a Xeon with
-# AMX: 256 rows 16, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
+# oneDNN 3.12 splits some 300 to 1,200 rows badly over two threads. The linear layers of an 82M Llama took, on a Xeon
+# with AMX: 256 rows 16 ms, 512 44, 1,024 93 (in pieces of 256: 68), 2,048 117 (136).
 _PIECE, _MANY = 256, 1280
 
 Product = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
-MakeProduct = Callable[[Tensor, Tensor | None], Product]  # of a weight [out, in] and a bias [out]
+MakeProduct = Callable[[Tensor, Tensor | None], Product]  # parameters: weight [out, in], bias [out]
 
 
 class Linear:
-    """A linear layer for inference. The caller gives up `weight` [out, in] and `bias` [out]."""
+    """A linear layer for inference. It takes over `weight` [out, in] and `bias` [out] from the caller."""
 
     __slots__ = ("_kernel", "_multiply")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, *, fused: bool = False, make_product: MakeProduct | None = None
     ) -> None:
-        """fused: where it can be, by a kernel for CPUs. make_product: what multiplies instead of any of that."""
+        """fused: use a kernel for CPUs if there is one. make_product: makes the product instead of all other ways."""
         self._kernel: PackedLinear | None = None
         self._multiply: Product
         if make_product is not None:
@@ -46,15 +46,15 @@ class Linear:
 
     @property
     def is_kernel(self) -> bool:
-        """True where a kernel of ours multiplies, on the CPU."""
+        """Returns True if one of our kernels multiplies, on the CPU."""
         return self._kernel is not None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
+        """Maps [rows, in] to [rows, out]."""
         return self._multiply(x)
 
     def gated(self, x: Tensor, silu_mul: Callable[[Tensor], Tensor]) -> Tensor:
-        """SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
+        """Returns SiLU of the first half of y times the second, [rows, in] -> [rows, out / 2]."""
         if self._kernel is None or not self._kernel.can_gate:
             return silu_mul(self._multiply(x))
         return self._kernel(x, gated=True)
@@ -71,7 +71,7 @@ def _multiply_piece(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 
 
 def _in_pieces(x: Tensor) -> tuple[Tensor, ...]:
-    """[T, width] in pieces of so many rows as oneDNN is fastest with, one after the other."""
+    """Cuts [T, width] into pieces of the number of rows with which oneDNN is fastest, one after the other."""
     return (x,) if len(x) >= _MANY else x.split(_PIECE)
 
 

@@ -1,7 +1,8 @@
 """OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions, LayerNorm, a plain MLP with ReLU.
 
-The published sizes differ in two things. All but 350m norm before attention and MLP, and once more at the end; 350m
-norms after each and not at the end, and its embedding is narrower than the model, with a projection on either side.
+The published sizes differ in two things. All but 350m have norms before attention and MLP, and one more at the end;
+350m has norms after each and none at the end, and its embedding is narrower than the model, with a projection on either
+side.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ from services.engine.models.tensor_source import Shapes
 from services.engine.models.tensors import Tensors, linear_shapes
 from services.protocol.model_files.base import ModelError, Settings
 
-_POSITION_OFFSET = 2  # of a position's row in its embedding
+_POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 _EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptConfig(ModelConfig):
-    """Everything that OPT's computation depends on, weights aside."""
+    """All that OPT's computation depends on, weights aside."""
 
     intermediate_size: int
     embedding_size: int
@@ -36,12 +37,12 @@ class OptConfig(ModelConfig):
 
     @property
     def projects(self) -> bool:
-        """True where the embedding has another width than the model."""
+        """Returns True if the embedding has another width than the model."""
         return self.embedding_size != self.hidden_size
 
 
 def parse_opt_config(raw: Settings, architecture: str) -> OptConfig:
-    """The shape that config.json's values describe. Raises ModelError."""
+    """Returns the shape that config.json's values describe. Raises ModelError."""
     require_value(raw, "activation_function", "relu")
     require_value(raw, "layer_norm_elementwise_affine", True)
     hidden_size, num_heads = read_int(raw, "hidden_size"), read_int(raw, "num_attention_heads")
@@ -82,7 +83,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One layer."""
+    """The weights of one layer."""
 
     attention_norm: Norm
     qkv: Linear  # hidden -> 3 * hidden, rows in the order Q, K, V
@@ -107,7 +108,7 @@ class OptWeights:
 
 
 def opt_shapes(config: OptConfig) -> Shapes:
-    """Every tensor that a checkpoint of this shape must have."""
+    """Returns the shapes of all tensors that a checkpoint of this shape must have."""
     hidden, embedding, prefix = config.hidden_size, config.embedding_size, "model.decoder."
     shapes: Shapes = {
         f"{prefix}embed_tokens.weight": (config.vocab_size, embedding),
@@ -142,7 +143,7 @@ def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
 
 
 class Opt:
-    """See `Model`."""
+    """`Model` of OPT."""
 
     def __init__(
         self, config: OptConfig, weights: OptWeights, attention: Attention[Any], operations: Operations
@@ -164,7 +165,7 @@ class Opt:
         return self.logits(self._end(self._run_layers(token_ids, positions, plan)))
 
     def _run_layers(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
-        """[T, hidden]"""
+        """Runs all layers. Returns [T, hidden]."""
         weights, norm_first = self._weights, self._config.norm_first
         x = weights.embedding[token_ids]
         if weights.project_in is not None:
@@ -180,7 +181,7 @@ class Opt:
         return x
 
     def _end(self, x: Tensor) -> Tensor:
-        """[N, hidden] -> [N, embedding]: what follows the layers."""
+        """Runs the part after the layers, [N, hidden] -> [N, embedding]."""
         normed = x if self._weights.final_norm is None else self._weights.final_norm(x)
         return normed if self._weights.project_out is None else self._weights.project_out(normed)
 
@@ -192,7 +193,7 @@ class Opt:
 
 
 def feed_forward(layer: LayerWeights, x: Tensor) -> Tensor:
-    """[T, hidden] -> [T, hidden]."""
+    """Runs the MLP, [T, hidden] -> [T, hidden]."""
     return layer.down(functional.relu(layer.up(x)))
 
 

@@ -1,4 +1,4 @@
-"""From a model directory to a model that runs: which architectures there are, and the four steps that each has."""
+"""The architectures, and the four steps that each takes from a model directory to a model that runs."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,7 +28,7 @@ from services.protocol.model_files.gguf_file import is_gguf
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One kind of model. The config that `parse` makes is what the others take."""
+    """One kind of model. `parse` makes the config that the other steps take."""
 
     parse: Callable[[Settings, str], ModelConfig]
     shapes: Callable[[Any], Shapes]
@@ -45,7 +45,7 @@ ARCHITECTURES = {
 
 
 def parse_model_config(raw: Settings) -> ModelConfig:
-    """The shape that config.json's values describe. Raises ModelError."""
+    """Returns the shape that config.json's values describe. Raises ModelError."""
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1:
         raise ModelError(f"config.json: architectures is {names!r}, a list with one name was expected")
@@ -58,7 +58,7 @@ def parse_model_config(raw: Settings) -> ModelConfig:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """How many numbers a checkpoint of this shape holds."""
+    """Returns how many numbers a checkpoint of this shape holds."""
     shapes = ARCHITECTURES[config.architecture].shapes(config)
     return sum(torch.Size(shape).numel() for shape in shapes.values())
 
@@ -71,10 +71,10 @@ def load_weights(
     fused: bool = False,
     make_product: MakeProduct | None = None,
 ) -> Weights:
-    """Reads all weights, to the source's device.
+    """Reads all weights to the source's device.
 
-    fused: products may be a CPU's kernels. make_product: what multiplies in all linear layers but the last instead.
-    Raises ModelError, before reading, for anything missing, misshapen or unexpected.
+    fused: products may be a CPU's kernels. make_product: makes the products of all linear layers but the last instead.
+    Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
     check_tensors(source, config, architecture.shapes(config))
@@ -82,24 +82,24 @@ def load_weights(
 
 
 def open_tensors(path: Path | None, config: ModelConfig, device: torch.device) -> AbstractContextManager[TensorSource]:
-    """The weights of the model at `path`; None: random weights in its stead. Raises ModelError."""
+    """Opens the weights of the model at `path`; None: random weights in its stead. Raises ModelError."""
     if path is None:
         return nullcontext(DummyTensors(config, ARCHITECTURES[config.architecture].shapes(config), device))
     return GgufTensors(path, config, device) if is_gguf(path) else Checkpoint(path, device)
 
 
 def weight_files(path: Path) -> Iterable[WeightFile]:
-    """The files with the weights of the model at `path`, for `weights_id`. Raises ModelError."""
+    """Returns the files with the weights of the model at `path`, for `weights_id`. Raises ModelError."""
     return [gguf_weights(path)] if is_gguf(path) else safetensors_weights(path)
 
 
 def make_model(config: ModelConfig, weights: Weights, attention: Attention[Any], operations: Operations) -> Model:
-    """The model over a pool of KV blocks."""
+    """Makes the model over a pool of KV blocks."""
     return ARCHITECTURES[config.architecture].model(config, weights, attention, operations)
 
 
 def stored_dtype(source: TensorSource) -> torch.dtype:
-    """The dtype of the embedding, for a config.json that does not say. Raises ModelError."""
+    """Returns the dtype of the embedding, for a config.json that names none. Raises ModelError."""
     name = next((name for name in source.names if name.endswith("embed_tokens.weight")), None)
     if name is None:
         raise ModelError("the checkpoint has no embed_tokens.weight")

@@ -1,6 +1,6 @@
 """Rotary position embedding (Su et al. 2021, arXiv 2104.09864), halves rotated against each other.
 
-Angles are float32, their cosine and sine are cast to the model's dtype, as `transformers` does it.
+Angles are float32; their cosine and sine are cast to the model's dtype, as in `transformers`.
 """
 
 import math
@@ -12,7 +12,7 @@ from services.engine.models.rope_settings import FrequencyFactors, LinearScaling
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """float32[head_dim / 2]."""
+    """Returns the angle per position of each pair of dimensions, float32[head_dim / 2]."""
     periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     match rope.scaling:
         case None:
@@ -28,19 +28,21 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def magnitude(rope: Rope) -> float:
-    """Factor on cosine and sine."""
+    """Returns the factor on cosine and sine."""
     return rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
 
 
 def rotation(inverse: Tensor, positions: Tensor, dtype: torch.dtype, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosine and signed sine for `Operations.rotate`, [T, 1, head_dim], of the tokens at `positions` (int[T])."""
+    """Returns cosine and signed sine for `Operations.rotate`, [T, 1, head_dim], of the tokens at
+    `positions` (int[T]).
+    """
     angles = positions.to(torch.float32)[:, None, None] * inverse
     cos, sin = (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Long waves are slowed by `factor`, short ones kept, and those between interpolated (Llama 3.1)."""
+    """Slows long waves by `factor`, keeps short ones, and interpolates those between (Llama 3.1)."""
     context = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     wavelengths = 2 * math.pi / frequencies
@@ -51,14 +53,14 @@ def _llama3(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(periods: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
-    """Dimensions that turn often within the original context are kept, slow ones interpolated, with a ramp between.
+    """Keeps dimensions that turn often within the original context, interpolates slow ones, with a ramp between.
 
-    "NTK-by-parts" of YaRN, section 3.2, with the ramp over dimensions as its authors' code has it.
+    "NTK-by-parts" of YaRN, section 3.2, with the ramp over dimensions as in its authors' code.
     """
     head_dim = 2 * len(periods)
 
     def dimension(turns: float) -> float:
-        """Where a wave turns so often within the original context."""
+        """Returns the dimension whose wave turns so often within the original context."""
         wavelength = scaling.original_max_position_embeddings / turns
         return head_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(theta))
 

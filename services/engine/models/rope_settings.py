@@ -1,7 +1,7 @@
 """The rotary embedding's parameters, read from config.json.
 
-From transformers 5's `rope_parameters`, or the older `rope_theta` and `rope_scaling`. A parameter that nobody here
-knows is refused by name: it would change the positions.
+They come from transformers 5's `rope_parameters`, or from the older `rope_theta` and `rope_scaling`. An unknown
+parameter is refused by name: it would change the positions.
 """
 
 import math
@@ -14,14 +14,14 @@ from services.protocol.model_files.base import ModelError, Settings
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """All positions are divided by `factor`."""
+    """Scaling that divides all positions by `factor`."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Frequencies stretched by wavelength, as Llama 3.1 does it."""
+    """Scaling of frequencies by wavelength, as in Llama 3.1."""
 
     factor: float
     low_freq_factor: float
@@ -31,19 +31,21 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Frequencies stretched by how often they turn within the original context (Peng et al. 2023, arXiv 2309.00071)."""
+    """Scaling of frequencies by how often they turn within the original context (Peng et al. 2023, arXiv
+    2309.00071).
+    """
 
     factor: float
-    attention_factor: float  # on cosine and sine
-    beta_fast: float  # turns from which on a frequency is kept
-    beta_slow: float  # turns up to which it is divided by `factor`
+    attention_factor: float  # factor on cosine and sine
+    beta_fast: float  # frequencies with so many turns or more are kept
+    beta_slow: float  # frequencies with so many turns or fewer are divided by `factor`
     truncate: bool  # the ramp between both begins and ends at whole dimensions
     original_max_position_embeddings: int
 
 
 @dataclass(frozen=True, slots=True)
 class FrequencyFactors:
-    """Each frequency is divided by a factor of its own, as GGUF files have it of Llama 3.1 and later."""
+    """A divisor for each frequency, as GGUF files of Llama 3.1 and later have them."""
 
     factors: tuple[float, ...]  # [head_dim / 2]
 
@@ -53,14 +55,14 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | FrequencyFactors
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding."""
+    """The parameters of a rotary embedding."""
 
     theta: float
     scaling: Scaling | None = None
 
 
 def parse_rope(raw: Settings, max_position_embeddings: int) -> Rope:
-    """What config.json's values describe. Raises ModelError."""
+    """Returns the parameters that config.json's values describe. Raises ModelError."""
     where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     values = raw.get(where) or {}
     if not isinstance(values, dict):
@@ -114,7 +116,9 @@ def _frequency_factors(values: Settings, context: int) -> FrequencyFactors:
 
 
 def _attention_factor(values: Settings) -> float:
-    """What the paper recommends (section 3.3), or the quotient of two such factors, as DeepSeek has it."""
+    """Returns the factor that the paper recommends (section 3.3), or the quotient of two such factors, as
+    in DeepSeek.
+    """
 
     def magnitude(weight: float) -> float:
         return max(1.0, 0.1 * weight * math.log(read_float(values, "factor")) + 1.0)
@@ -128,7 +132,7 @@ _CONTEXT = "original_max_position_embeddings"
 _COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 _YARN = {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _CONTEXT}
 
-# By type: the parameters that it may have, and what they make.
+# For each type: the names of its parameters, and the function that reads them.
 _KINDS: dict[str, tuple[set[str], Callable[[Settings, int], Scaling | None]]] = {
     "default": (set(), lambda values, context: None),
     "linear": ({"factor"}, _linear),

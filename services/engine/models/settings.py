@@ -1,22 +1,24 @@
-"""Typed values out of a Hugging Face config.json. What is missing or of another type is a ModelError that names it."""
+"""Typed values out of a Hugging Face config.json. A value that is missing or of another type raises a ModelError that
+names it.
+"""
 
 from services.protocol.model_files.base import ModelError, Settings, require_float, require_int
 
 
 def read_int(values: Settings, key: str, default: int | None = None) -> int:
-    """A positive integer. Missing and null are the default, where there is one."""
+    """Returns a positive integer. For a missing or null value it returns the default, if there is one."""
     if values.get(key) is None and default is not None:
         return default
     return require_int(values, key, "config.json")
 
 
 def read_float(values: Settings, key: str, default: float | None = None) -> float:
-    """A positive number. Missing and null are the default, where there is one."""
+    """Returns a positive number. For a missing or null value it returns the default, if there is one."""
     return require_float(values, key, "config.json", default)
 
 
 def read_bool(values: Settings, key: str, default: bool = False) -> bool:
-    """True or false. Missing is the default."""
+    """Returns True or False; the default if the value is missing."""
     value = values.get(key, default)
     if not isinstance(value, bool):
         raise ModelError(f"config.json: {key} is {value!r}, true or false was expected")
@@ -24,6 +26,6 @@ def read_bool(values: Settings, key: str, default: bool = False) -> bool:
 
 
 def require_value(values: Settings, key: str, only: object) -> None:
-    """Raises ModelError where a setting has another value than the one that is supported, which is also the default."""
+    """Raises ModelError if a setting has another value than the one that is supported, which is also the default."""
     if (value := values.get(key, only)) != only:
         raise ModelError(f"config.json: {key} {value!r} is not supported (only {only!r})")

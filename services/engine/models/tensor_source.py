@@ -1,32 +1,32 @@
-"""Where a model's tensors come from: the seam between a model and a checkpoint's files, or what stands for them."""
+"""The seam between a model and the source of its tensors: a checkpoint's files, or a substitute for them."""
 
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Shapes = dict[str, tuple[int, ...]]  # by the tensor's name
+Shapes = dict[str, tuple[int, ...]]  # by tensors' names
 
 
 class TensorSource(Protocol):
-    """Where a model's tensors come from, on one device. Whatever is wrong with one is a ModelError that names it."""
+    """The source of a model's tensors, on one device. Any defect of a tensor raises a ModelError that names it."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Every tensor that is there."""
+        """Returns the names of all tensors."""
 
     @property
     def lends(self) -> bool:
-        """Whether what `read` returns may be a view of memory that is not the reader's: copy what is to be kept."""
+        """Returns True if `read` may return a view of memory that the reader does not own: copy it to keep it."""
 
     def home(self, name: str) -> str:
-        """Where a tensor comes from, for a person."""
+        """Returns the name of a tensor's file or other source, for a person."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """The stored dtype of a tensor. Raises ModelError where it is missing or is no floating-point one."""
+        """Returns the stored dtype of a tensor. Raises ModelError if it is missing or not of a floating-point dtype."""
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ModelError unless the tensor is there with this shape and a floating-point dtype."""
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor, cast. Raises ModelError."""
+        """Returns a tensor, cast. Raises ModelError."""

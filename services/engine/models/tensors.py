@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as a model wants them: checked, cast, fused, and packed for the matrix library.
+"""A checkpoint's tensors in a model's form: checked, cast, fused, and packed for the matrix library.
 
 All tensors are checked before the first is read, so a checkpoint that does not fit fails at once.
 """
@@ -14,7 +14,7 @@ from services.protocol.model_files.base import ModelError
 
 
 class Tensors:
-    """Reads tensors of one source in one dtype. fused, make_product: of linear layers, see `Linear`."""
+    """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`."""
 
     def __init__(
         self, source: TensorSource, dtype: torch.dtype, *, fused: bool, make_product: MakeProduct | None = None
@@ -25,7 +25,8 @@ class Tensors:
         self._make_product = make_product
 
     def linear(self, *names: str, bias: bool) -> Linear:
-        """A linear layer with the rows of these, one below the other; `{name}.weight`, and `{name}.bias` if it has one.
+        """Makes a linear layer of the rows of these, one below the other: `{name}.weight`, and `{name}.bias` if it has
+        a bias.
 
         Fewer and larger products are faster.
         """
@@ -34,16 +35,16 @@ class Tensors:
         return Linear(weight, biases, fused=self._fused, make_product=self._make_product)
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
-        """The output layer: the embedding itself where they are tied. No `make_product` makes it."""
+        """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""
         return Linear(embedding if tied else self._read("lm_head.weight"), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
-        """A tensor that is kept as it is. A copy of what is lent: a file may change once it is closed."""
+        """Reads a tensor unchanged. Copies it if the source lends it: a file may change once it is closed."""
         tensor = self._read(name)
         return tensor.clone() if self._source.lends else tensor
 
     def _rows(self, names: list[str]) -> Tensor:
-        """The rows of these, one below the other."""
+        """Reads the rows of these, one below the other."""
         return self.vector(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
 
     def _read(self, name: str) -> Tensor:
@@ -51,7 +52,7 @@ class Tensors:
 
 
 def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -> None:
-    """Raises ModelError for anything missing, misshapen or unexpected."""
+    """Raises ModelError for any tensor that is missing, misshapen or unexpected."""
     for name, shape in expected.items():
         source.check(name, shape)
     for name in sorted(source.names - expected.keys()):
@@ -62,14 +63,14 @@ def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -
 
 
 def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
-    """The tensors of one linear layer."""
+    """Returns the shapes of one linear layer's tensors."""
     weight: Shapes = {f"{name}.weight": (out, hidden)}
     return weight | {f"{name}.bias": (out,)} if bias else weight
 
 
 def _is_no_weight(name: str, config: ModelConfig) -> bool:
-    """True for tensors that repeat what is known (stored rotary frequencies, the head of a tied model), and for scales
-    of FP8 KV, which `read_kv_scales` reads where KV is FP8.
+    """Returns True for tensors that repeat known values (stored rotary frequencies, the head of a tied model), and for
+    scales of FP8 KV, which `read_kv_scales` reads if KV is FP8.
     """
     return (
         name.endswith(".rotary_emb.inv_freq")

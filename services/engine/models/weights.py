@@ -1,6 +1,6 @@
-"""The decoder's weights: which tensors a checkpoint must have, and what they become.
+"""The decoder's weights, and the tensors that a checkpoint must have for them.
 
-Q, K and V rows are one matrix, and so are gate and up.
+The rows of Q, K and V are one matrix, and so are those of gate and up.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from services.engine.models.tensors import Tensors, linear_shapes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One decoder layer."""
+    """The weights of one decoder layer."""
 
     input_norm: Tensor  # [hidden]
     qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim, rows in the order Q, K, V
@@ -39,14 +39,14 @@ class DecoderWeights:
 
     @property
     def is_kernels(self) -> bool:
-        """True where all layers' products are kernels'."""
+        """Returns True if kernels compute all layers' products."""
         return all(
             linear.is_kernel for layer in self.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
         )
 
 
 def decoder_shapes(config: DecoderConfig) -> Shapes:
-    """Every tensor that a checkpoint of this shape must have."""
+    """Returns the shapes of all tensors that a checkpoint of this shape must have."""
     shapes: Shapes = {
         "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
         "model.norm.weight": (config.hidden_size,),

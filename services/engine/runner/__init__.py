@@ -1,3 +1,3 @@
-"""Runners: what executes a planned step. `TorchRunner` runs a model on the CPU, `GpuRunner` on a GPU, `SimulatedRunner`
-a checkable stand-in.
+"""Runners execute planned steps: `TorchRunner` runs a model on the CPU, `GpuRunner` on a GPU, and `SimulatedRunner` a
+checkable stand-in for a model.
 """

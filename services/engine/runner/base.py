@@ -1,4 +1,4 @@
-"""The seam between the step loop and whatever executes a step."""
+"""The seam between the step loop and the runner that executes a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from kvtransfer.layout import KvLayout
 class LogitEdits:
     """Changes to single logits before a token is chosen, for N rows: first the B biases, then the C penalties.
 
-    With `c` for how often a row's answer has a token, 0 where only its prompt does, that token's logit z becomes
-    z / repetition (z * repetition where it is negative) - c * frequency - (c > 0) * presence, as in CTRL (Keskar et
-    al. 2019) and OpenAI's API.
+    A token that a row's answer has `c` times (0 if only its prompt has it) with the logit z gets the logit z /
+    repetition (z * repetition if z is negative) - c * frequency - (c > 0) * presence, as in CTRL (Keskar et al. 2019)
+    and OpenAI's API.
     """
 
     bias_rows: np.ndarray  # int64[B]
     bias_tokens: np.ndarray  # int64[B]
-    bias: np.ndarray  # float32[B], added; -inf: the token must not be chosen
+    bias: np.ndarray  # float32[B], added to logits; -inf: the token must not be chosen
     count_rows: np.ndarray  # int64[C]
     count_tokens: np.ndarray  # int64[C], no token twice in a row
     counts: np.ndarray  # float32[C]
@@ -47,7 +47,7 @@ class SamplingBatch:
 
     @classmethod
     def greedy(cls, num_rows: int, num_logprobs: int = -1) -> "SamplingBatch":
-        """The likeliest token of so many rows."""
+        """Returns parameters with which so many rows get their likeliest token."""
         ones = np.ones(num_rows, dtype=np.float32)
         return cls(
             temperature=0 * ones,
@@ -65,7 +65,7 @@ class SamplingBatch:
 
 @dataclass(slots=True, eq=False)
 class ScoredTokens:
-    """S tokens of prompts that are computed in this step, each of which is to be told how likely its successor is."""
+    """S tokens of prompts that are computed in this step, for each of which its successor's probability is wanted."""
 
     queries: np.ndarray  # int64[S]: among the step's T query tokens
     successors: np.ndarray  # int32[S]: token ids
@@ -74,9 +74,9 @@ class ScoredTokens:
 
 @dataclass(slots=True, eq=False)
 class CarriedTokens:
-    """C of a step's query tokens that the step launched just before it samples. In `token_ids` they are -1.
+    """C of a step's query tokens that the previously launched step samples. In `token_ids` they are -1.
 
-    The host does not know them when it launches the step; a runner fills them in where the sampled ids are.
+    The host does not know them when it launches the step; the runner takes them from the sampled ids.
     """
 
     queries: np.ndarray  # int64[C]: among the step's T query tokens
@@ -88,24 +88,24 @@ class StepInput:
     """One step over R rows (sequences) with T query tokens in all.
 
     Rows are packed one after the other: row r's query tokens are query_starts[r] to query_starts[r + 1], and are the
-    last ones of its seq_lens[r] tokens. Their KV is written before attention reads it. The arrays belong to the
-    engine and do not change until the step is collected.
+    last ones of its seq_lens[r] tokens. Their KV is written before attention reads it. The arrays belong to the engine
+    and do not change until the step is collected.
     """
 
-    token_ids: np.ndarray  # int32[T]; -1 where `carried` says which token it is
+    token_ids: np.ndarray  # int32[T]; -1 for tokens of `carried`
     positions: np.ndarray  # int32[T]
     query_starts: np.ndarray  # int32[R + 1]
     seq_lens: np.ndarray  # int32[R], this step's tokens included
-    block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks, or let go of behind a window, are 0
+    block_tables: np.ndarray  # int32[R, B]; entries past a row's blocks, or of blocks freed behind a window, are 0
     sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
     sampling: SamplingBatch
     scored: ScoredTokens | None = None
-    carried: CarriedTokens | None = None  # never in steps that are launched when none is under way
+    carried: CarriedTokens | None = None  # only in steps that are launched while another one is under way
 
 
 @dataclass(slots=True, eq=False)
 class StepLogprobs:
-    """Of the raw distribution, for N tokens; K is the widest request of the step."""
+    """Log-probabilities under the raw distribution, for N tokens; K is the widest request of the step."""
 
     sampled: np.ndarray  # float32[N]
     top_ids: np.ndarray  # int32[N, K], best first
@@ -113,17 +113,19 @@ class StepLogprobs:
 
     @classmethod
     def joined(cls, parts: "Sequence[StepLogprobs]") -> "StepLogprobs":
-        """Those of all parts, one part after the other."""
+        """Joins all parts, one after the other."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__))
 
 
 @dataclass(slots=True, eq=False)
 class StepOutput:
-    """What a step sampled, in the order of `sample_rows`. The arrays are the engine's: they do not change later."""
+    """The tokens that a step sampled, in the order of `sample_rows`. The arrays belong to the engine and do not change
+    later.
+    """
 
     token_ids: np.ndarray  # int32[N]
     logprobs: StepLogprobs | None
-    scored: StepLogprobs | None = None  # of the S successors
+    scored: StepLogprobs | None = None  # for the S successors
 
 
 class Runner(Protocol):
@@ -132,16 +134,16 @@ class Runner(Protocol):
     layout: KvLayout
     num_blocks: int
     vocab_size: int
-    window: int | None  # positions that a token sees, its own included: earlier blocks are not read. None: all
+    window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all
 
     def kv_memory(self) -> BlockMemory:
-        """The pool itself, num_blocks of layout.block_bytes each, for transports: the same object each time."""
+        """Returns the pool, num_blocks of layout.block_bytes each, for transports: the same object each time."""
 
     def copy_block(self, source: int, destination: int) -> None:
-        """Copies one block's KV after all steps launched so far. It is there on return."""
+        """Copies one block's KV after all steps launched so far. Returns when the copy is complete."""
 
     def launch(self, step: StepInput) -> None:
-        """Starts a step. At most one more may be launched before it is collected; it runs after this one."""
+        """Starts a step. At most one more may be launched before it is collected; that one runs after this one."""
 
     def collect(self) -> StepOutput:
-        """Waits for the oldest launched step. Raises whatever made it fail; the worker process then ends."""
+        """Waits for the oldest launched step. Raises the error that made it fail; the worker process then ends."""

@@ -1,4 +1,4 @@
-"""From a model directory and limits to a runner: whatever they leave open is decided, whatever does not fit refused."""
+"""Makes a runner from a model directory and limits: decides all that they leave open, and refuses what does not fit."""
 
 from dataclasses import dataclass
 
@@ -18,13 +18,13 @@ from services.engine.runner.memory import check_fits, kv_budget
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A runner and what its engine and its worker have to know of the model."""
+    """A runner, and the facts about the model that its engine and its worker need."""
 
     runner: Runner
-    kernels: str  # what computes its steps: the class of processors of its kernels, "torch" or "cuda"
-    pipeline_depth: int  # of its engine
-    cores: CoreLease | None  # that the runner takes part in
-    fingerprint: str  # whose KV may be exchanged with it
+    kernels: str  # the class of processors of the kernels that compute steps, "torch" or "cuda"
+    pipeline_depth: int  # of the engine
+    cores: CoreLease | None  # the runner's
+    fingerprint: str  # models with the same one may exchange KV
     max_model_len: int  # tokens of one sequence, prompt and generated ones
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -32,7 +32,7 @@ class LoadedModel:
 
 
 def load_runner(engine: EngineConfig) -> LoadedModel:
-    """Reads the model, chooses what the configuration left open, and allocates the pool. Raises ModelError.
+    """Reads the model, chooses options that the configuration left open, and allocates the pool. Raises ModelError.
 
     Sets the number of threads of this process's torch when the configuration names one.
     """
@@ -41,7 +41,7 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     if plan.device.type == "cpu":
         runner, kernels, notices = _load_cpu(plan, cores)
     else:
-        from services.engine.runner.gpu.load import load_gpu  # Triton comes with torch for GPUs alone
+        from services.engine.runner.gpu.load import load_gpu  # Triton is installed only with torch for GPUs
 
         runner, kernels, notices = load_gpu(plan), Device.CUDA.value, ()
     max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
@@ -59,7 +59,7 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
 
 
 def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, str, tuple[str, ...]]:
-    """The runner, what computes its steps, and what a person should hear of."""
+    """Returns the runner, the name of the kernels that compute its steps, and notices for a person."""
     engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
     check_fits(num_parameters(config) * plan.dtype.itemsize, f"the model's weights in {dtype}")
     not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
@@ -72,7 +72,7 @@ def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, str, tup
 
 
 def _cores(engine: EngineConfig, device: torch.device) -> CoreLease | None:
-    """The lease of a worker that computes on the CPU."""
+    """Returns the lease of a worker that computes on the CPU."""
     openmp = loaded_openmp()
     if openmp is not None and device.type == "cpu":
         return CoreLease(openmp, engine.num_threads)
@@ -82,7 +82,7 @@ def _cores(engine: EngineConfig, device: torch.device) -> CoreLease | None:
 
 
 def _kernel_notices(engine: EngineConfig, dtype: str) -> tuple[str, ...]:
-    if engine.kernels != "auto" or dtype == "float16":  # asked for, or `load_plan` says it
+    if engine.kernels != "auto" or dtype == "float16":  # the configuration chose, or `load_plan` notices it
         return ()
     reason = why_not_fused(dtype)
     return () if reason is None else (f"torch's operations are used, kernels would be faster: {reason}",)

@@ -1,6 +1,6 @@
-"""What is decided of a model before its weights are read: where it runs, in which dtypes, how its KV lies.
+"""Decisions about a model before its weights are read: its device, its dtypes, the layout of its KV.
 
-Whatever the configuration leaves open is decided here and in `load.py`, and whatever does not fit is refused.
+This module and `load.py` decide all that the configuration leaves open, and refuse what does not fit.
 """
 
 from contextlib import AbstractContextManager
@@ -22,7 +22,7 @@ from services.protocol.model_files.open import open_model
 
 _CPU = torch.device("cpu")
 _FP8_CAPABILITY = (8, 9)  # of the first GPUs whose units multiply and convert e4m3
-_MIN_BLOCKS = 2  # a prompt and its next position
+_MIN_BLOCKS = 2  # room for a prompt and its next position
 
 # On a Xeon with AVX512-FP16 and AMX, [512, 1024] x [1024, 4096] took 26 ms in float16 and float32, 3.7 in bfloat16.
 _FLOAT16_IS_SLOW = (
@@ -33,25 +33,25 @@ _NO_SCALES = "KV is stored in FP8 with scale 1: there are no scales for it"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadPlan:
-    """A model, and how it is to be run."""
+    """A model, its device and its dtypes."""
 
     engine: EngineConfig
     config: ModelConfig
     device: torch.device  # cpu, or a GPU with its number
-    dtype: torch.dtype  # that the model computes in
+    dtype: torch.dtype  # in which the model computes
     layout: KvLayout
     kv_scales: KvScales | None  # of FP8 KV; None: KV is in `dtype`
-    wanted_len: int  # tokens of one sequence, where the pool has room for them
+    wanted_len: int  # tokens of one sequence, if the pool has room for them
     eos_token_ids: tuple[int, ...]
     gpu_memory_fraction: float  # of a GPU's memory, in use by this worker at most; 0 on a CPU
     notices: tuple[str, ...]  # decisions that a person should hear of, one line each
 
     def tensors(self) -> AbstractContextManager[TensorSource]:
-        """The weights as they are stored, to be read to the device. Raises ModelError."""
+        """Opens the weights as they are stored, to be read to the device. Raises ModelError."""
         return _open(self.engine, self.config, self.device)
 
     def fingerprint(self) -> str:
-        """Whose KV may be exchanged with this model's. Raises ModelError."""
+        """Returns the name that models have in common whose KV may be exchanged. Raises ModelError."""
         if self.engine.load_format == LoadFormat.DUMMY:
             weights = dummy_id(self.config, self.device)
         else:
@@ -60,7 +60,7 @@ class LoadPlan:
         return fingerprint(self.layout, weights, rope, self._precision())
 
     def num_blocks(self, budget: int) -> int:
-        """Of a pool of so many bytes. Raises ModelError where it is too small to be one."""
+        """Returns the blocks of a pool of so many bytes. Raises ModelError if these are too few."""
         num_blocks = budget // self.layout.block_bytes
         if num_blocks < _MIN_BLOCKS:
             needed = _MIN_BLOCKS * self.layout.block_bytes
@@ -68,7 +68,7 @@ class LoadPlan:
         return num_blocks
 
     def _precision(self) -> dict[str, object]:
-        """See `kvtransfer.layout.fingerprint`."""
+        """Returns the precision for `kvtransfer.layout.fingerprint`."""
         parts: dict[str, object] = {}
         if self.engine.quantization != Quantization.NONE:
             parts["quantization"] = self.engine.quantization.value
@@ -78,7 +78,7 @@ class LoadPlan:
 
 
 def plan_load(engine: EngineConfig) -> LoadPlan:
-    """Reads the model's configuration, and what else has to be known of the checkpoint. Raises ModelError."""
+    """Reads the model's configuration, and other facts about the checkpoint. Raises ModelError."""
     device = _device(engine)
     files = open_model(engine.model)
     with naming(files):
@@ -103,7 +103,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
 
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:
-    """The geometry of a model's KV blocks."""
+    """Returns the geometry of a model's KV blocks."""
     return KvLayout(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
@@ -114,19 +114,19 @@ def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLay
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As config.json and `KvLayout` have it."""
+    """Returns the name of a dtype in config.json and `KvLayout`."""
     return str(dtype).removeprefix("torch.")
 
 
 def check_capability(engine: EngineConfig, capability: tuple[int, int]) -> None:
-    """Raises ModelError where a GPU of this compute capability cannot do what is asked for."""
+    """Raises ModelError if a GPU of this compute capability cannot do what the configuration asks for."""
     fp8 = [option for option in engine.gpu_options if option.endswith(" fp8")]
     if fp8 and capability < _FP8_CAPABILITY:
         raise ModelError(f"{fp8[0]} needs a GPU of compute capability 8.9 or later, this one has {_dotted(capability)}")
 
 
 def _check_fp8(engine: EngineConfig, dtype: torch.dtype) -> None:
-    """Raises ModelError for what no GPU does."""
+    """Raises ModelError for a combination that no GPU supports."""
     if engine.quantization == Quantization.FP8 and dtype != torch.bfloat16:
         raise ModelError(f"--quantization fp8 needs a model in bfloat16, not {dtype_name(dtype)}")
     if engine.kv_cache_dtype == KvCacheDtype.FP8 and dtype == torch.float32:
@@ -154,12 +154,12 @@ def _device(engine: EngineConfig) -> torch.device:
 
 
 def _has_gpu() -> bool:
-    """One of NVIDIA's: torch for others calls them cuda too."""
+    """Returns True if torch finds a GPU of NVIDIA's: torch for others calls them cuda too."""
     return torch.version.cuda is not None and bool(torch.cuda.is_available())
 
 
 def _memory_fraction(engine: EngineConfig) -> float:
-    """An equal share of the GPU for each worker on it."""
+    """Returns an equal share of the GPU for each worker on it."""
     whole = DEFAULT_GPU_MEMORY_FRACTION if engine.gpu_memory_fraction is None else engine.gpu_memory_fraction
     num_gpus = torch.cuda.device_count()
     return whole / max(1, len(range(engine.worker_index % num_gpus, engine.num_workers, num_gpus)))

@@ -1,4 +1,4 @@
-"""How much memory this process may still take, and the pool's share of it."""
+"""The memory that this process may still take, and the pool's share of it."""
 
 import ctypes
 import mmap
@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 def available_bytes() -> int:
-    """Free memory of the machine, or of the container where that is less."""
+    """Returns the free memory of the machine, or of the container if that is less."""
     available = int(psutil.virtual_memory().available)
     limit = _read_int(_CGROUP / "memory.max")
     used = _read_int(_CGROUP / "memory.current")
@@ -30,14 +30,14 @@ def available_bytes() -> int:
 
 
 def check_fits(needed: int, what: str) -> None:
-    """Raises ModelError when there is not so much memory left."""
+    """Raises ModelError if less memory is left than needed."""
     available = available_bytes()
     if needed > available:
         raise ModelError(f"{what} needs {needed / 2**30:.2f} GiB of memory, {available / 2**30:.2f} GiB are free")
 
 
 def kv_budget(asked: int | None) -> int:
-    """Bytes for the pool: as asked, else a quarter of what is free, at most 4 GiB. Raises ModelError."""
+    """Returns the bytes for the pool: as asked, else a quarter of the free memory, at most 4 GiB. Raises ModelError."""
     if asked is None:
         return min(available_bytes() // 4, MAX_DEFAULT_KV_BYTES)
     check_fits(asked, "the KV pool")
@@ -45,31 +45,30 @@ def kv_budget(asked: int | None) -> int:
 
 
 def allocate(num_bytes: int) -> np.ndarray:
-    """Zeroed memory, uint8[num_bytes], page aligned. It costs nothing before it is touched.
+    """Returns zeroed memory, uint8[num_bytes], page aligned. It costs nothing before it is touched.
 
-    In huge pages where there are such: a decode step that reads 460 MB of KV takes 2 to 3 % less time.
+    It consists of huge pages if the system has them: a decode step that reads 460 MB of KV takes 2 to 3 % less time.
     """
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
-    except (AttributeError, OSError) as error:  # another system than Linux, or a kernel without them
+    except (AttributeError, OSError) as error:  # not Linux, or a kernel without huge pages
         _log.info("memory is not in huge pages", reason=str(error).lower())
     return np.frombuffer(memory, dtype=np.uint8)
 
 
 def populate(blocks: BlockMemory) -> None:
-    """Has the kernel provide all pages of these blocks now, with what is in them, instead of one by one when a step or
-    a read first touches them. Where the kernel cannot (Linux before 5.14), they come when they are touched. A device's
-    memory is there already.
+    """Asks the kernel for all pages of these blocks now, with their content unchanged.
 
-    Reading 24 MiB into such pages took 5 ms where they were there, 6 where the kernel had to find them, and 120 on a
-    virtual machine whose host had to.
+    Otherwise a step or a read gets each page when it first touches it, as it does if the kernel cannot provide them now
+    (Linux before 5.14). A device's memory needs no such call. Reading 24 MiB into such pages took 5 ms with all pages
+    there, 6 if the kernel had to find them, and 120 on a virtual machine whose host had to.
     """
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
     if madvise is None or blocks.device is not None:
         return
     address, end = blocks.address, blocks.address + blocks.num_blocks * blocks.block_bytes
-    for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are seen in between
+    for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are handled in between
         length = min(_POPULATED_AT_ONCE, end - start)
         if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
             _log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())
@@ -77,17 +76,18 @@ def populate(blocks: BlockMemory) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Has glibc keep freed memory up to these sizes instead of giving it back: a prefill step's activations would
-    otherwise fault in anew at every step. Elsewhere than on glibc nothing changes.
+    """Makes glibc keep freed memory up to these sizes. Does nothing with other C libraries.
+
+    Without it, a prefill step's activations fault in again at every step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc takes
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that glibc accepts
         mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def _read_int(path: Path) -> int | None:
-    """The number in a cgroup file. None: no such file here, or no limit ("max")."""
+    """Returns the number in a cgroup file. None: no such file here, or no limit ("max")."""
     if not path.is_file():
         return None
     text = path.read_text().strip()

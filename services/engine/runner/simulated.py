@@ -1,7 +1,7 @@
-"""A stand-in for a model, exact and fast: for tests of everything around the model, and for benchmarks beside it.
+"""A stand-in for a model, exact and fast: for tests of everything around the model, and for benchmarks.
 
-It keeps a real pool of KV blocks and puts each token and its position there. The next token is a hash of what a
-sequence's blocks hold, so a block that is stale, misplaced, torn or not moved changes the tokens that follow.
+It keeps a real pool of KV blocks and stores each token and its position there. The next token is a hash of the content
+of a sequence's blocks, so a block that is stale, misplaced, torn or not moved changes the tokens that follow.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 class SimulatedRunner:
     """A `Runner` whose KV is the tokens themselves: K holds token ids, V their positions, as float32.
 
-    One that is late runs a step no sooner than it must: when it is collected, or when a block is copied after it.
+    With `late`, a step runs as late as possible: when it is collected, or when a block is copied after it.
     """
 
     def __init__(
@@ -37,28 +37,28 @@ class SimulatedRunner:
         self._pool = np.zeros((num_blocks, 2, block_size), dtype=np.float32)
         self._memory = HostBlocks(self._pool.reshape(num_blocks, -1).view(np.uint8))
         self._late = late
-        self._launched: deque[StepInput] = deque()  # and did not run
+        self._launched: deque[StepInput] = deque()  # steps that did not run yet
         self._ran: deque[StepOutput] = deque()
         self._sampled = np.zeros(0, dtype=np.int32)  # by the last step that ran
 
     def kv_memory(self) -> HostBlocks:
-        """See Runner."""
+        """See `Runner.kv_memory`."""
         return self._memory
 
     def copy_block(self, source: int, destination: int) -> None:
-        """See Runner."""
+        """See `Runner.copy_block`."""
         while self._launched:
             self._run()
         self._pool[destination] = self._pool[source]
 
     def launch(self, step: StepInput) -> None:
-        """See Runner."""
+        """See `Runner.launch`."""
         self._launched.append(step)
         if not self._late:
             self._run()
 
     def collect(self) -> StepOutput:
-        """What the oldest step sampled."""
+        """Returns the output of the oldest step."""
         if not self._ran:
             self._run()
         return self._ran.popleft()
@@ -86,7 +86,7 @@ class SimulatedRunner:
         return StepOutput(tokens, self._logprobs(tokens, step), self._score(step))
 
     def _followers(self, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """int32[N]: what follows the tokens at these positions of the sequences with these block tables."""
+        """Returns the tokens that follow these positions of the sequences with these block tables, int32[N]."""
         shape = (len(tables), tables.shape[1] * self.layout.block_size, 2)
         content = self._pool[tables].transpose(0, 1, 3, 2).reshape(shape)  # by row and position: token, position
         mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
@@ -101,14 +101,16 @@ class SimulatedRunner:
         return followers
 
     def _moved_by_chance(self, tokens: np.ndarray, sampling: SamplingBatch) -> np.ndarray:
-        """Where there is a temperature: by a function of seed and position."""
+        """Moves tokens of rows with a temperature by a function of seed and position."""
         digest = (sampling.seed + sampling.position.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
         moved = tokens + (digest >> np.uint64(33)) % np.uint64(self.vocab_size)
         chosen: np.ndarray = np.where(sampling.temperature > 0, moved % self.vocab_size, tokens).astype(np.int32)
         return chosen
 
     def _edited(self, tokens: np.ndarray, edits: LogitEdits) -> np.ndarray:
-        """As if the hash's token had the logit 0, and each one after it, around the vocabulary, one less."""
+        """Applies edits to logits that are 0 for the hash's token and one less for each token after it, around the
+        vocabulary.
+        """
         logits = -((np.arange(self.vocab_size) - tokens[:, None]) % self.vocab_size).astype(np.float32)
         np.add.at(logits, (edits.bias_rows, edits.bias_tokens), edits.bias)
         rows, counts = edits.count_rows, edits.counts
@@ -120,7 +122,7 @@ class SimulatedRunner:
         return chosen
 
     def _logprobs(self, tokens: np.ndarray, step: StepInput) -> StepLogprobs | None:
-        """All certainty is on the sampled token; alternatives are its successors."""
+        """Returns logprobs in which all certainty is on the sampled token; alternatives are its successors."""
         if not step.sampling.any_logprobs:
             return None
         return self._spread(tokens, tokens, int(step.sampling.num_logprobs.max()))
@@ -134,7 +136,9 @@ class SimulatedRunner:
         return self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
 
     def _spread(self, expected: np.ndarray, tokens: np.ndarray, width: int) -> StepLogprobs:
-        """Logprobs of `tokens` where `expected` ones have 0 and each one after, around the vocabulary, one less."""
+        """Returns logprobs of `tokens`: `expected` ones have 0, and each one after them, around the vocabulary, one
+        less.
+        """
         ranks = np.arange(width, dtype=np.int32)
         top_ids = (expected[:, None] + ranks) % self.vocab_size
         top = np.broadcast_to(-ranks.astype(np.float32), top_ids.shape)

@@ -1,4 +1,6 @@
-"""The seam between the formats that models come in and everybody who reads them; and what is wrong with a model."""
+"""The seam between the formats of models and all code that reads them; and the error for a model that
+cannot be served.
+"""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-Settings = dict[str, Any]  # config.json, or an object in it
+Settings = dict[str, Any]  # the values of config.json, or of an object in it
 
 
 class ModelError(Exception):
@@ -14,36 +16,36 @@ class ModelError(Exception):
 
 
 class ModelFiles(Protocol):
-    """A model's files, weights aside. Whatever is wrong with them is a ModelError that names the file.
+    """A model's files, weights aside. Any defect of them raises a ModelError that names the file.
 
-    Every format speaks Hugging Face's words: its values are those that config.json, generation_config.json and
-    tokenizer.json would hold.
+    Every format is read as Hugging Face's: values are those that config.json, generation_config.json and tokenizer.json
+    would hold.
     """
 
     path: Path
 
     def identity(self) -> tuple[bytes, ...]:
-        """The bytes that describe the model: models that have the same bytes differ in their weights at most."""
+        """Returns the bytes that describe the model: models with the same bytes differ at most in their weights."""
 
     def config(self) -> Settings:
-        """The values of config.json."""
+        """Returns the values of config.json."""
 
     def generation_config(self) -> Settings:
-        """The values of generation_config.json; empty where the model has none."""
+        """Returns the values of generation_config.json; empty if the model has none."""
 
     def tokenizer(self) -> bytes:
-        """A tokenizer.json, as the `tokenizers` library writes it."""
+        """Returns a tokenizer.json, as the `tokenizers` library writes it."""
 
     def special_tokens(self) -> dict[str, str]:
-        """The texts of `bos_token` and the like, for chat templates."""
+        """Returns the texts of `bos_token` and the like, for chat templates."""
 
     def chat_template(self) -> str | None:
-        """The Jinja source of the model's own template; None where it has none."""
+        """Returns the Jinja source of the model's own template; None if it has none."""
 
 
 @contextmanager
 def naming(files: ModelFiles) -> Iterator[None]:
-    """Makes errors in a model's values name its one file, where they would name config.json and there is none."""
+    """Makes errors in a model's values name its one file instead of a config.json that does not exist."""
     try:
         yield
     except ModelError as error:
@@ -67,7 +69,7 @@ def read_json_object(path: Path) -> Settings:
 
 
 def require_int(values: Settings, key: str, where: str) -> int:
-    """A positive integer that must be there. Raises ModelError."""
+    """Returns a positive integer, which must be there. Raises ModelError."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         found = "is missing" if value is None else f"is {value!r}"
@@ -76,7 +78,9 @@ def require_int(values: Settings, key: str, where: str) -> int:
 
 
 def require_float(values: Settings, key: str, where: str, default: float | None = None) -> float:
-    """A positive number. Missing and null are the default, where there is one. Raises ModelError."""
+    """Returns a positive number. For a missing or null value it returns the default, if there is one. Raises
+    ModelError.
+    """
     value = values.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):

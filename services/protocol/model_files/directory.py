@@ -1,4 +1,4 @@
-"""A Hugging Face model directory: config.json, generation_config.json, tokenizer.json and what lies beside them."""
+"""A Hugging Face model directory: config.json, generation_config.json, tokenizer.json and the files beside them."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class HuggingFaceDirectory:
-    """See `ModelFiles`."""
+    """`ModelFiles` of a directory."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError where there is no model."""
+        """Raises ModelError if there is no model."""
         self.path = path
         if not path.is_dir():
             raise ModelError(f"model directory {path} does not exist")
@@ -20,27 +20,27 @@ class HuggingFaceDirectory:
             raise ModelError(f"{path} is not a model directory: it has no config.json")
 
     def identity(self) -> tuple[bytes, ...]:
-        """The bytes of config.json and tokenizer.json."""
+        """Returns the bytes of config.json and tokenizer.json."""
         paths = (self.path / name for name in ("config.json", "tokenizer.json"))
         return tuple(path.read_bytes() if path.is_file() else b"" for path in paths)
 
     def config(self) -> Settings:
-        """config.json as it is."""
+        """Returns the values of config.json."""
         return read_json_object(self.path / "config.json")
 
     def generation_config(self) -> Settings:
-        """generation_config.json as it is."""
+        """Returns the values of generation_config.json."""
         return self._values("generation_config.json")
 
     def tokenizer(self) -> bytes:
-        """tokenizer.json as it is."""
+        """Returns the bytes of tokenizer.json."""
         path = self.path / "tokenizer.json"
         if not path.is_file():
             raise ModelError(f"{self.path} has no tokenizer.json")
         return path.read_bytes()
 
     def special_tokens(self) -> dict[str, str]:
-        """From special_tokens_map.json and tokenizer_config.json; the latter wins."""
+        """Returns the texts in special_tokens_map.json and tokenizer_config.json; the latter wins."""
         named: dict[str, str] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             values = self._values(name)
@@ -52,7 +52,7 @@ class HuggingFaceDirectory:
         return named
 
     def chat_template(self) -> str | None:
-        """chat_template.jinja, before what tokenizer_config.json has."""
+        """Returns the text of chat_template.jinja, else the template in tokenizer_config.json."""
         path = self.path / "chat_template.jinja"
         if path.is_file():
             return path.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ class HuggingFaceDirectory:
 
 
 def _default_template(value: object, directory: Path) -> str | None:
-    """A template, or the one named `default` of a list."""
+    """Returns a template, or the one named `default` of a list."""
     path = directory / "tokenizer_config.json"
     if value is None or isinstance(value, str):
         return value

@@ -1,7 +1,7 @@
-"""A GGUF file's metadata in the words of config.json.
+"""A GGUF file's metadata as the values of config.json.
 
-Entries that begin with the architecture's name describe the computation, so one that nobody here knows is refused by
-name, like a setting of config.json. Names and meanings: docs/gguf.md of the ggml project.
+Entries that begin with the architecture's name describe the computation, so an unknown one is refused by name, like a
+setting of config.json. Names and meanings: docs/gguf.md of the ggml project.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from services.protocol.model_files.gguf_tokenizer import TokenKind, special_ids,
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-# Architectures of which a file has the rows of Q and K in llama.cpp's order: its rotary embedding turns neighbouring
-# dimensions of a head together, that of Hugging Face the two halves of a head.
+# Architectures whose files have the rows of Q and K in llama.cpp's order: its rotary embedding rotates neighbouring
+# dimensions of a head against each other, Hugging Face's the two halves of a head.
 INTERLEAVED_ROTARY = frozenset({"LlamaForCausalLM"})
 
-_INTEGERS = {  # config.json's name: the entry, less the architecture's name
+_INTEGERS = {  # config.json's name: the entry, without the architecture's name
     "max_position_embeddings": "context_length",
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
@@ -26,7 +26,7 @@ _INTEGERS = {  # config.json's name: the entry, less the architecture's name
 _KV_HEADS, _KEY_LENGTH, _VALUE_LENGTH = "attention.head_count_kv", "attention.key_length", "attention.value_length"
 _ROTARY_LENGTH, _THETA, _NORM = "rope.dimension_count", "rope.freq_base", "attention.layer_norm_rms_epsilon"
 _SCALING = "rope.scaling.type"
-# Of each kind of rope scaling: config.json's name, and the entry.
+# For each kind of rope scaling: config.json's names, and the entries.
 _SCALINGS = {
     "none": {},
     "linear": {"factor": "rope.scaling.factor"},
@@ -37,7 +37,7 @@ _SCALINGS = {
         "beta_slow": "rope.scaling.yarn_beta_slow",
     },
 }
-_ONLY = {  # entries that are supported with one value alone, which is also what a file without the entry means
+_ONLY = {  # entries that are supported with one value alone, which is also their default
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
@@ -52,11 +52,11 @@ _ONLY = {  # entries that are supported with one value alone, which is also what
     "embedding_scale": 1.0,
     "tensor_data_layout": "Meta AI original pth",  # llama.cpp's order of Q and K, under its old name
 }
-# Entries that change nothing: the embedding's shape gives the number of tokens, and these models' norms are RMSNorm.
+# Entries without effect: the embedding's shape gives the number of tokens, and these models' norms are RMSNorm.
 _NOT_READ = frozenset({"vocab_size", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
 _SAMPLING = {"temp": "temperature"}  # names below general.sampling that generation_config.json spells otherwise
 
-# Control tokens that end an answer or a turn, as llama.cpp knows them: a file names one of them at most by its id.
+# Control tokens that end an answer or a turn, as in llama.cpp: a file names at most one of them by its id.
 _END_TEXTS = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"}
 )
@@ -65,7 +65,7 @@ _END_TEXTS = frozenset(
 def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | None) -> Settings:
     """Makes the values of config.json for this file.
 
-    rotary_factors: the values of `rope_freqs.weight`, where it is there. Raises ModelError for anything that is missing
+    rotary_factors: the values of `rope_freqs.weight`, if it is there. Raises ModelError for any entry that is missing
     or not supported.
     """
     where, metadata = header.path.name, header.metadata
@@ -102,7 +102,7 @@ def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | Non
 
 
 def read_gguf_generation_config(metadata: dict[str, Any]) -> Settings:
-    """Makes the values of generation_config.json. Ways to sample that it has no name for keep the file's."""
+    """Makes the values of generation_config.json. Sampling options that it has no name for keep the file's names."""
     start = "general.sampling."
     found = {key.removeprefix(start): value for key, value in metadata.items() if key.startswith(start)}
     return {_SAMPLING.get(name, name): value for name, value in found.items()}
@@ -124,7 +124,7 @@ def _hidden(values: Settings, where: str) -> int:
 
 
 def _vocab_size(header: GgufHeader) -> int:
-    """Rows of the embedding: more than there are tokens where it is padded."""
+    """Returns the rows of the embedding: more than there are tokens if it is padded."""
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ModelError(f"{header.path.name}: there is no matrix token_embd.weight")
@@ -143,7 +143,7 @@ def _rope(values: Settings, where: str, rotary_factors: tuple[float, ...] | None
 
 
 def _end_ids(header: GgufHeader) -> list[int]:
-    """Tokens that end an answer: those that the file names by their ids, and those that are known by their texts."""
+    """Returns tokens that end an answer: those that the file names by id, and those that are known by their texts."""
     metadata = header.metadata
     named = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))
     found = [special_ids(header).get("eos_token"), *named]

@@ -1,4 +1,4 @@
-"""A model in one GGUF file, as `ModelFiles`. The weights are the engine's to read (services/engine/models)."""
+"""A model in one GGUF file, as `ModelFiles`. The engine reads the weights (services/engine/models)."""
 
 import struct
 from functools import cached_property
@@ -9,53 +9,53 @@ from services.protocol.model_files.gguf_config import read_gguf_config, read_ggu
 from services.protocol.model_files.gguf_header import GgufHeader, read_gguf_header
 from services.protocol.model_files.gguf_tokenizer import make_tokenizer, special_tokens
 
-ROTARY_FACTORS = "rope_freqs.weight"  # a tensor that is no weight: what each frequency is divided by
-_FLOAT32 = 0  # ggml's number for it
+ROTARY_FACTORS = "rope_freqs.weight"  # a tensor that is no weight: a divisor for each frequency
+_FLOAT32 = 0  # ggml's number for the type
 _MAX_HEAD_DIM = 4096  # no model has wider heads
 
 
 def is_gguf(path: Path) -> bool:
-    """True for the path of a GGUF file, by its name; it need not be there."""
+    """Returns True for a path with the name of a GGUF file, which need not exist."""
     return path.suffix.lower() == ".gguf" and not path.is_dir()
 
 
 class GgufFile:
-    """See `ModelFiles`. The header is read once, when it is first asked for."""
+    """`ModelFiles` of a GGUF file. The header is read once, when it is first needed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ModelError where there is no file."""
+        """Raises ModelError if there is no file."""
         self.path = path
         if not path.is_file():
             raise ModelError(f"model file {path} does not exist")
 
     @cached_property
     def header(self) -> GgufHeader:
-        """All that the file says. Raises ModelError."""
+        """Returns the file's header. Raises ModelError."""
         return read_gguf_header(self.path)
 
     def identity(self) -> tuple[bytes, ...]:
-        """The header's bytes: metadata, vocabulary and the list of tensors."""
+        """Returns the header's bytes: metadata, vocabulary and the list of tensors."""
         with self.path.open("rb") as file:
             return (file.read(self.header.data_start),)
 
     def config(self) -> Settings:
-        """The values of config.json for this file; dtype is bfloat16."""
+        """Returns the values of config.json for this file; dtype is bfloat16."""
         return read_gguf_config(self.header, self._rotary_factors())
 
     def generation_config(self) -> Settings:
-        """The file's recommended sampling, where it has one."""
+        """Returns the file's recommended sampling, if it has one."""
         return read_gguf_generation_config(self.header.metadata)
 
     def tokenizer(self) -> bytes:
-        """A tokenizer.json made of the file's vocabulary."""
+        """Returns a tokenizer.json made of the file's vocabulary."""
         return make_tokenizer(self.header)
 
     def special_tokens(self) -> dict[str, str]:
-        """The texts of the tokens that the file names by id."""
+        """Returns the texts of the tokens that the file names by id."""
         return special_tokens(self.header)
 
     def chat_template(self) -> str | None:
-        """The file's default template."""
+        """Returns the file's default template."""
         return self.header.text("tokenizer.chat_template")
 
     def _rotary_factors(self) -> tuple[float, ...] | None:

@@ -1,10 +1,10 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies. Needs neither torch nor the `gguf` package.
+"""The header of a GGUF file: its metadata and the place of each tensor. Needs neither torch nor the `gguf` package.
 
     "GGUF" | version | tensors | entries | entries: key, type, value | tensors: name, shape, type, offset | pad | data
 
-Numbers are little-endian, a string is its length in 8 bytes and then UTF-8, a shape has its fastest axis first. Source:
+Numbers are little-endian; a string is its length in 8 bytes and then UTF-8; a shape has its fastest axis first. Source:
 docs/gguf.md of the ggml project. The `gguf` package's own reader makes several arrays of each string of the vocabulary:
-the demo model's file took it 2.2 s and 162 MiB in every process, this module 0.04 s and 11 MiB (AMD EPYC, Zen 4).
+it took 2.2 s and 162 MiB for the demo model's file in every process, this module 0.04 s and 11 MiB (AMD EPYC, Zen 4).
 """
 
 import mmap
@@ -27,7 +27,7 @@ _NUMBERS = {
     }.items()
 }  # fmt: skip
 _U32, _U64 = _NUMBERS[4], _NUMBERS[10]
-# No model has more; what a damaged file says could take all memory.
+# No model has more. Larger numbers in a damaged file could take all memory.
 _MAX_ITEMS, _MAX_STRING_BYTES, _MAX_ALIGNMENT = 1 << 22, 1 << 24, 1 << 16
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ class GgufTensor:
     """One tensor of the file."""
 
     shape: tuple[int, ...]  # slowest axis first, as in torch
-    ggml_type: int  # how its values are stored; the `gguf` package names the numbers
+    ggml_type: int  # the format of its values; the `gguf` package names the numbers
     offset: int  # of its first byte, from the start of the file
 
 
@@ -51,16 +51,16 @@ class GgufHeader:
     data_start: int  # bytes before the first tensor
 
     def text(self, key: str) -> str | None:
-        """An entry that is a text; None where it is missing. Raises ModelError."""
+        """Returns an entry that is a text; None if it is missing. Raises ModelError."""
         return self._typed(key, str, "a text")
 
     def flag(self, key: str, default: bool) -> bool:
-        """An entry that is true or false. Raises ModelError."""
+        """Returns an entry that is true or false; the default if it is missing. Raises ModelError."""
         found = self._typed(key, bool, "true or false")
         return default if found is None else found
 
     def items(self, key: str, kind: type[_T]) -> list[_T]:
-        """An entry that is a list, which must be there. Raises ModelError."""
+        """Returns an entry that is a list, which must be there. Raises ModelError."""
         found = self.metadata.get(key)
         if not isinstance(found, list) or not all(isinstance(item, kind) for item in found):
             raise ModelError(f"{self.path.name}: {key} is missing or no list of {kind.__name__}")
@@ -74,17 +74,17 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Reads the header of a GGUF file. Raises ModelError where it is no GGUF file, damaged, or of another version.
+    """Reads the header of a GGUF file. Raises ModelError if it is no GGUF file, damaged, or of another version.
 
-    No number in the file is believed before the file is known to be long enough for what it counts, and no list or text
-    is taken that is longer than a model's.
+    A count in the file is used only if the file is long enough for so many items, and no list or text may be longer
+    than a model's.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _Reader(content).header(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, struct.error, IndexError) as error:  # mmap's for an empty file, UTF-8's, and our own
+    except (ValueError, struct.error, IndexError) as error:  # of mmap for an empty file, of UTF-8, and our own
         raise ModelError(f"{path} is damaged or no GGUF file: {error}") from error
 
 
@@ -159,7 +159,7 @@ class _Reader:
         return value
 
     def _count(self) -> int:
-        """How many things follow: each is a byte at least."""
+        """Reads the number of items that follow. Each has at least one byte."""
         count: int = self._number(_U64)
         if count > self._size - self._at:
             raise ValueError("the file ends inside its header")

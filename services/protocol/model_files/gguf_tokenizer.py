@@ -1,8 +1,8 @@
-"""A tokenizer.json made of a GGUF file's vocabulary: byte-level BPE, and SentencePiece's BPE as Llama 2 has it.
+"""A tokenizer.json made of a GGUF file's vocabulary: byte-level BPE, and SentencePiece's BPE of Llama 2.
 
-A file names how a text is cut into words (`tokenizer.ggml.pre`) but does not hold the pattern: the names that are known
-stand in `BYTE_LEVEL`, and any other is refused. Byte-level texts are cut as the models' own tokenizer.json cuts them,
-SentencePiece's as llama.cpp does, with a space put before each part of a text that no special token interrupts.
+A file names the way in which a text is cut into words (`tokenizer.ggml.pre`) but does not hold the pattern:
+`BYTE_LEVEL` has the known names, and any other is refused. Byte-level texts are cut as the models' own tokenizer.json
+cuts them, SentencePiece's as llama.cpp does, with a space before each part of a text that no special token interrupts.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_header import GgufHeader
 
-_SPACE = "▁"  # SentencePiece writes it for a space
-_LONGEST_MERGED = 512  # characters: longer tokens are no words, and are found as a whole or not at all
-_NAMES = {  # of special tokens: a chat template's, and the file's
+_SPACE = "▁"  # SentencePiece's mark for a space
+_LONGEST_MERGED = 512  # characters; longer tokens are no words, so no merges make them
+_NAMES = {  # a special token's name in chat templates, and in the file
     "bos_token": "bos",
     "eos_token": "eos",
     "unk_token": "unknown",
@@ -25,7 +25,7 @@ _NAMES = {  # of special tokens: a chat template's, and the file's
     "cls_token": "cls",
     "mask_token": "mask",
 }
-# Words as Qwen2 cuts them, with digits one at a time, and as Llama 3 does, up to three at a time.
+# Words of Qwen2, with digits one at a time, and of Llama 3, with up to three at a time.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,13 +45,13 @@ class TokenKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """How a kind of byte-level BPE cuts a text. before: steps that come before bytes become characters."""
+    """The way in which a kind of byte-level BPE cuts a text. before: steps before bytes become characters."""
 
     before: tuple[dict[str, Any], ...]
-    gpt2_words: bool = False  # cut once more, as GPT-2 does
+    gpt2_words: bool = False  # words are cut once more, as by GPT-2
     normalizer: str | None = None
-    ignores_merges: bool = False  # a word that is a token stays one, whatever the merges make of it
-    adds_bos: bool = False  # where the file does not say
+    ignores_merges: bool = False  # a word that is a token stays one, whatever the merges are
+    adds_bos: bool = False  # if the file does not say
 
 
 def _cut(digits: str) -> tuple[dict[str, Any], ...]:
@@ -73,16 +73,17 @@ BYTE_LEVEL = {  # by tokenizer.ggml.pre
 
 
 def special_tokens(header: GgufHeader) -> dict[str, str]:
-    """The texts of the special tokens that the file names. Raises ModelError."""
+    """Returns the texts of the special tokens that the file names. Raises ModelError."""
     tokens = _tokens(header)
     return {name: tokens[id] for name, id in special_ids(header).items()}
 
 
 def special_ids(header: GgufHeader) -> dict[str, int]:
-    """The ids of the special tokens that the file names; of a SentencePiece vocabulary that names none, Llama's.
+    """Returns the ids of the special tokens that the file names; for a SentencePiece vocabulary that names none,
+    Llama's.
 
-    Files name tokens that are not there (-1, say) where a model has no such token. Raises ModelError for such an id of
-    a token that texts need.
+    Files name tokens that do not exist (-1, say) if a model has no such token. Raises ModelError for such an id of a
+    token that texts need.
     """
     is_llamas = header.text("tokenizer.ggml.model") == "llama"
     defaults = {"bos_token": 1, "eos_token": 2, "unk_token": 0} if is_llamas else {}
@@ -97,7 +98,7 @@ def special_ids(header: GgufHeader) -> dict[str, int]:
 
 
 def token_kinds(header: GgufHeader) -> list[int]:
-    """The kind of each token. Raises ModelError."""
+    """Returns the kind of each token. Raises ModelError."""
     kinds, tokens = header.items("tokenizer.ggml.token_type", int), _tokens(header)
     if len(kinds) != len(tokens):
         raise ModelError(f"{header.path.name}: {len(tokens)} tokens have {len(kinds)} kinds")
@@ -105,7 +106,7 @@ def token_kinds(header: GgufHeader) -> list[int]:
 
 
 def make_tokenizer(header: GgufHeader) -> bytes:
-    """The file's tokenizer as a tokenizer.json. Raises ModelError where it is of another kind."""
+    """Makes a tokenizer.json of the file's tokenizer. Raises ModelError if it is of another kind."""
     where, model = header.path.name, header.text("tokenizer.ggml.model")
     if model == "gpt2":
         name = header.text("tokenizer.ggml.pre")
@@ -143,7 +144,7 @@ def _byte_level(header: GgufHeader, words: _Words) -> dict[str, Any]:
 
 
 def _sentencepiece(header: GgufHeader) -> dict[str, Any]:
-    """As Llama 2's tokenizer.json: a space before the text, then spaces as marks; bytes for what no token has."""
+    """Makes a tokenizer like Llama 2's: a space before the text, marks for spaces, bytes for text without a token."""
     tokens, scores = _tokens(header), header.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
         raise ModelError(f"{header.path.name}: {len(tokens)} tokens have {len(scores)} scores, or some are no numbers")
@@ -166,9 +167,10 @@ def _sentencepiece(header: GgufHeader) -> dict[str, Any]:
 
 
 def _merges_by_score(tokens: list[str], scores: list[float]) -> list[list[str]]:
-    """The merges of a SentencePiece vocabulary: the two neighbours that make the token with the best score merge first.
+    """Makes the merges of a SentencePiece vocabulary: the two neighbours that make the token with the best score merge
+    first.
 
-    Where several pairs make one token, the pair with the lowest ids comes first, as in `transformers`.
+    If several pairs make one token, the pair with the lowest ids comes first, as in `transformers`.
     """
     ids = {token: index for index, token in enumerate(tokens)}
     found = []
@@ -198,7 +200,7 @@ def _bpe(tokens: list[str], merges: list[list[str]], **settings: Any) -> dict[st
 
 
 def _added_tokens(header: GgufHeader) -> list[dict[str, Any]]:
-    """Tokens that are recognised as a whole in any text; those that are not text are special."""
+    """Returns tokens that are recognised as a whole in any text; those that are not text are special."""
     is_special: dict[int, bool] = {TokenKind.UNKNOWN: True, TokenKind.CONTROL: True, TokenKind.USER_DEFINED: False}
     return [
         {
@@ -216,7 +218,7 @@ def _added_tokens(header: GgufHeader) -> list[dict[str, Any]]:
 
 
 def _post_processor(header: GgufHeader, adds_bos: bool) -> dict[str, Any] | None:
-    """Puts BOS before and EOS after a text, where the file wants them; None: neither."""
+    """Puts BOS before and EOS after a text, if the file wants them; None: neither."""
     named = special_tokens(header)
     wants = {
         "bos_token": header.flag("tokenizer.ggml.add_bos_token", adds_bos),

@@ -1,4 +1,4 @@
-"""Limits, defaults and the identity of a model, as the gateway and the workers need them."""
+"""Limits, defaults and the identity of a model, for the gateway and the workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """How the model wants to be sampled where a request says nothing. None: the model says nothing either.
+    """The model's own sampling values, for requests that give none. None: the model has no such value.
 
-    As vLLM does, sampling values of generation_config.json are taken as they are, whatever `do_sample` says.
+    As in vLLM, sampling values of generation_config.json apply whatever `do_sample` is.
     """
 
     eos_token_ids: tuple[int, ...] = ()  # config.json's first, then generation_config.json's further ones
@@ -22,7 +22,7 @@ class GenerationDefaults:
     top_k: int | None = None  # -1: off
     min_p: float | None = None
     repetition_penalty: float | None = None
-    not_applied: tuple[str, ...] = ()  # settings of generation_config.json that would matter and are not supported
+    not_applied: tuple[str, ...] = ()  # settings of generation_config.json that matter and are not supported
 
 
 SAMPLING_RANGES: dict[str, Callable[[float], bool]] = {
@@ -36,15 +36,15 @@ SAMPLING_RANGES: dict[str, Callable[[float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a gateway needs to know of a model."""
+    """The facts about a model that a gateway needs."""
 
     vocab_size: int
-    max_model_len: int  # positions the model was made for
+    max_model_len: int  # positions that the model was made for
     generation: GenerationDefaults
 
 
 def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> ModelInfo:
-    """Limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
+    """Reads limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
     with naming(files):
         config = files.config()
         return ModelInfo(
@@ -55,7 +55,8 @@ def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> Mod
 
 
 def model_digest(files: ModelFiles) -> str:
-    """A digest, 32 hex digits, that tells the model's configuration and tokenizer from others'. Raises ModelError.
+    """Returns a digest, 32 hex digits, that tells the model's configuration and tokenizer from others'. Raises
+    ModelError.
 
     Gateways and workers compare it, so that no gateway sends one model's tokens to another's worker.
     """
@@ -66,9 +67,9 @@ def model_digest(files: ModelFiles) -> str:
 
 
 def read_generation_defaults(files: ModelFiles, overrides: Settings | None = None) -> GenerationDefaults:
-    """EOS ids and sampling defaults from config.json and generation_config.json. Raises ModelError.
+    """Reads EOS ids and sampling defaults from config.json and generation_config.json. Raises ModelError.
 
-    overrides: sampling values, named as in generation_config.json, that hold instead of the model's own.
+    overrides: sampling values, named as in generation_config.json, that replace the model's own.
     """
     where, values = "generation_config.json", files.generation_config()
     eos = (*_eos_ids(files.config(), "config.json"), *_eos_ids(values, where))
@@ -77,7 +78,9 @@ def read_generation_defaults(files: ModelFiles, overrides: Settings | None = Non
 
 
 def sampling_defaults(values: Settings, where: str) -> dict[str, Any]:
-    """The fields of `GenerationDefaults` that these values set. Raises ModelError for a value out of its range."""
+    """Returns the fields of `GenerationDefaults` that these values set. Raises ModelError for a value out
+    of its range.
+    """
     found = {name: _number(values, name, where, in_range) for name, in_range in SAMPLING_RANGES.items()}
     named = {name: value for name, value in found.items() if value is not None}
     if "top_k" in named:
@@ -99,7 +102,7 @@ def _number(values: Settings, key: str, where: str, in_range: Callable[[float], 
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelError(f"{where}: {key} is {value!r}, a number was expected")
-    if not abs(value) <= MAX_TOP_K or not in_range(float(value)):  # nothing has a wider range, and floats end
+    if not abs(value) <= MAX_TOP_K or not in_range(float(value)):  # no setting has a wider range; floats have an end
         raise ModelError(f"{where}: {key} is {str(value)[:20]}, which is out of its range")
     return float(value)
 
@@ -110,7 +113,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "suppress_tokens": (None, []),
     "begin_suppress_tokens": (None, []),
     "forced_bos_token_id": (None,),
-    # Of GGUF files:
+    # In GGUF files:
     "penalty_repeat": (None, 1.0),
     "mirostat": (None, 0),
     "xtc_probability": (None, 0.0),

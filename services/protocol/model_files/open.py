@@ -1,4 +1,4 @@
-"""Opens a model, whatever format it is in."""
+"""Opens a model of any format."""
 
 from pathlib import Path
 
@@ -8,5 +8,5 @@ from services.protocol.model_files.gguf_file import GgufFile, is_gguf
 
 
 def open_model(path: Path) -> ModelFiles:
-    """The files of the model at `path`: a GGUF file, or a Hugging Face directory. Raises ModelError."""
+    """Opens the files of the model at `path`: a GGUF file, or a Hugging Face directory. Raises ModelError."""
     return GgufFile(path) if is_gguf(path) else HuggingFaceDirectory(path)

@@ -1,9 +1,9 @@
-"""Machine code of kernels on disk, which a later process loads instead of compiling them.
+"""Machine code of kernels on disk, which a later process loads instead of compiling the kernels.
 
     <XDG_CACHE_HOME, or ~/.cache>/baton/kernels/<key>    a checksum of 32 bytes, then the code
 
-What lies there is executed: a directory or an entry that another user owns or may write is not used. An entry is there
-as a whole or not at all. What cannot be read or written only costs the time to compile.
+The code is executed, so a directory or entry that another user owns or may write is not used. An entry is written whole
+or not at all. If an entry cannot be read or written, the kernel is compiled.
 """
 
 import os
@@ -20,19 +20,19 @@ from typing import Protocol
 import structlog
 
 _MOST_BYTES = 256 << 20  # of all entries; one is some 2 to 50 KiB
-_MOST_AGE_S = 30 * 24 * 3600  # since an entry was last read, as far as the file system notes that, or written
+_MOST_AGE_S = 30 * 24 * 3600  # since an entry was written, or last read as far as the file system records that
 _CHECKSUM_BYTES = 32
 _log = structlog.get_logger()
 
 
 class CodeStore(Protocol):
-    """Keys are names of files. Processes may use one store at the same time."""
+    """Machine code by key. Keys are names of files. Several processes may use one store at the same time."""
 
     def find(self, key: str) -> bytes | None:
-        """The code that was kept under this key; None: there is none that may be used."""
+        """Returns the code that was kept under this key; None: there is none that may be used."""
 
     def keep(self, key: str, code: bytes) -> None:
-        """Keeps it, in place of what is there, if that can be done."""
+        """Keeps the code under this key, in place of an earlier one, if that is possible."""
 
 
 class NoStore:
@@ -47,10 +47,10 @@ class NoStore:
 
 
 class CodeDirectory:
-    """Keeps each entry in a file. The first thing that goes wrong is logged."""
+    """Keeps each entry in a file. Logs the first error."""
 
     def __init__(self, path: Path) -> None:
-        """path: need not be there."""
+        """path: need not exist."""
         self.path = path
         self._is_told = False
 
@@ -66,7 +66,7 @@ class CodeDirectory:
             return None
 
     def keep(self, key: str, code: bytes) -> None:
-        """See `CodeStore.keep`. Makes room, if all entries take too much."""
+        """See `CodeStore.keep`. Removes other entries if all entries take too much room."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._opened() as directory:
@@ -77,7 +77,7 @@ class CodeDirectory:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """A descriptor of the directory, so that it cannot become another one once it has been checked."""
+        """Opens the directory. Its descriptor keeps naming the directory that was checked."""
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             _check(directory, str(self.path))
@@ -93,7 +93,7 @@ class CodeDirectory:
 
 @cache
 def the_code_store() -> CodeStore:
-    """This user's."""
+    """Returns this user's code store."""
     cache_home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache_home.is_absolute():
         try:
@@ -105,7 +105,7 @@ def the_code_store() -> CodeStore:
 
 
 def _check(descriptor: int, name: str) -> None:
-    """Raises PermissionError for what others may have written."""
+    """Raises PermissionError for a file or directory that other users may have written."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{name}: other users own or may write it")
@@ -124,7 +124,7 @@ def _read(directory: int, key: str) -> bytes | None:
 
 
 def _write(directory: int, key: str, code: bytes) -> None:
-    """Writes beside the entry, then renames: another process finds all of it or nothing."""
+    """Writes beside the entry, then renames: another process finds the whole entry or none."""
     partial = f".{key}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
@@ -138,7 +138,7 @@ def _write(directory: int, key: str, code: bytes) -> None:
 
 
 def _make_room(directory: int) -> None:
-    """Removes what has not been used for long, and of the rest what was used least lately, until it fits."""
+    """Removes entries that were not used for long; then the least recently used ones, until the rest fits."""
     total, oldest = 0, time.time() - _MOST_AGE_S
     for used_at, size, name in sorted(_entries(directory), reverse=True):
         total += size
@@ -148,7 +148,7 @@ def _make_room(directory: int) -> None:
 
 
 def _entries(directory: int) -> Iterator[tuple[float, int, str]]:
-    """When each was last used, its bytes and its name."""
+    """Yields each entry's time of last use, its bytes and its name."""
     for name in os.listdir(directory):
         with suppress(FileNotFoundError):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)

@@ -1,8 +1,8 @@
-"""Functions of kernels as machine code: compiled by numba, or loaded as an earlier process has left them.
+"""Kernel functions as machine code: compiled by numba, or loaded as an earlier process stored them.
 
-All that the code depends on is in its key: who makes the function, with which arguments, the source text of this
-package, the processor, the compiler. What differs from process to process is not in the code: what it calls outside of
-itself, it calls by a symbol, which gets an address when the code is loaded.
+The key of the code names all that the code depends on: the maker of the function and its arguments, the source text of
+this package, the processor, the compiler. The code holds nothing that differs from process to process: it calls
+functions outside of itself by symbols, which get their addresses when the code is loaded.
 """
 
 import inspect
@@ -28,25 +28,25 @@ from services.engine.kernels.cpu import code_store
 from services.engine.kernels.cpu.intrinsics import ISA
 from services.engine.kernels.cpu.object_code import undefined_symbols
 
-# Read when kernels are imported, not when they are made: by then, files may hold what this process does not run.
+# Read at import, since the files may change before kernels are made; then they would not be the code of this process.
 _PACKAGE = Path(__file__).parent
 _SOURCES = [(str(path.relative_to(_PACKAGE)), path.read_bytes()) for path in sorted(_PACKAGE.rglob("*.py"))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MachineCode:
-    """A C function without a result, as long as this object lives."""
+    """A C function that returns nothing; it exists as long as this object."""
 
     address: int
-    symbol: str  # by which others call it
-    engine: Any  # LLVM's, which owns the memory of the code
+    symbol: str  # the name by which other code calls the function
+    engine: Any  # LLVM's execution engine, which owns the memory of the code
 
 
 def compiled(*argument_types: Any) -> Callable[[Callable[..., Any]], Callable[..., MachineCode]]:
-    """Decorates a maker of Python functions with arguments of these types of numba's: it returns their machine code.
+    """Decorates a maker of Python functions whose arguments have these numba types; it then returns machine code.
 
     The maker depends on nothing but its own arguments, each a str, int, bool or Enum, and the sources of this package.
-    It has to be called wherever its function is loaded too, since that loads what the function calls.
+    It is also called when stored code of its function is loaded, because it loads the functions that the code calls.
     """
 
     def decorate(make: Callable[..., Any]) -> Callable[..., MachineCode]:
@@ -67,7 +67,7 @@ def compiled(*argument_types: Any) -> Callable[[Callable[..., Any]], Callable[..
 
 
 def _symbol(make: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    """A name for the function that is made, and no other, in any process: a digest of all that its code depends on."""
+    """Returns a name that only this function has, in any process: a digest of all that its code depends on."""
     bound = inspect.signature(make).bind(*args, **kwargs)
     bound.apply_defaults()
     assert all(isinstance(value, str | int | Enum) for value in bound.arguments.values())
@@ -77,7 +77,7 @@ def _symbol(make: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 
 @cache
 def _circumstances() -> str:
-    """A digest of what all functions' code depends on."""
+    """Returns a digest of all that the code of every function depends on."""
     config = numba.config
     processor = (ISA.name, config.CPU_NAME, config.CPU_FEATURES)
     compilers = (numba.__version__, llvmlite.__version__, sys.version)
@@ -87,7 +87,7 @@ def _circumstances() -> str:
 
 @global_compiler_lock
 def _compile(function: Callable[..., None], argument_types: tuple[Any, ...], symbol: str) -> bytes:
-    """An object file in which the function has this symbol."""
+    """Compiles the function to an object file, in which it has this symbol."""
     flags = compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
@@ -98,13 +98,16 @@ def _compile(function: Callable[..., None], argument_types: tuple[Any, ...], sym
 
 
 def _object_code(library: Any) -> bytes:
-    """library: numba's, with all that the function calls."""
+    """Returns the object code of numba's library, which includes all that the function calls."""
     _name, _kind, (code, _bitcode) = library.serialize_using_object_code()
     return bytes(code)
 
 
 def _entry(function: Any, symbol: str) -> Any:
-    """A module with the C function that calls numba's. Kernels raise nothing; one that would ends the process."""
+    """Makes a module with a C function that calls numba's function.
+
+    Kernels raise nothing; an error in one ends the process.
+    """
     context = cpu_target.target_context
     module, convention = context.create_module("entry"), context.call_conv
     callee_type = convention.get_function_type(function.restype, function.argtypes)
@@ -123,7 +126,7 @@ def _entry(function: Any, symbol: str) -> Any:
 
 
 def _can_load(code: bytes) -> bool:
-    """Whether there is all that it calls. LLVM would end the process over what is missing."""
+    """Returns True if all symbols that the code calls exist. LLVM would end the process over a missing one."""
     return all(binding.address_of_symbol(name) is not None for name in undefined_symbols(code))
 
 

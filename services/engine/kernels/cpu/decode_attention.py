@@ -1,4 +1,4 @@
-"""Attention of single tokens over paged KV: reads each K and V once, where it lies, for all query heads of its group.
+"""Attention of single tokens over paged KV. Reads each K and V once, in the pool, for all query heads of its group.
 
     scores  [heads, keys]      = q x K^T, in 16 lanes for each key, which are then added up for 16 keys together
     weights [heads, keys]      = exp2(scores - highest)
@@ -38,30 +38,31 @@ PLACES = places(
     " scale config scratch"
 )
 _CHUNK = 128  # keys at a time
-# Each key and value is asked for in advance, a few lines at a time: the hardware follows no block table, and a burst of
-# requests keeps the core from anything else. On an EPYC of Zen 5, ns for a key and value of 128 bytes each that no
-# cache holds: the beginning of each block of 16 asked for 27, a whole block at once 25, one by one 12; memory takes 7.
+# Each key and value is prefetched, a few lines at a time: the hardware follows no block table, and a burst of
+# prefetches keeps the core from other work. On an EPYC of Zen 5, ns for a key and value of 128 bytes each that no cache
+# holds: with a prefetch of the beginning of each block of 16 keys 27, of a whole block at once 25, of one key at a time
+# 12. Memory itself takes 7.
 _AHEAD = 48  # keys
 _LINE = 64  # bytes
 _LN_2 = math.log(2)
 
 
 class DecodeAttention:
-    """The kernel for one dtype and shape of heads, and what it has to be given."""
+    """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
-        """Compiles it."""
+        """Compiles the kernel."""
         self.config = np.zeros(1, dtype=np.uint8)
-        self.scratch_bytes = _Memory(dtype, head_dim, group).bytes  # that a thread needs
+        self.scratch_bytes = _Memory(dtype, head_dim, group).bytes  # for one thread
         self.kernel = _make_kernel(dtype, head_dim, group, block_size)
 
 
 class _Memory:
-    """Where in a thread's memory things lie: offsets in bytes."""
+    """The layout of a thread's memory: offsets in bytes."""
 
     def __init__(self, dtype: str, head_dim: int, group: int) -> None:
         depth = padded(head_dim)
-        self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # of a value or query
+        self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # bytes of a value or query
         self.queries = 0
         self.values = self.queries + group * self.row
         self.products = self.values + _CHUNK * self.row
@@ -77,13 +78,13 @@ class _Memory:
 
 @per_item
 def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
-    """One query token for each of R rows. An item is a row and a KV head.
+    """Makes the kernel for one query token in each of R rows. An item is a row and a KV head.
 
-    Arguments: kv_heads; q and the elements from token to token there; out [T, heads, head_dim] and lse, float32[T,
-    heads]; int32[R] index of each row's token in both; pool at the layer, elements from block to block and from head
-    to head; block tables int32[R, ..] and their width; int32[R] first key, the keys before it are not looked at;
-    int32[R] sequence length; 1 when out and lse already hold the attention over the keys before the first, else 0;
-    scale; `config`; scratch_bytes for each thread, on a 64-byte border.
+    Arguments of the kernel: kv_heads; q and the elements from token to token in it; out [T, heads, head_dim] and lse,
+    float32[T, heads]; int32[R] index of each row's token in q, out and lse; pool at the layer, elements from block to
+    block and from head to head; block tables int32[R, ..] and their width; int32[R] first key, the keys before it are
+    not read; int32[R] sequence length; 1 when out and lse already hold the attention over the keys before the first,
+    else 0; scale; `config`; scratch_bytes for each thread, on a 64-byte border.
     """
     arg, size, as_pairs = PLACES, ELEMENTS[dtype].size, arithmetic_of(dtype) is Arithmetic.PAIRS
     memory = _Memory(dtype, head_dim, group)
@@ -92,8 +93,8 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     weights_at, sums_at, totals_at, tops_at = memory.weights, memory.sums, memory.totals, memory.tops
     row_bytes, thread_bytes = memory.row, memory.bytes
     of_word = 2 if as_pairs else 1
-    weights_bytes = _CHUNK * 4 // of_word  # of a head
-    sums_bytes = group * ROW_BYTES  # of 32 columns
+    weights_bytes = _CHUNK * 4 // of_word  # for one head
+    sums_bytes = group * ROW_BYTES  # for 32 columns
     following_at, staged_at, is_whole = memory.following, memory.staged, key_bytes % _LINE == 0
     read = make_read(ELEMENTS[dtype], head_dim, as_pairs=as_pairs)
     key_at = _make_key_at(key_bytes, block_size)
@@ -107,7 +108,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def score_keys(pool: int, block_stride: int, table: Any, first: int, length: int, scores: int, memory: int) -> None:
-        """The products of 16 keys; in place of those from the length on, of the last."""
+        """Writes the scores of 16 keys. Keys from the length on get the score of the last key."""
         for lane in range(LANES):
             at = key_at(pool, block_stride, table, min(first + lane, length - 1))
             ask_for(pool, block_stride, table, first + lane, length, 0, memory)
@@ -123,7 +124,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     def attend_chunk(
         pool: int, block_stride: int, table: Any, first: int, begin: int, length: int, scale: float, memory: int
     ) -> None:
-        """Keys from `first` to the length, at most a chunk, without those before `begin`; and their values."""
+        """Attends to the keys from `first` to the length, at most a chunk of them; keys before `begin` are hidden."""
         count = min(int64(_CHUNK), length - first)
         values, weights = memory + values_at, memory + weights_at
         for k in range(0, count, LANES):
@@ -150,7 +151,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def note_following(a: Any, item: int, memory: int) -> None:
-        """Where the next item's keys are, which a thread most often takes next."""
+        """Stores the place of the next item's keys: a thread most often takes the next item too."""
         kv_heads = a[arg.kv_heads]
         next_item = min(item + 1, a[NUM_ITEMS] - 1)
         row, head = next_item // kv_heads, next_item % kv_heads
@@ -190,7 +191,7 @@ def _make_key_at(key_bytes: int, block_size: int) -> Any:
 def _make_ask_for(key_at: Any, key_bytes: int, following_at: int) -> Any:
     @njit
     def ask_for(pool: int, block_stride: int, table: Any, k: int, length: int, plane: int, memory: int) -> None:
-        """A key, or value, that is read a little later: of this item, or of the next one."""
+        """Prefetches a key, or its value, that is read a little later: for this item, or for the next one."""
         later = k + _AHEAD
         if later < length:
             at = key_at(pool, block_stride, table, later)
@@ -213,7 +214,7 @@ def _make_read_values(
     def read_singles(
         pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
     ) -> None:
-        """Values as `multiply` takes them."""
+        """Writes values as float32 rows, as `multiply` takes them."""
         for k in range(count):
             ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
             read(key_at(pool, block_stride, table, first + k) + plane_bytes, values + k * row_bytes)
@@ -222,7 +223,7 @@ def _make_read_values(
     def read_pairs(
         pool: int, block_stride: int, table: Any, first: int, count: int, length: int, memory: int, values: int
     ) -> None:
-        """The same, of bfloat16: a word for two keys, of which the last may be zeros."""
+        """Writes bfloat16 values with one word for two keys; the second key of the last word may be zeros."""
         room = memory + staged_at
         for k in range(0, count, 2):
             ask_for(pool, block_stride, table, first + k, length, plane_bytes, memory)
@@ -244,14 +245,14 @@ def _make_read_values(
 def _make_dots(dtype: str, head_dim: int, group: int, row_bytes: int, *, as_pairs: bool) -> Any:
     element = ELEMENTS[dtype]
     size, is_whole = element.size, head_dim * element.size % _LINE == 0
-    load_vector = element.load_vector if is_whole else load_floats  # what was read apart is words
+    load_vector = element.load_vector if is_whole else load_floats  # staged keys are rows of float32
     vectors, vector_bytes = -(-head_dim // LANES), LANES * (size if is_whole else 4)
     if as_pairs:
         vectors = -(-head_dim // (2 * LANES))
 
     @njit
     def dots(key: int, queries: int, products: int) -> None:
-        """A key's products with each head's query; from head to head 16 rows of products."""
+        """Multiplies a key by each head's query, lane by lane. Products of consecutive heads are 16 rows apart."""
         for g in range(group):
             q = queries + g * row_bytes
             sums = spread(float32(0))
@@ -274,7 +275,7 @@ def _make_begin_heads(dtype: str, head_dim: int, group: int, memory: _Memory, re
 
     @njit
     def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
-        """Queries, and what was before."""
+        """Writes queries, sums, totals and highest scores; the latter three continue earlier attention if `begun`."""
         clear(memory, group * row_bytes)
         clear(memory + sums_at, group * depth * 4)
         clear(memory + totals_at, group * _LINE)

@@ -24,7 +24,7 @@ from services.engine.kernels.cpu.vectors import (
 
 @njit
 def hide(scores: int, count: int, begin: int, end: int) -> None:
-    """Of `count` keys, those before `begin` and from `end` on."""
+    """Hides, of `count` keys, those before `begin` and from `end` on: gives them the lowest score."""
     for k in range(0, count, LANES):
         if k < begin or k + LANES > end:
             number = lane_numbers() + spread(float32(k))
@@ -34,11 +34,13 @@ def hide(scores: int, count: int, begin: int, end: int) -> None:
 
 
 def make_soften(num_columns: int, pair_bytes: int, column_bytes: int, *, as_pairs: bool) -> Any:
-    """A function of kernels for one head: address of its scores, and of how many keys, a multiple of 16; scale; pointer
-    to its highest score so far; addresses of 16 partial totals, of its sums, and of where weights go, bfloat16 with
+    """Makes a function that kernels call for one head.
+
+    Its arguments: address of the head's scores; how many keys, a multiple of 16; scale; pointer to the head's highest
+    score so far; addresses of 16 partial totals, of the sums, and of the weights that it writes, bfloat16 with
     `as_pairs`, else float32.
 
-    Sums are vectors of 16 columns, two of them column_bytes apart, and the next two pair_bytes further.
+    Sums are vectors of 16 columns. The two of a pair are column_bytes apart; pairs are pair_bytes apart.
     """
 
     @njit

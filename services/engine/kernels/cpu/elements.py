@@ -1,4 +1,4 @@
-"""The dtypes that kernels compute over: how one is read into float32, written, and rounded."""
+"""The dtypes that kernels compute over, and how their elements are read into float32, written and rounded."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,17 +27,17 @@ from services.engine.kernels.cpu.vectors import (
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """Functions that numba compiles into a kernel."""
+    """The functions for one dtype, which numba compiles into a kernel."""
 
     size: int  # bytes
     pointer: Any  # address -> pointer
     load: Any  # pointer, index -> float32
     store: Any  # pointer, index, float32
-    round: Any  # float32 -> float32 that the dtype can hold
+    round: Any  # float32 -> the nearest float32 that the dtype can hold
     load_vector: Any  # address -> 16 float32
     store_vector: Any  # address, 16 float32
     store_vectors: Any  # address, 2 times 16 float32
-    round_vector: Any  # as `round`, of 16
+    round_vector: Any  # `round` for 16 float32
 
 
 ELEMENTS = {

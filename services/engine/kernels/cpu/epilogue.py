@@ -1,4 +1,4 @@
-"""What a matrix product does with a row of its sums before it is written: bias, SiLU of a gate, rounding."""
+"""The last part of a matrix product, row by row, before a row is written: bias, SiLU of a gate, rounding."""
 
 from typing import Any
 
@@ -11,8 +11,10 @@ _VECTOR_BYTES = 64
 
 
 def make_finish(element: Element, *, gated: bool) -> Any:
-    """A function of kernels for 32 columns of a row: address of the sums; address of those of what is gated; address of
-    the target; addresses of both biases, float32, or 0 for none.
+    """Makes a function that kernels call for 32 columns of a row.
+
+    Its arguments: address of the sums; address of the sums that are gated; address of the target; addresses of both
+    biases, float32, or 0 for none.
 
     gated: SiLU(first sums) * second sums, rounded as `transformers` does (Shazeer 2020, arXiv 2002.05202).
     """

@@ -1,6 +1,6 @@
-"""2**x of vectors, as a polynomial of what is above a whole number, times a power of two.
+"""2**x of vectors: a polynomial of the fractional part, times a power of two.
 
-Both polynomials have the least relative error there is for their degree, found by Lawson's algorithm.
+Both polynomials have the least relative error for their degree, found by Lawson's algorithm.
 """
 
 import math
@@ -14,14 +14,18 @@ from services.engine.kernels.cpu.vectors import above_whole, divide, multiply_ad
 
 LOG2_E = math.log2(math.e)
 
-# Rising powers of f: of f in [-0.5, 0.5], to 2e-7; of f in [0, 1), to 1e-4, a twentieth of what bfloat16 tells apart.
+# Coefficients of rising powers of f, the first for f in [-0.5, 0.5] with an error of 2e-7, the second for f in [0, 1)
+# with 1e-4, a twentieth of bfloat16's resolution.
 _AROUND_WHOLE = tuple(map(np.float32, (1.00000007, 0.693146967, 0.240221197, 0.0555071328, 0.0096755415, 0.0013276472)))
 _ABOVE_WHOLE = tuple(map(np.float32, (0.99992522, 0.69583354, 0.22606716, 0.07802452)))
 
 
 @njit
 def exp2(x: Any) -> Any:
-    """2**x, to 2e-7 of it; what is too small is 0 or next to it, what is too large is a large number or infinity."""
+    """Returns 2**x with a relative error of 2e-7.
+
+    Results too small for float32 become 0 or a number close to 0, results too large a large number or infinity.
+    """
     shifted = x + spread(float32(0.5))
     f = above_whole(shifted) - spread(float32(0.5))
     y = multiply_add(spread(_AROUND_WHOLE[5]), f, spread(_AROUND_WHOLE[4]))
@@ -32,7 +36,7 @@ def exp2(x: Any) -> Any:
 
 @njit
 def exp2_for_bfloat16(x: Any) -> Any:
-    """2**x, to 1e-4 of it, in less time."""
+    """Returns 2**x with a relative error of 1e-4, in less time than `exp2`."""
     f = above_whole(x)
     y = multiply_add(spread(_ABOVE_WHOLE[3]), f, spread(_ABOVE_WHOLE[2]))
     y = multiply_add(y, f, spread(_ABOVE_WHOLE[1]))
@@ -42,5 +46,5 @@ def exp2_for_bfloat16(x: Any) -> Any:
 
 @njit(error_model="numpy")
 def silu(x: Any) -> Any:
-    """x / (1 + e**-x)."""
+    """Returns x / (1 + e**-x)."""
     return divide(x, spread(float32(1)) + exp2(x * spread(float32(-LOG2_E))))

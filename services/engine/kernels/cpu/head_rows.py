@@ -1,6 +1,6 @@
-"""Rows of one head, of keys, values, queries or results: between where they lie and the memory that a thread works in.
+"""Copies rows of one head (keys, values, queries or results) between tensors and a thread's working memory.
 
-There, a row is a row of 32-bit words, padded to whole vectors: two bfloat16 each, or a float32.
+In the working memory a row consists of 32-bit words, padded to whole vectors. A word is two bfloat16 or a float32.
 """
 
 from typing import Any
@@ -15,21 +15,22 @@ _LINE = 64  # bytes
 
 
 def padded(head_dim: int) -> int:
-    """Elements of a row."""
+    """Returns the number of elements in a padded row."""
     return -(-head_dim // (2 * LANES)) * 2 * LANES
 
 
 @njit
 def clear(target: int, num_bytes: int) -> None:
-    """Zeros in whole lines."""
+    """Writes zeros, in whole cache lines."""
     for line in range(0, num_bytes, _LINE):
         store_floats(target + line, spread(0.0))
 
 
 def make_read(element: Element, head_dim: int, *, as_pairs: bool) -> Any:
-    """A function of kernels: address of a row of head_dim elements; address of a row of words, whose padding stays.
+    """Makes a function that kernels call. Its arguments: address of a row of head_dim elements; address of a row of
+    words, whose padding stays as it is.
 
-    as_pairs: words of two bfloat16, which is what `element` is then; else float32.
+    as_pairs: words are two bfloat16, and so is `element`; else float32.
     """
     if as_pairs:
         return _make_copy(head_dim)
@@ -61,7 +62,7 @@ def _make_copy(head_dim: int) -> Any:
 
 
 def make_write(element: Element, head_dim: int) -> Any:
-    """A function of kernels: address of a row of float32; address of where it goes, rounded."""
+    """Makes a function that kernels call. Its arguments: address of a row of float32; address of the rounded row."""
     store, store_vector, pointer, size = element.store, element.store_vector, element.pointer, element.size
     whole = head_dim // LANES * LANES
 
@@ -76,8 +77,11 @@ def make_write(element: Element, head_dim: int) -> Any:
 
 
 def make_read_rows(dtype: str, head_dim: int, block_size: int, *, as_pairs: bool) -> Any:
-    """A function of kernels: address of a head's keys, or values, in the first block; elements from block to block; its
-    row of the block table; first key, and how many; where they go, one row of words after the other, padded with zeros.
+    """Makes a function that kernels call.
+
+    Its arguments: address of a head's keys, or values, in the first block; elements from block to block; the block
+    table's row; first key, and how many keys; the address to which it writes one row of words after the other, padded
+    with zeros.
     """
     element = ELEMENTS[dtype]
     read, size = make_read(element, head_dim, as_pairs=as_pairs), element.size

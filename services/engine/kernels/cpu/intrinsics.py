@@ -1,6 +1,6 @@
-"""What numba lacks for kernels that run on raw memory: pointers, bit casts, a stack, an atomic counter.
+"""Additions to numba for kernels that run on raw memory: pointers, bit casts, a stack, an atomic counter.
 
-Numba compiles for the class of processors that was chosen as soon as this is imported.
+An import of this module makes numba compile for the class of processors that was chosen.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ ISA = known_isa()
 numba.config.CPU_NAME = binding.get_host_cpu_name()
 numba.config.CPU_FEATURES = ISA.target_features(host_features())
 
-# For functions of kernels. Python calls none of them: what numba makes for that is a sixth of the time to compile.
+# Decorates functions that only kernels call; wrappers for Python would take a sixth of the time to compile.
 njit = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
@@ -38,7 +38,7 @@ float_pointer = _pointer_to(float32)
 
 @intrinsic
 def address_of(_context: Any, _pointer: Any) -> Any:
-    """int64: where a pointer points to."""
+    """Returns the address in a pointer, int64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ptrtoint(arguments[0], ir.IntType(64))
@@ -54,7 +54,7 @@ long_pointer = _pointer_to(int64)
 
 @intrinsic
 def float_bits(_context: Any, _value: Any) -> Any:
-    """uint32: the bits of a float32."""
+    """Returns the bits of a float32, uint32."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -64,7 +64,7 @@ def float_bits(_context: Any, _value: Any) -> Any:
 
 @intrinsic
 def bits_float(_context: Any, _bits: Any) -> Any:
-    """float32 with these bits (uint32)."""
+    """Returns the float32 with these bits (uint32)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
@@ -74,7 +74,7 @@ def bits_float(_context: Any, _bits: Any) -> Any:
 
 @intrinsic
 def float64_of(_context: Any, _bits: Any) -> Any:
-    """float64 with these bits (int64)."""
+    """Returns the float64 with these bits (int64)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.DoubleType())
@@ -84,7 +84,7 @@ def float64_of(_context: Any, _bits: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def stack(_context: Any, _count: Any) -> Any:
-    """A pointer to so many float32 (a constant) that live as long as the function runs."""
+    """Returns a pointer to so many float32 (a constant), which exist as long as the function runs."""
     count = _count.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -97,7 +97,7 @@ def stack(_context: Any, _count: Any) -> Any:
 
 @intrinsic
 def fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
-    """Adds to an int64 that several threads share; returns what it was."""
+    """Adds to an int64 that several threads share. Returns its earlier value."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.atomic_rmw("add", *arguments, "acq_rel")
@@ -107,7 +107,7 @@ def fetch_add(_context: Any, _pointer: Any, _value: Any) -> Any:
 
 @intrinsic
 def load_acquire(_context: Any, _pointer: Any) -> Any:
-    """int64 that other threads write; what they wrote before it is seen after it."""
+    """Returns an int64 that other threads write. Their writes before it are visible afterwards."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(arguments[0], "acquire", 8)
@@ -117,7 +117,7 @@ def load_acquire(_context: Any, _pointer: Any) -> Any:
 
 @intrinsic
 def pause(_context: Any) -> Any:
-    """Leaves a moment to the other thread of the core."""
+    """Leaves the core to its other hardware thread for a moment."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         function_type = ir.FunctionType(ir.VoidType(), [])
@@ -128,7 +128,7 @@ def pause(_context: Any) -> Any:
 
 
 def _prefetch(locality: int) -> Any:
-    """Asks for the cache line at an address."""
+    """Makes a function that prefetches the cache line at an address."""
 
     @intrinsic
     def ask(_context: Any, _address: Any) -> Any:
@@ -137,7 +137,7 @@ def _prefetch(locality: int) -> Any:
             function_type = ir.FunctionType(ir.VoidType(), [bytes_pointer, flag, flag, flag])
             function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
             line = builder.inttoptr(arguments[0], bytes_pointer)
-            builder.call(function, [line, flag(0), flag(locality), flag(1)])  # for reading, data
+            builder.call(function, [line, flag(0), flag(locality), flag(1)])  # for reading; data, not instructions
             return context.get_dummy_value()
 
         return types.void(int64), generate
@@ -145,13 +145,13 @@ def _prefetch(locality: int) -> Any:
     return ask
 
 
-prefetch = _prefetch(3)  # into all caches
-prefetch_far = _prefetch(2)  # into all but the first
+prefetch = _prefetch(3)  # into caches of all levels
+prefetch_far = _prefetch(2)  # into caches of all levels but the first
 
 
 @intrinsic
 def call_at(_context: Any, _address: Any, _argument: Any) -> Any:
-    """Calls the C function at an address with an address, or a function without arguments."""
+    """Calls the C function at an address, with one address as argument or without arguments."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         bytes_pointer = ir.PointerType(ir.IntType(8))
@@ -165,42 +165,42 @@ def call_at(_context: Any, _address: Any, _argument: Any) -> Any:
 
 @njit
 def load_bfloat16(pointer: Any, index: int) -> float:
-    """float32."""
+    """Returns an element as float32."""
     return bits_float(uint32(pointer[index]) << uint32(16))
 
 
 @njit
 def store_bfloat16(pointer: Any, index: int, value: float) -> None:
-    """Rounds to nearest, ties to even. Not for NaN."""
+    """Writes a float32 rounded to nearest, ties to even. Does not handle NaN."""
     pointer[index] = uint16(round_bits(value) >> uint32(16))
 
 
 @njit
 def round_bits(value: float) -> int:
-    """The bits of a float32, the upper half rounded to bfloat16."""
+    """Returns the bits of a float32 whose upper half is rounded to bfloat16."""
     bits = float_bits(value)
     return bits + uint32(0x7FFF) + ((bits >> uint32(16)) & uint32(1))
 
 
 @njit
 def round_bfloat16(value: float) -> float:
-    """float32, rounded to what bfloat16 can hold."""
+    """Returns the nearest float32 that bfloat16 can hold."""
     return bits_float(round_bits(value) & uint32(0xFFFF0000))
 
 
 @njit
 def load_float32(pointer: Any, index: int) -> float:
-    """float32."""
+    """Returns an element."""
     return pointer[index]
 
 
 @njit
 def store_float32(pointer: Any, index: int, value: float) -> None:
-    """As it is."""
+    """Writes a float32 unchanged."""
     pointer[index] = value
 
 
 @njit
 def round_float32(value: float) -> float:
-    """As it is."""
+    """Returns the value unchanged."""
     return value

@@ -1,9 +1,9 @@
-"""Matrix products by register tiles: y = x W^T + b, and SiLU(gate(x)) * up(x) of two of them.
+"""Matrix products by register tiles: y = x W^T + b, and SiLU(gate(x)) * up(x), which takes two products.
 
-The weight lies in panels of 32 columns of y, a panel step by step along the depth (see `register_tiles`; `pack` makes
-it so). An item's rows of x stay in the second cache while panel after panel comes from memory; all rows are multiplied
-with a panel before the next one. Where rows are too long for the caches, some panels are multiplied along a part of the
-depth, then along the next, and what they come to so far is kept.
+The weight is packed in panels of 32 columns of y, and a panel step by step along the depth (see `register_tiles`;
+`pack` packs a weight). An item's rows of x stay in the second-level cache while one panel after another comes from
+memory; all rows are multiplied by a panel before the next one. If rows are too long for the caches, some panels are
+multiplied along a part of the depth, then along the next part, with the partial sums kept in memory.
 """
 
 from typing import Any
@@ -27,25 +27,25 @@ from services.engine.kernels.cpu.register_tiles import (
 )
 from services.engine.kernels.cpu.vectors import LANES, load_bfloat16s, store_floats
 
-MOST_ROWS = 256  # of an item
-_MOST_DEPTH = 2048  # that is multiplied at a time
+MOST_ROWS = 256  # of one item
+_MOST_DEPTH = 2048  # multiplied at a time
 _PANELS_TOGETHER = 8
 _AHEAD = 4096  # bytes
 _SUMS_BYTES = 2 * ISA.tile_rows * ROW_BYTES
 _PARTIAL_BYTES = _PANELS_TOGETHER * 2 * MOST_ROWS * ROW_BYTES
 _WIDE_ROW_BYTES = _MOST_DEPTH * 4 + 64  # an odd number of cache lines, so that rows have different places in a cache
-SCRATCH_BYTES = _SUMS_BYTES + _PARTIAL_BYTES + MOST_ROWS * _WIDE_ROW_BYTES  # that a thread needs
+SCRATCH_BYTES = _SUMS_BYTES + _PARTIAL_BYTES + MOST_ROWS * _WIDE_ROW_BYTES  # for one thread
 
 
 def padded(columns: int) -> int:
-    """Columns of whole panels."""
+    """Returns the number of columns, rounded up to whole panels."""
     return -(-columns // COLUMNS) * COLUMNS
 
 
 def pack(weight: Tensor) -> Tensor:
-    """[out, depth] in panels, [out / 32, steps, 32, depth of a step], with zeros where the last panel is not full.
+    """Packs [out, depth] into panels, [out / 32, steps, 32, depth of a step]; zeros fill the last panel.
 
-    bfloat16, an even depth: steps of 2. float32: of 1.
+    A step has a depth of 2 in bfloat16, where the depth must be even, and of 1 in float32.
     """
     out, depth = weight.shape
     of_step = 2 if weight.dtype == torch.bfloat16 else 1
@@ -55,12 +55,13 @@ def pack(weight: Tensor) -> Tensor:
 
 @per_item
 def make_matmul(dtype: str, *, gated: bool) -> Any:
-    """Arguments: x and the elements from row to row; target, and the same; packed weight; float32 bias, or 0; rows;
-    depth; panels of the target; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at most MOST_ROWS) and panels
-    of an item; panels from the end of an item to where the thread will go on. The panels of some rows are items next to
-    each other.
+    """Makes the kernel of a product. Items that are next to each other are panels of the same rows.
 
-    gated: the weight's panels are as many of gates and, after them, of what they gate: SiLU(first half) * second half.
+    Arguments of the kernel: x and the elements from row to row; target and the elements from row to row; packed weight;
+    float32 bias, or 0; rows; depth; panels of the target; SCRATCH_BYTES for each thread, on a 64-byte border; rows (at
+    most MOST_ROWS) and panels of an item; panels between the end of an item and the next item of its thread.
+
+    gated: the first half of the weight's panels are gates, the second half are gated: SiLU(first half) * second half.
     """
     element, arithmetic = ELEMENTS[dtype], arithmetic_of(dtype)
     arg = places(
@@ -85,7 +86,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         weight, bias, panels = a[arg.weight], a[arg.bias], a[arg.panels]
         rows_at_once, panels_at_once = a[arg.rows_at_once], a[arg.panels_at_once]
         target_stride = a[arg.target_stride] * size
-        items = (panels + panels_at_once - 1) // panels_at_once  # of the same rows
+        items = (panels + panels_at_once - 1) // panels_at_once  # that share their rows
         first_row, first_panel = item // items * rows_at_once, item % items * panels_at_once
         rows, end_panel = min(rows_at_once, a[arg.rows] - first_row), min(first_panel + panels_at_once, panels)
         x_rows = a[arg.x] + first_row * a[arg.stride] * size
@@ -120,7 +121,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                             into, apart = kept + begin * ROW_BYTES, int64(MOST_ROWS * ROW_BYTES)
                         for part in range(parts):
                             of_part = b + part * panels * all_steps * STEP_BYTES
-                            # Of the next panel, each tile asks for its share; one alone, for what it needs soon itself.
+                            # Each tile prefetches its share of the next panel; a single tile, what it reads soon.
                             ahead, ahead_step = of_part + _AHEAD, int64(STEP_BYTES)
                             if tiles > 1:
                                 ahead_step = STEP_BYTES // tiles + 1
@@ -148,7 +149,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
 
 @njit
 def widen_rows(x: int, stride: int, rows: int, width: int, wide: int) -> None:
-    """bfloat16 as float32."""
+    """Converts rows of bfloat16 to float32."""
     whole = width // LANES * LANES
     for row in range(rows):
         source, target = x + row * stride, wide + row * _WIDE_ROW_BYTES

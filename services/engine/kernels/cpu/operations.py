@@ -1,7 +1,7 @@
 """`Operations` and paged attention as kernels that numba compiles: each reads and writes its tensors once.
 
-Compiled when a runner is made, in some seconds for each dtype and shape of heads, or loaded as an earlier process has
-kept them (see `compiled`).
+Kernels are compiled when a runner is made, in some seconds for each dtype and shape of heads, or loaded as an earlier
+process stored them (see `compiled`).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class FusedOperations:
-    """See `Operations`. For the dtypes of `elements.ELEMENTS`."""
+    """`Operations` by compiled kernels, for the dtypes of `elements.ELEMENTS`."""
 
     def __init__(self, dtype: str) -> None:
         self._team = the_team()
@@ -94,7 +94,7 @@ class FusedOperations:
 
 
 class PagedKernels:
-    """See `Paged`."""
+    """`Paged` by compiled kernels."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
         self._team = the_team()
@@ -151,7 +151,7 @@ class PagedKernels:
 
 
 class PagedTileKernels:
-    """See `PagedTiles`."""
+    """`PagedTiles` by a compiled kernel."""
 
     def __init__(self, pool: Tensor, layout: KvLayout, group: int, scale: float) -> None:
         self._team = the_team()
@@ -197,12 +197,12 @@ def _decodes_by_amx(layout: KvLayout, group: int) -> bool:
 
 
 def _on_border(scratch: np.ndarray) -> int:
-    """Address of the first cache line that begins in it."""
+    """Returns the address of the first cache line that begins inside the scratch memory."""
     return -(-scratch.ctypes.data // 64) * 64
 
 
 def _at_layer(pool: Tensor, layout: KvLayout, layer: int) -> int:
-    """Address of the layer's K in the first head of the first block."""
+    """Returns the address of the layer's K in the first head of the first block."""
     return pool.data_ptr() + 2 * layer * layout.block_size * layout.head_dim * pool.itemsize
 
 

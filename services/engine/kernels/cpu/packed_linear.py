@@ -14,19 +14,19 @@ from services.engine.kernels.cpu.matmul import pack, padded
 from services.engine.kernels.cpu.register_tiles import COLUMNS
 from services.engine.kernels.cpu.team import the_team
 
-# Of an item: panels, but fewer where threads would have too few items to share evenly. With 4 to 16 panels, a product
-# of 1,848 rows took the same to 5 %.
+# Most panels of an item, fewer if threads would have too few items to share evenly; and items for each thread, at
+# least. With 4 to 16 panels, a product of 1,848 rows took the same time within 5 %.
 _MOST_PANELS, _LEAST_ITEMS = 12, 8
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
 class PackedLinear:
-    """x W^T + b, in the weight's dtype."""
+    """A linear layer, x W^T + b, that computes in the weight's dtype."""
 
     __slots__ = ("_bias", "_columns", "_depth", "_kernels", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [columns, depth], as `can_pack` says."""
+        """weight: [columns, depth], accepted by `can_pack`."""
         assert can_pack(weight)
         self._columns, self._depth = weight.shape
         self._kernels = _kernels(str(weight.dtype).removeprefix("torch."), by_amx=_fits_amx(weight))
@@ -38,11 +38,13 @@ class PackedLinear:
 
     @property
     def can_gate(self) -> bool:
-        """Whether each half of the columns are whole panels."""
+        """Returns True if each half of the columns consists of whole panels."""
         return self._columns % (2 * COLUMNS) == 0
 
     def __call__(self, x: Tensor, *, gated: bool = False) -> Tensor:
-        """[rows, depth] -> [rows, columns], or with `gated` [rows, columns / 2]: SiLU(first half) * second half."""
+        """Maps [rows, depth] to [rows, columns], or with `gated` to [rows, columns / 2]: SiLU(first half) * second
+        half.
+        """
         assert self.can_gate or not gated
         rows, kernels, team = len(x), self._kernels, the_team()
         width = self._columns // 2 if gated else self._columns
@@ -79,12 +81,12 @@ class PackedLinear:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether there is a kernel for this weight."""
+    """Returns True if there is a kernel for this weight."""
     return weight.dtype in _DTYPES and (weight.dtype == torch.float32 or weight.shape[1] % 2 == 0)
 
 
 class _Kernels:
-    """Products of one kind, and the memory that they work in."""
+    """The kernels of products of one kind, and their scratch memory."""
 
     def __init__(self, dtype: str, *, by_amx: bool) -> None:
         kind: Any = amx_matmul if by_amx else matmul

@@ -1,5 +1,6 @@
-"""The most that a core can do: independent multiply-adds in registers, by the instructions that the class's kernels are
-made of. No step runs this; benchmarks do, since kernels are held against it.
+"""The peak rate of a core: independent multiply-adds in registers, by the instructions of the class's kernels.
+
+Benchmarks compare kernels with it; no step runs this code.
 """
 
 from typing import Any
@@ -15,12 +16,12 @@ from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
 from services.engine.kernels.cpu.vectors import LANES, add_products_of_pairs, floats, multiply_add, spread, sum_of_lanes
 
 _ARG = places("rounds memory config")
-_SAVED_AT = 64  # bytes, in the memory: the tile configuration that others may have left
+_SAVED_AT = 64  # offset in bytes of the saved tile configuration of other code
 _CHAINS = ISA.tile_rows * ISA.tile_vectors
 
 
 def operations_of_round(dtype: str) -> int:
-    """Two for a multiply-add."""
+    """Returns the operations of a round; a multiply-add counts as two."""
     if ISA.has_amx and dtype == "bfloat16":
         return 4 * 2 * 16 * 16 * 32
     return _CHAINS * LANES * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 1) * 2
@@ -28,17 +29,19 @@ def operations_of_round(dtype: str) -> int:
 
 @per_item
 def make_multiply_adds(dtype: str) -> Any:
-    """Arguments: rounds of an item; 128 bytes of memory; a configuration of tiles."""
+    """Makes a kernel of multiply-adds. Arguments of the kernel: rounds of an item; 128 bytes of memory; a configuration
+    of tiles.
+    """
     return _make_tile_work() if ISA.has_amx and dtype == "bfloat16" else _make_vector_work(dtype)
 
 
 def _make_vector_work(dtype: str) -> Any:
-    """As many independent multiply-adds in a round as a register tile has sums."""
+    """Makes work by vectors: a round is one independent multiply-add for each vector of sums in a register tile."""
     arg, loop = _ARG, _make_loop(pairs=arithmetic_of(dtype) is Arithmetic.PAIRS)
 
     @njit
     def work(a: Any, _item: int, _thread: int) -> None:
-        factor = spread(float32(a[arg.rounds]))  # not known when this is compiled
+        factor = spread(float32(a[arg.rounds]))  # unknown to the compiler
         float_pointer(a[arg.memory])[0] = sum_of_lanes(loop(a[arg.rounds], factor))
 
     return work
@@ -84,7 +87,7 @@ def _multiply_pairs(builder: Any, value: Any, factor: Any) -> Any:
 
 
 def _make_tile_work() -> Any:
-    """Four products of tiles of zeros in a round, by AMX."""
+    """Makes work by AMX: a round is four products of tiles of zeros."""
     arg = _ARG
     add_0, add_1, add_2, add_3 = (amx.add_product(target, 4 + target // 2, 6 + target % 2) for target in range(4))
 

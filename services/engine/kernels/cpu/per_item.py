@@ -1,4 +1,4 @@
-"""What every kernel is: a function called by each thread of a team, which takes items until there are none."""
+"""The frame of every kernel: each thread of a team calls it once, and takes items until none is left."""
 
 from collections import namedtuple
 from collections.abc import Callable
@@ -10,21 +10,23 @@ from numba import int64, types
 from services.engine.kernels.cpu.compiled import MachineCode, compiled
 from services.engine.kernels.cpu.intrinsics import address_of, fetch_add, long_pointer
 
-ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, THREAD_COUNTER, MAX_THREADS = range(5)  # of a kernel's int64 arguments
-NUM_HEADER = 5  # its own follow
+ITEM_COUNTER, NUM_ITEMS, AT_A_TIME, THREAD_COUNTER, MAX_THREADS = range(5)  # index in a kernel's int64 arguments
+NUM_HEADER = 5  # the kernel's own arguments follow
 
 
 def places(names: str) -> Any:
-    """Where in a kernel's arguments its own lie: a tuple with these names, in the order in which they are passed."""
+    """Returns a tuple with these names: the index of each of a kernel's own arguments, in the order in which they are
+    passed.
+    """
     fields = names.split()
     return namedtuple("Places", fields)(*range(NUM_HEADER, NUM_HEADER + len(fields)))
 
 
 def per_item(make: Callable[..., Any]) -> Callable[..., MachineCode]:
-    """Decorates a maker of `work(arguments, item, thread)`: it returns a C function of a pointer to int64. See
-    `compiled` for what the maker may depend on.
+    """Decorates a maker of `work(arguments, item, thread)`, which then returns a C function of a pointer to int64.
+    `compiled` says what the maker may depend on.
 
-    thread: below MAX_THREADS, so that each may have memory of its own; if there are more, they do nothing.
+    thread: below MAX_THREADS, so that each thread may have memory of its own; further threads do nothing.
     """
 
     @compiled(types.CPointer(int64))

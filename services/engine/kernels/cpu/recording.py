@@ -1,10 +1,10 @@
-"""Kernels that are recorded, and then run in one parallel region.
+"""Kernel calls that are recorded, and then run in one parallel region.
 
-`Recording`: one after the other, and again with other inputs. What CUDA graphs are to a GPU: of a small step, a good
-part is the way from Python into each kernel.
+`Recording`: runs one call after the other, and again with other inputs, as CUDA graphs do on a GPU. In a small step, a
+good part of the time is the way from Python into each kernel.
 
-`RowBlocks`: all of them for some rows, then all of them for the next. What one kernel writes the next one finds in the
-cache of the same core.
+`RowBlocks`: runs all calls for some rows, then all calls for the next rows. A kernel finds in its core's cache what the
+kernel before it wrote.
 """
 
 import ctypes
@@ -25,29 +25,31 @@ from services.engine.kernels.cpu.per_item import AT_A_TIME, ITEM_COUNTER, NUM_IT
 _CALL_WORDS = 32  # the kernel's address, then its arguments; at the end, how many threads began and ended it
 _BEGAN, _ENDED = 30, 31
 _TRIES = 500
-_ROWS = 128  # at least, of a buffer: so that recordings for other numbers of rows use the same memory
-_BUFFERS = 4  # of one width, used in turn: a layer needs a result for two more operations
+_ROWS = 128  # of a buffer, at least: recordings for other numbers of rows use the same memory
+_BUFFERS = 4  # of one width, used in turn: a layer still reads a result two operations later
 _LINE_BYTES = 64
 T = TypeVar("T")
 _SCHED_YIELD = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
 
 
 class Recording(Generic[T]):
-    """Calls of kernels, and what they are to return."""
+    """Recorded calls of kernels, and the result that they compute."""
 
     def __init__(self, pointers: Sequence[int]) -> None:
-        """pointers: addresses of the inputs, all different. What is given one is given the new one later."""
+        """pointers: addresses of the inputs, all different. In later runs, arguments equal to one of them get its new
+        value.
+        """
         assert len(set(pointers)) == len(pointers)
         self._pointers = list(pointers)
         self._calls = bytearray()
         self._num_empties: dict[tuple[int, torch.dtype], int] = {}
 
     def add(self, *words: int) -> None:
-        """A call: the kernel's address and its arguments."""
+        """Records a call: the kernel's address and its arguments."""
         self._calls += _packing(len(words)).pack(*words)
 
     def empty(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """[rows, width], for a result that the next three of this width do not outlive.
+        """Returns memory for a result, [rows, width], which is overwritten by the fourth next result of this width.
 
         Rows that are read together are so far apart that they have different places in the cache.
         """
@@ -56,14 +58,14 @@ class Recording(Generic[T]):
         return _buffer(number % _BUFFERS, -(-rows // _ROWS) * _ROWS, width, dtype)[:rows]
 
     def finish(self, result: T) -> None:
-        """All calls are there."""
+        """Ends the recording: all calls are there."""
         self.result = result
         self._words = np.frombuffer(self._calls, dtype=np.int64).reshape(-1, _CALL_WORDS)
         flat = self._words.reshape(-1)
         self._places = [np.flatnonzero(flat == pointer) for pointer in self._pointers]
 
     def rewind(self, pointers: Sequence[int]) -> None:
-        """As it was before it ran, for other inputs."""
+        """Resets the counters of all calls, and sets other inputs."""
         flat = self._words.reshape(-1)
         for places, pointer in zip(self._places, pointers, strict=True):
             flat[places] = pointer
@@ -72,39 +74,38 @@ class Recording(Generic[T]):
         self._words[:, _BEGAN:] = 0
 
     def argument(self) -> Any:
-        """For the function that `make_program` makes."""
+        """Makes the argument of `make_program`'s function."""
         return (ctypes.c_int64 * 4)(len(self._words), self._words.ctypes.data, _CALL_WORDS * 8, _SCHED_YIELD)
 
 
 class RowBlocks:
-    """Calls of kernels that compute each row of their results from the same row of what they are given."""
+    """Recorded calls of kernels that compute each row of their results from the same row of their inputs."""
 
     def __init__(self, rows: int, rows_at_once: int, max_threads: int) -> None:
         self.rows_at_once = rows_at_once
         self._max_threads = max_threads
         self._num_blocks = -(-rows // rows_at_once)
         self._calls = bytearray()
-        self._empties: list[Tensor] = []  # until they have run
+        self._empties: list[Tensor] = []  # kept until the calls have run
 
     def add(self, *words: int) -> None:
-        """A call: the kernel's address and its arguments. It takes the items of a block at a time."""
+        """Records a call: the kernel's address and its arguments. The call takes the items of one block at a time."""
         self._calls += _packing(len(words)).pack(*words)
 
     def empty(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """See `empty_rows`. There is memory for a whole block of each thread."""
+        """Returns memory like `empty_rows`, with room for a whole block of each thread."""
         whole = empty_rows(max(rows, self._max_threads * self.rows_at_once), width, dtype)
         self._empties.append(whole)
         return whole[:rows]
 
     def at_a_time(self, num_items: int) -> int:
-        """How many of a kernel's items, which are as many as there are rows or blocks, belong to a block."""
+        """Returns how many of a kernel's items are a block. There is an item for each row or for each block."""
         return 1 if num_items == self._num_blocks else self.rows_at_once
 
     def argument(self, results: Sequence[Tensor]) -> Any:
-        """For the function that `make_row_program` makes. results: what is looked at afterwards.
+        """Makes the argument of `make_row_program`'s function. results: the tensors that are read afterwards.
 
-        Of anything else that was made on the way, a thread uses the same rows for all blocks, which so stay in its
-        cache.
+        In all other tensors of these calls a thread uses the same rows for all its blocks; so they stay in its cache.
         """
         self._words = np.frombuffer(self._calls, dtype=np.int64)
         self._shifts = np.zeros_like(self._words)
@@ -127,9 +128,12 @@ class RowBlocks:
 
 @compiled(types.CPointer(int64))
 def make_row_program() -> Any:
-    """A C function of a pointer to int64: how many calls; where they lie; as many words, to be added to theirs as often
-    as the thread's number is above the block's; memory for one call for each thread; blocks of rows; threads; two
-    counters. Each thread makes all calls for a block, and takes the next one.
+    """Makes a C function of a pointer to int64. Each thread takes a block of rows, makes all calls for it, and takes
+    the next.
+
+    Arguments: number of calls; their address; the address of as many words, the shifts: a shift is added to a call's
+    word for each number by which the thread is above the block; memory for one call for each thread; number of blocks;
+    number of threads; two counters.
     """
 
     def program(a: Any) -> None:
@@ -158,12 +162,13 @@ def make_row_program() -> Any:
 
 @compiled(types.CPointer(int64))
 def make_program() -> Any:
-    """A C function of a pointer to int64: how many calls; where they lie, and bytes from one to the next; the address
-    of sched_yield. Each thread makes all calls.
+    """Makes a C function of a pointer to int64. Each thread makes all calls.
 
-    A call is over when all its items are: a thread that came to none of them, because another process has its core, is
-    not waited for. So that it has to come to that, and the other process not to wait, threads offer their core between
-    calls rather than lose it in the middle of an item.
+    Arguments: number of calls; their address, and bytes from one to the next; the address of sched_yield.
+
+    A call ends when all its items are done. It does not wait for a thread that took no item because another process has
+    its core. Threads offer their core between calls: otherwise the other process would wait, and then take the core in
+    the middle of an item.
     """
 
     def program(a: Any) -> None:
@@ -176,7 +181,7 @@ def make_program() -> Any:
             call_at(a[3], 0)
             tries = 0
             while True:
-                num_ended = load_acquire(ended)  # before the other, or a thread that came for nothing would count
+                num_ended = load_acquire(ended)  # read before `began`, or a thread that found no item would count
                 if num_ended == load_acquire(began):
                     break
                 tries += 1
@@ -188,10 +193,10 @@ def make_program() -> Any:
 
 
 def empty_rows(rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """[rows, width], whose rows begin an odd number of cache lines apart where they are whole lines.
+    """Returns memory, [rows, width]. Rows of whole cache lines begin an odd number of lines apart.
 
-    An even number, and rows would share places in the caches, all of them the same one of 64 where it is a power of 2:
-    64-byte stores to rows 8,192 bytes apart took a matrix product twice its time.
+    With an even number, rows would share places in the caches; with a power of 2, all would share one of 64 places:
+    64-byte stores to rows 8,192 bytes apart made a matrix product take twice its time.
     """
     lines, rest = divmod(width * dtype.itemsize, _LINE_BYTES)
     apart = _LINE_BYTES // dtype.itemsize if rest == 0 and lines % 2 == 0 else 0

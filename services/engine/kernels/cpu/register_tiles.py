@@ -1,4 +1,4 @@
-"""Products of small matrices whose sums stay in registers: what all others are made of, where it is not AMX.
+"""Products of small matrices whose sums stay in registers. All other products consist of them, except AMX's.
 
     sums [rows, 32] += a [rows, steps] x b [steps, 32]
 
@@ -7,15 +7,15 @@
          to step
     sums float32, rows 128 bytes apart
 
-What a word holds, and how it is multiplied, is an `Arithmetic`:
+An `Arithmetic` says what a word holds and how words are multiplied:
 
     PAIRS    two bfloat16 in both, in one instruction
-    WIDENED  two bfloat16 in b, which are made float32 on the way; in a two float32
+    WIDENED  two bfloat16 in b, converted to float32 before the product; in a two float32
     SINGLES  a float32 in both
 
-Rows are multiplied `Isa.tile_rows` at a time: so many that their sums fill the registers but for what is multiplied,
-since each word of b that is loaded then serves all of these rows, and each of a all columns (Goto and van de Geijn
-2008, ACM TOMS 34(3)). There is code for each number of rows up to that.
+`Isa.tile_rows` rows are multiplied at a time: so many that sums and operands fill the registers. Each word of b that is
+loaded then serves all of these rows, and each word of a serves all columns (Goto and van de Geijn 2008, ACM TOMS
+34(3)). There is code for each number of rows up to that.
 """
 
 from enum import Enum
@@ -34,14 +34,14 @@ from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
 _VECTOR_BYTES = 64
 _NUM_ARGUMENTS, _LINE = 11, 64
-_TOGETHER = 3  # rows that are addressed from one pointer: it, and 1 or 2 times the distance further
+_TOGETHER = 3  # rows addressed from one pointer: at it, and at 1 and 2 times the distance from it
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
 _FIRST_LANE = ir.Constant(_WORDS, [0] * LANES)
 
 
 class Arithmetic(Enum):
-    """What is multiplied: see above. The value: bytes of a for each step."""
+    """The kinds of products; see above. The value: bytes of a for each step."""
 
     PAIRS = "pairs"
     WIDENED = "widened"
@@ -49,17 +49,17 @@ class Arithmetic(Enum):
 
     @property
     def a_bytes(self) -> int:
-        """Of a row, for each step, where steps lie next to each other."""
+        """Returns the bytes of a row of a for each step, where steps lie next to each other."""
         return 8 if self is Arithmetic.WIDENED else 4
 
     @property
     def depth(self) -> int:
-        """Of a step: products that it adds to each sum."""
+        """Returns the depth of a step: the products that it adds to each sum."""
         return 1 if self is Arithmetic.SINGLES else 2
 
 
 def arithmetic_of(dtype: str) -> Arithmetic:
-    """For a weight of this dtype, bfloat16 or float32."""
+    """Returns the arithmetic for a weight of this dtype, bfloat16 or float32."""
     if dtype == "float32":
         return Arithmetic.SINGLES
     return Arithmetic.PAIRS if ISA.has_bfloat16 else Arithmetic.WIDENED
@@ -67,9 +67,12 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 
 @cache
 def multiply_rows(arithmetic: Arithmetic) -> Any:
-    """A function of kernels: rows, address of a, bytes from row to row and from step to step; address of b, bytes from
-    step to step; steps, not none; address of sums; whether these start from 0, and not from what they are; an address
-    and bytes: each step asks for two cache lines there, and the next step for those so many bytes further.
+    """Makes a function that kernels call.
+
+    Its arguments: rows; address of a, bytes from row to row and from step to step; address of b, bytes from step to
+    step; steps, at least 1; address of sums; True if sums start from 0, False if the products are added to them; an
+    address and bytes for prefetching: each step prefetches two cache lines at the address, which then rises by these
+    bytes.
     """
     call_tile, most = _make_call(_tile_function(arithmetic)), ISA.tile_rows
 
@@ -87,7 +90,7 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
         ahead: int,
         ahead_step: int,
     ) -> None:
-        """In tiles of about the same size."""
+        """Multiplies the rows in tiles of about the same size."""
         tiles = (rows + most - 1) // most
         begin = 0
         for tile in range(tiles):
@@ -101,7 +104,7 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
 
 @cache
 def _tile_function(arithmetic: Arithmetic) -> MachineCode:
-    """A C function for at most `Isa.tile_rows` rows, compiled once for all kernels that call it."""
+    """Makes a C function for at most `Isa.tile_rows` rows, compiled once for all kernels that call it."""
     return _make_tile_function(arithmetic)
 
 
@@ -128,7 +131,7 @@ def _make_tile_function(arithmetic: Arithmetic) -> Any:
 
 
 def _make_call(tile_function: MachineCode) -> Any:
-    """A function of kernels that calls it, by its symbol: its address is another one in each process."""
+    """Makes a function that calls the tile function by its symbol: its address differs from process to process."""
     symbol = tile_function.symbol
     binding.add_symbol(symbol, tile_function.address)
 
@@ -195,7 +198,7 @@ def _tile(arithmetic: Arithmetic) -> Any:
 
 
 class _TileBuilder:
-    """Writes the loop over the steps for one number of rows, and `Isa.tile_vectors` vectors of columns."""
+    """Builds the loop over the steps for one number of rows, and `Isa.tile_vectors` vectors of columns."""
 
     def __init__(self, builder: Any, arithmetic: Arithmetic, rows: int) -> None:
         self._builder = builder
@@ -216,7 +219,7 @@ class _TileBuilder:
         ahead: Any,
         ahead_step: Any,
     ) -> None:
-        """vector: the first of the columns'."""
+        """Builds the loop. vector: the index of the first vector of columns."""
         builder, shift = self._builder, _LONG(vector * _VECTOR_BYTES)
         b, sums = builder.add(b, shift), builder.add(sums, shift)
         before = self._sums_before(sums, builder.icmp_unsigned("!=", afresh, _LONG(0)))
@@ -244,7 +247,7 @@ class _TileBuilder:
             builder.store(value, place, align=4)
 
     def _running(self, value: Any, entry: Any) -> Any:
-        """A value of the loop, which begins as another one."""
+        """Makes a value of the loop that begins as `value`."""
         running = self._builder.phi(value.type)
         running.add_incoming(value, entry)
         return running
@@ -253,7 +256,7 @@ class _TileBuilder:
         running.add_incoming(value, self._builder.block)
 
     def _ask_for(self, address: Any) -> None:
-        """Two cache lines, for reading, into all caches."""
+        """Prefetches two cache lines, for reading, into all caches."""
         builder, pointer = self._builder, ir.PointerType(ir.IntType(8))
         function_type = ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD])
         function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
@@ -296,7 +299,7 @@ class _TileBuilder:
         return sums
 
     def _parts_of_b(self, words: list[Any]) -> list[list[Any]]:
-        """What a step multiplies, one after the other: vectors of words, or of float32."""
+        """Returns the operands of a step, to be multiplied one after the other: vectors of words, or of float32."""
         builder = self._builder
         if self._arithmetic is Arithmetic.PAIRS:
             return [words]

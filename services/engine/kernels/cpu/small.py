@@ -19,10 +19,10 @@ _THREE_VECTORS = 3 * LANES
 
 @per_item
 def make_add_norm(dtype: str) -> Any:
-    """x += y, and the RMSNorm of that (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
+    """Makes a kernel: x += y, then the RMSNorm of x (Zhang and Sennrich 2019, arXiv 1910.07467). An item is a row.
 
-    Arguments: x [rows, width]; y, the same, or 0 for none, and the elements from row to row there; weight [width]; out
-    [rows, width], and the same; width; eps.
+    Arguments of the kernel: x [rows, width]; y [rows, width], or 0 for none, and the elements from row to row in it;
+    weight [width]; out [rows, width], and the elements from row to row in it; width; eps.
     """
     element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
@@ -66,10 +66,11 @@ def make_add_norm(dtype: str) -> Any:
 
 @per_item
 def make_rotate(dtype: str) -> Any:
-    """Norms where there is a weight, then rotates, the leading heads of each token in place. An item is a token.
+    """Makes a kernel that norms, if there is a weight, and rotates the leading heads of each token in place. An item is
+    a token.
 
-    Arguments: heads, elements from token to token, rotated heads of a token, head_dim, cos [rows, head_dim],
-    signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
+    Arguments of the kernel: heads, elements from token to token, rotated heads of a token, head_dim, cos [rows,
+    head_dim], signed sin [rows, head_dim], weight [rotated heads, head_dim] or 0, eps.
     """
     element = ELEMENTS[dtype]
     load, store, round_, pointer, size = element.load, element.store, element.round, element.pointer, element.size
@@ -108,9 +109,10 @@ def make_rotate(dtype: str) -> Any:
 
 @per_item
 def make_silu_mul(dtype: str) -> Any:
-    """SiLU(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
+    """Makes a kernel of SiLU(gate) * up (Shazeer 2020, arXiv 2002.05202). An item is a row.
 
-    Arguments: gate and up [rows, 2 * width], out [rows, width], each with the elements from row to row, width.
+    Arguments of the kernel: gate and up [rows, 2 * width], out [rows, width], each followed by the elements from row to
+    row in it; width.
     """
     element = ELEMENTS[dtype]
     load, store, round_, size = element.load_vector, element.store_vector, element.round_vector, element.size
@@ -119,12 +121,12 @@ def make_silu_mul(dtype: str) -> Any:
 
     @njit
     def silu_mul(gate: int, up: int, out: int) -> None:
-        """16 of a row."""
+        """Computes 16 elements of a row."""
         store(out, round_(silu(load(gate))) * load(up))
 
     @njit
     def silu_mul_rest(gate: int, up: int, out: int, count: int) -> None:
-        """Fewer: where there are 16."""
+        """Computes the last, fewer than 16 elements of a row, by way of 16."""
         room = address_of(stack(_THREE_VECTORS))
         for i in range(count):
             pointer(room)[i], pointer(room)[LANES + i] = pointer(gate)[i], pointer(up)[i]
@@ -147,10 +149,10 @@ def make_silu_mul(dtype: str) -> Any:
 
 @per_item
 def make_store_kv(dtype: str) -> Any:
-    """Copies each token's K and V heads into the pool. An item is a token.
+    """Makes a kernel that copies each token's K and V heads into the pool. An item is a token.
 
-    Arguments: k, v, elements from token to token of both, kv_heads, head_dim, pool, int64 offset in the pool of each
-    token's K in head 0, elements from head to head there, from K to V.
+    Arguments of the kernel: k; v; elements from token to token in both; kv_heads; head_dim; pool; int64 offset in the
+    pool of each token's K in head 0; elements from head to head in the pool; elements from K to V.
     """
     pointer, size = ELEMENTS[dtype].pointer, ELEMENTS[dtype].size
     arg = places("k v stride kv_heads head_dim pool offsets head_stride plane")

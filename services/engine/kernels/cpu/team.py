@@ -1,7 +1,7 @@
 """Runs compiled kernels on all threads of the OpenMP team that torch's own operations use.
 
-A team of one's own would wait for work on the same cores as torch's. Threads take items from a counter that they share,
-so one that is held up does not hold up the others.
+A second team would compete with torch's for the same cores. Threads take items from a shared counter, so a delayed
+thread does not delay the others.
 """
 
 import ctypes
@@ -22,15 +22,19 @@ from services.engine.openmp import OpenMP, loaded_openmp
 
 _MOST_AT_A_TIME, _TAKES = 16, 16
 _MAX_RECORDINGS = 128
-# Blocks of rows: what kernels read and write of one, beside weights, is to fit into the second cache. Of a small block
-# the weights' way from memory would take longer than the products. Of 1,848 rows, blocks of 128 to 256 were within 3 %.
+# Limits of a block of rows. All that kernels read and write of it, weights aside, should fit into the second-level
+# cache; with too few rows, loading the weights from memory would take longer than the products. For 1,848 rows, blocks
+# of 128 to 256 rows were within 3 % of each other.
 _BLOCK_BYTES, _LEAST_ROWS, _ROWS_STEP = 3 << 19, 96, 16
-Kernel = Any  # see per_item
+Kernel = Any  # a MachineCode of `per_item`
 T = TypeVar("T")
 
 
 def rows_of_a_block(rows: int, row_bytes: int, num_threads: int) -> int | None:
-    """So many that each thread has as many blocks, two where that is not too few rows; None: no blocks."""
+    """Returns the rows of a block such that each thread has the same number of blocks; None: no blocks.
+
+    Each thread gets two blocks or more, unless blocks then have too few rows.
+    """
     most = min(MOST_ROWS, _BLOCK_BYTES // row_bytes)
     if most < _LEAST_ROWS:
         return None
@@ -43,7 +47,7 @@ def rows_of_a_block(rows: int, row_bytes: int, num_threads: int) -> int | None:
 
 
 def float_argument(value: float) -> int:
-    """A float64 among a kernel's int64 arguments."""
+    """Packs a float64 into one of a kernel's int64 arguments."""
     bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
     return bits
 
@@ -62,19 +66,20 @@ class Team:
 
     @property
     def rows_at_once(self) -> int | None:
-        """In `by_rows`: how many rows are a block."""
+        """Returns the rows of a block inside `by_rows`, else None."""
         return self._recording.rows_at_once if isinstance(self._recording, RowBlocks) else None
 
     @property
     def num_threads(self) -> int:
-        """That run the next kernel."""
+        """Returns how many threads run the next kernel."""
         return min(self.max_threads, self._openmp.num_threads)
 
     def run(self, kernel: Kernel, num_items: int, *arguments: int, at_a_time: int | None = None) -> None:
-        """Calls the kernel once on each thread, and returns when all have. Other Python threads run meanwhile.
+        """Calls the kernel once on each thread, and returns when all calls have returned. Other Python threads run
+        meanwhile.
 
-        at_a_time: items that a thread takes; None: some, as many small ones would. In `by_rows`, there are as many
-        items as rows, or as blocks of rows, and it is those of a block.
+        at_a_time: items that a thread takes at once; None: chosen for many small items. Inside `by_rows` it is not
+        used: the kernel has an item for each row or for each block of rows, and a thread takes those of a block.
         """
         if isinstance(self._recording, RowBlocks):
             at_a_time = self._recording.at_a_time(num_items)
@@ -88,10 +93,10 @@ class Team:
         self._openmp.run(kernel.address, block)
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
-        """Runs the kernels that `body` runs, all at once when it ends, and returns what it returned.
+        """Runs the kernels that `body` runs, all at once when `body` ends, and returns its result.
 
-        It is only called where there is no recording with this key: then it must run the same kernels for whatever
-        inputs, all of the same shapes. What else they touch has to stay where it is; `empty` sees to that.
+        `body` is called only if there is no recording with this key. It must run the same kernels for any inputs of the
+        same shapes. All other memory that these kernels use must stay in place; memory of `empty` does.
         """
         pointers = [tensor.data_ptr() for tensor in inputs]
         recording: Recording[T] | None = self._recordings.pop(key, None)
@@ -99,16 +104,16 @@ class Team:
             recording = self._record(pointers, body)
         else:
             recording.rewind(pointers)
-        self._recordings[key] = recording  # the one that was used last is last
+        self._recordings[key] = recording  # in order of last use
         if len(self._recordings) > _MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         self._openmp.run(self._program.address, recording.argument())
         return recording.result
 
     def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
-        """Runs the kernels that `body` runs, all for some rows before all for the next, and returns what it returned.
+        """Runs the kernels that `body` runs, all for some rows before all for the next rows, and returns its result.
 
-        row_bytes: that the one with the widest rows reads and writes of each.
+        row_bytes: bytes that the kernel with the widest rows reads and writes for each row.
         """
         rows_at_once = rows_of_a_block(rows, row_bytes, self.num_threads)
         if self._recording is not None or rows_at_once is None:
@@ -123,7 +128,9 @@ class Team:
         return result
 
     def empty(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """As `empty_rows`. In `replay`, its memory is another one's too, of those that are made a little later."""
+        """Returns memory like `empty_rows`. Inside `replay`, results that are made a little later use the same memory
+        again.
+        """
         if self._recording is not None:
             return self._recording.empty(rows, width, dtype)
         return empty_rows(rows, width, dtype)
@@ -139,5 +146,5 @@ class Team:
 
 @cache
 def the_team() -> Team:
-    """This process's."""
+    """Returns this process's team."""
     return Team()

@@ -1,14 +1,14 @@
 """Attention of many query tokens over paged KV: for prompts, and for prefixes that rows share.
 
-An item is a tile of query tokens and a KV head, all of whose query heads are rows of it. Everything is transposed, so
-that a query has a lane of its vectors to itself, and its softmax needs nothing of other lanes:
+An item is a tile of query tokens and a KV head; all query heads of the KV head are rows of the tile. All matrices are
+transposed, so that a query has one lane of each vector to itself, and its softmax needs no other lane:
 
     scores  [keys, 32]     = K [keys, head_dim] x Q^T [head_dim, 32]      float32, of 32 queries
     weights [keys, 32]     = exp2(scores - reference)
     sums    [head_dim, 32] += V^T [head_dim, keys] x weights [keys, 32]   float32
 
-K and V of a segment of keys are copied once, to where they are multiplied well, for all rows of the tile. AMX
-multiplies them, or register tiles do.
+K and V of a segment of keys are copied once for all rows of the tile, into the order in which AMX or register tiles
+multiply them fastest.
 """
 
 import math
@@ -37,29 +37,29 @@ from services.engine.kernels.cpu.vectors import LANES, divide, load_floats, spre
 
 _CHUNK = 128  # keys whose scores are kept at a time
 _PAIR = 2 * LANES  # queries at a time
-_LINE, _ROW_BYTES = 64, 128  # bytes: of 16 words; of a row of 32
+_LINE, _ROW_BYTES = 64, 128  # bytes of 16 words; of a row of 32 words
 _LN_2 = math.log(2)
 
 
 class TileAttention:
-    """The kernel for one dtype and shape of heads, and what it has to be given."""
+    """The kernel for one dtype and shape of heads, its `config` argument, and the scratch memory that it needs."""
 
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
-        """Compiles it. group: query heads of a KV head, so many that a tile has room for one token."""
+        """Compiles the kernel. group: query heads of a KV head, at most the rows of a tile."""
         products = _make_products(dtype, head_dim, block_size)
         assert group <= products.max_rows
         self.config = products.config
-        self.max_tokens = products.max_rows // group  # of a tile
-        self.scratch_bytes = _Memory(dtype, products.max_rows, head_dim).bytes  # that a thread needs
+        self.max_tokens = products.max_rows // group  # of one tile
+        self.scratch_bytes = _Memory(dtype, products.max_rows, head_dim).bytes  # for one thread
         self.kernel = _make_kernel(dtype, head_dim, group, block_size)
 
 
 class _Memory:
-    """Where in a thread's memory things lie: offsets in bytes."""
+    """The layout of a thread's memory: offsets in bytes."""
 
     def __init__(self, dtype: str, max_rows: int, head_dim: int) -> None:
         depth = padded(head_dim)
-        self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # of a key, value or query
+        self.row = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # bytes of a key, value or query
         self.sums = 0
         self.queries = self.sums + max_rows * depth * 4
         self.keys = self.queries + max_rows * self.row
@@ -67,7 +67,7 @@ class _Memory:
         self.staged = self.values + (max_rows + _PAIR) * self.row  # 32 rows of words, or 16 of float32
         self.scores = self.staged + _PAIR * depth * 4
         self.states = self.scores + _CHUNK * _ROW_BYTES
-        self.spans = self.states + max_rows // LANES * STATE_BYTES  # of 16 queries: lowest and highest limit
+        self.spans = self.states + max_rows // LANES * STATE_BYTES  # for 16 queries: lowest and highest limit
         self.saved = self.spans + max_rows // LANES * 8
         self.bytes = -(-(self.saved + _LINE) // _LINE) * _LINE
 
@@ -88,19 +88,22 @@ def _make_products(dtype: str, head_dim: int, block_size: int) -> TileProducts:
 
 @per_item
 def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
-    """Arguments: kv_heads; q and the elements from token to token there; out [T, heads, head_dim] and lse, float32[T,
-    heads]; int32 index in both of the tiles' tokens, and how many keys each sees, one tile after the other; int32[N +
-    1] where a tile begins there; int32[N] the row of its block table, and its first key, a multiple of block_size;
-    block tables int32[R, ..] and their width; pool at the layer, elements from block to block and from head to head;
-    1 when out and lse already hold the attention over the keys before the first, else 0; how many keys a token sees at
-    most, or 0; scale; `config` of the products; scratch_bytes for each thread, on a 64-byte border.
+    """Makes the kernel for N tiles.
+
+    Arguments of the kernel: kv_heads; q and the elements from token to token in it; out [T, heads, head_dim] and lse,
+    float32[T, heads]; for the tiles' tokens, one tile after the other, int32 index in q, out and lse, and int32 number
+    of keys that the token sees; int32[N + 1] where each tile's tokens begin; int32[N] row of each tile's block table,
+    and int32[N] its first key, a multiple of block_size; block tables int32[R, ..] and their width; pool at the layer,
+    elements from block to block and from head to head; 1 when out and lse already hold the attention over the keys
+    before the first, else 0; how many keys a token sees at most, or 0; scale; `config` of the products; scratch_bytes
+    for each thread, on a 64-byte border.
     """
     as_pairs, products = arithmetic_of(dtype) is Arithmetic.PAIRS, _make_products(dtype, head_dim, block_size)
     read_rows = make_read_rows(dtype, head_dim, block_size, as_pairs=as_pairs)
     arg, size, segment = _ARG, ELEMENTS[dtype].size, products.max_rows
     memory = _Memory(dtype, segment, head_dim)
     plane, row_bytes, key_step = block_size * head_dim, memory.row, products.key_step
-    sums_bytes, queries_bytes = padded(head_dim) * _ROW_BYTES, row_bytes // 4 * _ROW_BYTES  # of 32 queries
+    sums_bytes, queries_bytes = padded(head_dim) * _ROW_BYTES, row_bytes // 4 * _ROW_BYTES  # for 32 queries
     thread_bytes = memory.bytes
     queries_at, keys_at, values_at = memory.queries, memory.keys, memory.values
     staged_at, scores_at, states_at = memory.staged, memory.scores, memory.states
@@ -113,7 +116,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def begin_rows(a: Any, first_row: int, last_row: int, head: int, begun: bool, memory: int) -> int:
-        """All queries of the tile. Returns the highest limit."""
+        """Prepares all queries of the tile. Returns the highest limit."""
         spans, end = int_pointer(memory + spans_at), int64(0)
         for i in range((last_row - first_row + _PAIR - 1) // _PAIR * 2):
             lowest, highest = begin_queries(
@@ -135,7 +138,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     def attend_chunk(
         pair: int, first: int, count: int, keys: int, values: int, window: int, scale: Any, memory: int
     ) -> None:
-        """32 queries to some keys from `first` on."""
+        """Attends with 32 queries to some keys, from `first` on."""
         scores, sums = memory + scores_at, memory + pair * sums_bytes
         rounded = (count + key_step - 1) // key_step * key_step
         multiply_keys(keys, memory + queries_at + pair * queries_bytes, scores, rounded)
@@ -168,7 +171,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     def work(a: Any, item: int, thread: int) -> None:
         kv_heads, scale = a[arg.kv_heads], spread(float32(float64_of(a[arg.scale])))
         num_tiles = a[NUM_ITEMS] // kv_heads
-        tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens see most: these first
+        tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens, which see most, first
         starts = int_pointer(a[arg.starts])
         first_row, last_row = int64(starts[tile]) * group, int64(starts[tile + 1]) * group
         num_pairs = (last_row - first_row + _PAIR - 1) // _PAIR
@@ -218,7 +221,7 @@ def _make_begin_queries(dtype: str, head_dim: int, group: int, *, as_pairs: bool
     def begin_queries(
         a: Any, row: int, last_row: int, head: int, begun: bool, queries: int, state: int, sums: int, staged: int
     ) -> tuple[int, int]:
-        """16 queries from `row` on. Returns their lowest and highest limit; (.., 0): there is none."""
+        """Prepares 16 queries from `row` on. Returns their lowest and highest limit; (.., 0): there are no queries."""
         tokens, limits, kv_heads = int_pointer(a[arg.tokens]), int_pointer(a[arg.limits]), a[arg.kv_heads]
         lowest, highest = int64(1 << 30), int64(0)
         clear(staged, LANES * row_bytes)

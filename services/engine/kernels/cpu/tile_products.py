@@ -1,4 +1,4 @@
-"""The two products of attention over tiles of queries, by register tiles. See `tile_attention` for what they are.
+"""The two products of attention over tiles of queries, by register tiles; `tile_attention.py` explains them.
 
 scores [keys, 32]      = keys, rows of words        x  queries, [words of a row, 32]
 sums   [head_dim, 32] += values, a word of each     x  weights, [keys, 32], or in pairs of keys [keys / 2, 32]
@@ -22,21 +22,21 @@ _MOST_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class TileProducts:
-    """Functions of kernels, for one head_dim, and what they need. Counts of keys are multiples of key_step."""
+    """Functions that kernels call, for one head_dim, and their limits. Counts of keys are multiples of key_step."""
 
     key_step: int
-    max_rows: int  # query tokens of a tile times their heads; and keys of a segment
-    # As `make_read_rows`, with room for 32 rows before where they go; and zeros up to a multiple of key_step.
+    max_rows: int  # query tokens of a tile times their heads; also the keys of a segment
+    # Arguments of a `make_read_rows` function, with room for 32 rows before the target. Zeros fill up to key_step keys.
     read_values: Any
     multiply_keys: Any  # keys, queries, scores, count
     multiply_values: Any  # values, weights, sums, count
-    begin: Any  # 64 bytes to keep something in for `end`, address of `config`
-    end: Any  # these
+    begin: Any  # address of 64 bytes that it fills for `end`, address of `config`
+    end: Any  # the arguments of `begin`
     config: np.ndarray
 
 
 def register_products(head_dim: int, read_rows: Any, *, as_pairs: bool) -> TileProducts:
-    """For what AMX cannot do. read_rows: of `make_read_rows`."""
+    """Makes the products for processors or dtypes without AMX's. read_rows: a function of `make_read_rows`."""
     of_word = 2 if as_pairs else 1
     multiply = multiply_rows(Arithmetic.PAIRS if as_pairs else Arithmetic.SINGLES)
     row_bytes = padded(head_dim) * 4 // of_word
@@ -65,7 +65,7 @@ def register_products(head_dim: int, read_rows: Any, *, as_pairs: bool) -> TileP
 def _make_read_pairs(read_rows: Any, row_bytes: int) -> Any:
     @njit
     def read_values(pool: int, block_stride: int, table: Any, first: int, count: int, room: int, values: int) -> None:
-        """Words of two keys each."""
+        """Writes values as words of two keys each."""
         for k in range(0, (count + _KEY_STEP - 1) // _KEY_STEP * _KEY_STEP, 2):
             some = min(2, max(0, count - k))
             read_rows(pool, block_stride, table, first + k, some, room)
@@ -79,7 +79,7 @@ def _make_read_pairs(read_rows: Any, row_bytes: int) -> Any:
 def _make_read_singles(read_rows: Any, row_bytes: int) -> Any:
     @njit
     def read_values(pool: int, block_stride: int, table: Any, first: int, count: int, _room: int, values: int) -> None:
-        """As they lie."""
+        """Writes values as rows of float32."""
         read_rows(pool, block_stride, table, first, count, values)
         clear(values + count * row_bytes, -count % _KEY_STEP * row_bytes)
 

@@ -1,8 +1,7 @@
-"""The online softmax of attention over tiles, FlashAttention's (Dao et al. 2022, arXiv 2205.14135): each query has a
-lane, so that none needs anything of another.
+"""The online softmax of attention over tiles, FlashAttention's (Dao et al. 2022, arXiv 2205.14135).
 
-The reference of a query is its highest score, or one that was it: a new one is taken where the highest is so far above
-that the weights grow too large.
+Each query has a lane, so that no lane needs another. The reference of a query is its highest score, or an earlier
+highest score: a new one is taken only when the highest is so far above that the weights grow too large.
 """
 
 from typing import Any
@@ -24,14 +23,14 @@ from services.engine.kernels.cpu.vectors import (
 )
 
 LOWEST = float32(-1e30)
-TOTAL, LIMITS, STATE_BYTES = 64, 128, 192  # of 16 queries: references, totals, how many keys each sees
-_GROWTH = float32(8)  # of weights, as a power of two, before a new reference is taken
+TOTAL, LIMITS, STATE_BYTES = 64, 128, 192  # bytes; a state: 16 queries' references, totals, limits
+_GROWTH = float32(8)  # the power of two by which weights may grow before a new reference is taken
 _ROW = 128  # bytes of 32 scores
 
 
 @njit
 def highest_of(scores: int, count: int) -> Any:
-    """Of each query, over a multiple of 4 keys."""
+    """Returns the highest score of each query over `count` keys, a multiple of 4."""
     a = b = c = d = spread(LOWEST)
     for k in range(0, count, 4):
         at = scores + k * _ROW
@@ -44,7 +43,7 @@ def highest_of(scores: int, count: int) -> Any:
 
 @njit
 def hide(scores: int, begin: int, end: int, from_key: int, limits: Any) -> None:
-    """Of the keys from `begin` to `end`, those from each query's limit on; scores begin at `from_key`."""
+    """Hides, of the keys from `begin` to `end`, those from each query's limit on. Scores begin at key `from_key`."""
     for k in range(max(begin, from_key), end):
         at = scores + (k - from_key) * _ROW
         store_floats(at, where_above(limits, spread(float32(k)), load_floats(at), spread(LOWEST)))
@@ -52,7 +51,7 @@ def hide(scores: int, begin: int, end: int, from_key: int, limits: Any) -> None:
 
 @njit
 def hide_outside_window(scores: int, count: int, from_key: int, limits: Any, highest: int, window: int) -> None:
-    """Keys that are `window` or more before a query's limit."""
+    """Hides keys that are `window` or more before a query's limit."""
     for k in range(from_key, min(from_key + count, highest - window)):
         at = scores + (k - from_key) * _ROW
         after = spread(float32(k + window) + float32(0.5))
@@ -60,10 +59,11 @@ def hide_outside_window(scores: int, count: int, from_key: int, limits: Any, hig
 
 
 def make_soften(head_dim: int, *, as_pairs: bool) -> Any:
-    """A function of kernels: address of 16 queries' scores, and of how many keys, a multiple of 4; scale; the queries'
-    state; their sums. Scores become weights, and sums what the new references ask for.
+    """Makes a function that kernels call. It turns scores into weights, and shrinks sums to a new reference.
 
-    as_pairs: weights of two keys become one word each, in half as many rows.
+    Its arguments: address of 16 queries' scores; how many keys, a multiple of 4; scale; the queries' state; their sums.
+
+    as_pairs: weights of two keys become one word, in half as many rows.
     """
 
     @njit

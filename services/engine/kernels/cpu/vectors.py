@@ -1,9 +1,9 @@
-"""Vectors of 16 float32 as values in kernels, for what LLVM does not find in loops by itself.
+"""Vectors of 16 float32 as values in kernels, for code that LLVM does not vectorize by itself.
 
-A processor without AVX-512 has each in two registers, which is LLVM's work. Where some class of processors has
-instructions of its own for something, the function asks for the class.
+LLVM keeps each vector in two registers on a processor without AVX-512. A function asks for the class of processors if
+some class has special instructions for its work.
 
-Addresses are int64. What is loaded and stored need not lie on a border.
+Addresses are int64. Loads and stores need no alignment.
 """
 
 import operator
@@ -27,7 +27,7 @@ _CURRENT_ROUNDING = _WORD(4)
 
 
 class BFloat16s(ir.Type):
-    """LLVM's vector of bfloat16, which llvmlite has no name for."""
+    """LLVM's vector of bfloat16, a type that llvmlite lacks."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -56,7 +56,9 @@ class _FloatsModel(models.PrimitiveModel):
 
 
 def _builtin(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A function of kernels, from one that builds it of LLVM values. It has the latter's parameters but the first."""
+    """Makes a function for kernels from one that builds it of LLVM values, with the latter's parameters except the
+    first.
+    """
 
     def decorate(build: Callable[..., Any]) -> Any:
         class Template(ConcreteTemplate):
@@ -110,45 +112,45 @@ def _words(*values: int) -> Any:
 
 
 def _shuffle(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
-    """A vector of chosen lanes of two, those of the second counted after those of the first."""
+    """Returns a vector of chosen lanes of two; the second's lanes are numbered after those of the first."""
     return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_WORD, len(lanes)), lanes))
 
 
 @_builtin(floats, int64)
 def load_floats(builder: Any, address: Any) -> Any:
-    """16 float32."""
+    """Loads 16 float32."""
     return _load(builder, address, _FLOATS)
 
 
 @_builtin(floats, int64)
 def load_bfloat16s(builder: Any, address: Any) -> Any:
-    """16 bfloat16."""
+    """Loads 16 bfloat16 as float32."""
     words = builder.zext(_load(builder, address, _HALVES), _WORDS)
     return builder.bitcast(builder.shl(words, _words(16)), _FLOATS)
 
 
 @_builtin(types.void, int64, floats)
 def store_floats(builder: Any, address: Any, value: Any) -> None:
-    """16 float32."""
+    """Stores 16 float32."""
     _store(builder, address, value)
 
 
 @_builtin(types.void, int64, floats, floats)
 def store_twice_floats(builder: Any, address: Any, first: Any, second: Any) -> None:
-    """32 float32."""
+    """Stores 32 float32."""
     _store(builder, address, first)
     _store(builder, builder.add(address, address.type(4 * LANES)), second)
 
 
 @_builtin(floats, floats)
 def as_it_is(_builder: Any, value: Any) -> Any:
-    """The same."""
+    """Returns the value unchanged."""
     return value
 
 
 @_builtin(floats, floats)
 def round_bfloat16s(builder: Any, value: Any) -> Any:
-    """Rounded to what bfloat16 can hold, ties to even. Not for NaN."""
+    """Rounds to values that bfloat16 can hold, ties to even. Does not handle NaN."""
     if not ISA.has_bfloat16:
         return builder.bitcast(builder.and_(_half_even(builder, value), _words(0xFFFF0000)), _FLOATS)
     bits = builder.zext(_rounded(builder, value), _WORDS)
@@ -157,14 +159,14 @@ def round_bfloat16s(builder: Any, value: Any) -> Any:
 
 @_builtin(types.void, int64, floats)
 def store_bfloat16s(builder: Any, address: Any, value: Any) -> None:
-    """16 bfloat16, rounded as by `round_bfloat16s`."""
+    """Stores 16 bfloat16, rounded as by `round_bfloat16s`."""
     rounded = _rounded(builder, value) if ISA.has_bfloat16 else _upper_halves(builder, _half_even(builder, value))
     _store(builder, address, rounded)
 
 
 @_builtin(types.void, int64, floats, floats)
 def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -> None:
-    """32 bfloat16, rounded as by `round_bfloat16s`."""
+    """Stores 32 bfloat16, rounded as by `round_bfloat16s`."""
     if not ISA.has_bfloat16:
         for at, value in ((address, first), (builder.add(address, address.type(2 * LANES)), second)):
             store_bfloat16s(builder, at, value)
@@ -175,45 +177,45 @@ def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -
 
 @_builtin(floats, float32)
 def spread(builder: Any, value: Any) -> Any:
-    """The same value in all lanes."""
+    """Returns a vector with this value in all lanes."""
     single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, _WORD(0))
     return _shuffle(builder, single, ir.Constant(_FLOATS, ir.Undefined), [0] * LANES)
 
 
 @_builtin(floats, floats, floats, floats)
 def multiply_add(builder: Any, first: Any, second: Any, third: Any) -> Any:
-    """first * second + third, rounded once."""
+    """Returns first * second + third, rounded once."""
     return _call(builder, "llvm.fma.v16f32", _FLOATS, first, second, third)
 
 
 @_builtin(floats, floats, floats)
 def divide(builder: Any, first: Any, second: Any) -> Any:
-    """Lane by lane."""
+    """Divides lane by lane."""
     return builder.fdiv(first, second)
 
 
 @_builtin(floats, floats, floats)
 def larger_of(builder: Any, first: Any, second: Any) -> Any:
-    """Lane by lane; of NaN and a number, or the other way round, the second."""
+    """Returns the larger value, lane by lane; if one of the two is NaN, the second."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
 @_builtin(boolean, floats, floats)
 def any_above(builder: Any, first: Any, second: Any) -> Any:
-    """Whether any lane of the first is larger than that of the second."""
+    """Returns True if any lane of the first is larger than that of the second."""
     above = builder.bitcast(builder.fcmp_ordered(">", first, second), ir.IntType(LANES))
     return builder.icmp_unsigned("!=", above, above.type(0))
 
 
 @_builtin(floats, floats, floats, floats, floats)
 def where_above(builder: Any, first: Any, second: Any, value: Any, otherwise: Any) -> Any:
-    """value in lanes where the first is larger than the second."""
+    """Returns `value` in lanes in which the first is larger than the second, `otherwise` in others."""
     return builder.select(builder.fcmp_ordered(">", first, second), value, otherwise)
 
 
 @_builtin(floats, floats)
 def above_whole(builder: Any, value: Any) -> Any:
-    """value - floor(value)."""
+    """Returns value - floor(value)."""
     if not ISA.has_avx512:
         return builder.fsub(value, _call(builder, "llvm.floor.v16f32", _FLOATS, value))
     name, every = "llvm.x86.avx512.mask.reduce.ps.512", ir.IntType(LANES)(-1)
@@ -222,9 +224,10 @@ def above_whole(builder: Any, value: Any) -> Any:
 
 @_builtin(floats, floats, floats)
 def times_power(builder: Any, value: Any, exponent: Any) -> Any:
-    """value * 2**floor(exponent), of values about 1; 0, or next to it, where that is too small.
+    """Returns value * 2**floor(exponent), for values about 1.
 
-    Where it is too large: infinity, or without AVX-512 a number above 1e38.
+    Results that are too small become 0 or a number close to 0; results that are too large become infinity, or without
+    AVX-512 a number above 1e38.
     """
     if not ISA.has_avx512:
         low, high = (ir.Constant(_FLOATS, [float(most)] * LANES) for most in (-126, 126))
@@ -239,7 +242,7 @@ def times_power(builder: Any, value: Any, exponent: Any) -> Any:
 
 @_builtin(types.void, int64, floats, floats)
 def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
-    """16 pairs of bfloat16, a lane of the first before the same of the second, without their lower bits."""
+    """Stores 16 pairs of bfloat16, a lane of the first before that of the second. Cuts off lower bits."""
     low = builder.lshr(builder.bitcast(first, _WORDS), _words(16))
     high = builder.and_(builder.bitcast(second, _WORDS), _words(0xFFFF0000))
     _store(builder, address, builder.or_(low, high))
@@ -247,19 +250,23 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
 
 @_builtin(floats, floats)
 def round_half_up(builder: Any, value: Any) -> Any:
-    """For `store_pairs`: raised so that cutting its lower bits rounds it to nearest, ties away from 0. Not for NaN."""
+    """Prepares a value for `store_pairs`, which cuts off lower bits: rounds to nearest, ties away from 0. Does not
+    handle NaN.
+    """
     return builder.bitcast(builder.add(builder.bitcast(value, _WORDS), _words(0x8000)), _FLOATS)
 
 
 @_builtin(floats, floats)
 def round_half_even(builder: Any, value: Any) -> Any:
-    """For `store_pairs`: raised so that cutting its lower bits rounds it to nearest, ties to even. Not for NaN."""
+    """Prepares a value for `store_pairs`, which cuts off lower bits: rounds to nearest, ties to even. Does not handle
+    NaN.
+    """
     return builder.bitcast(_half_even(builder, value), _FLOATS)
 
 
 @_builtin(types.void, int64, int64, int64, int64)
 def transpose(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
-    """16 rows of 16 words to their columns. Strides: bytes from row to row."""
+    """Transposes 16 rows of 16 words. Strides: bytes from row to row."""
     rows = [_load(builder, _row(builder, source, source_stride, i), _WORDS) for i in range(LANES)]
     for i, row in enumerate(_transposed(builder, rows)):
         _store(builder, _row(builder, target, target_stride, i), row)
@@ -267,7 +274,7 @@ def transpose(builder: Any, source: Any, source_stride: Any, target: Any, target
 
 @_builtin(types.void, int64, int64, int64, int64)
 def transpose_pairs(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
-    """32 rows of 16 bfloat16 to 16 rows of 32. Strides: bytes from row to row."""
+    """Transposes 32 rows of 16 bfloat16 to 16 rows of 32. Strides: bytes from row to row."""
     halves = [_load(builder, _row(builder, source, source_stride, i), _HALVES) for i in range(2 * LANES)]
     lanes = [lane + half for lane in range(LANES) for half in (0, LANES)]
     pairs = [_shuffle(builder, halves[i], halves[i + 1], lanes) for i in range(0, 2 * LANES, 2)]
@@ -278,7 +285,7 @@ def transpose_pairs(builder: Any, source: Any, source_stride: Any, target: Any, 
 
 @_builtin(types.void, int64, int64, int64, int64)
 def transpose_quads(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
-    """16 rows of 4 words to 4 of 16. Strides: bytes from row to row."""
+    """Transposes 16 rows of 4 words to 4 rows of 16. Strides: bytes from row to row."""
     quad = ir.VectorType(_WORD, 4)
     quads = [_load(builder, _row(builder, source, source_stride, i), quad) for i in range(LANES)]
     rows = []
@@ -292,10 +299,10 @@ def transpose_quads(builder: Any, source: Any, source_stride: Any, target: Any, 
 
 @_builtin(floats, int64)
 def sums_of_rows(builder: Any, address: Any) -> Any:
-    """16 rows of 16 float32, one after the other: a lane for each row, its sum."""
+    """Returns the sum of each of 16 rows of 16 float32, a lane for each row. Rows are contiguous."""
     rows = [_load(builder, builder.add(address, address.type(4 * LANES * i)), _FLOATS) for i in range(LANES)]
     while len(rows) > 1:
-        size = len(rows) // 2  # a row of what follows has the sums of two, in lanes that take turns by so many
+        size = len(rows) // 2  # a new row holds the sums of two rows, alternating every `size` lanes
         upper, lower = _halves_of_squares(size)
         rows = [
             builder.fadd(
@@ -308,7 +315,7 @@ def sums_of_rows(builder: Any, address: Any) -> Any:
 
 @_builtin(floats, floats, floats, floats)
 def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> Any:
-    """sums + first * second, whose lanes are two bfloat16 each. For processors that have it in one instruction."""
+    """Returns sums + first * second, whose lanes are two bfloat16 each. Needs a processor with such an instruction."""
     assert ISA.has_bfloat16
     pairs = [builder.bitcast(value, BFloat16s(2 * LANES)) for value in (first, second)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
@@ -316,7 +323,9 @@ def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> A
 
 @_builtin(types.void, int64, int64, int64, int64)
 def interleave(builder: Any, first: Any, second: Any, target: Any, other: Any) -> None:
-    """Pairs of two rows of 32 bfloat16: of the first four of each eight to one target, of the rest to the other."""
+    """Interleaves two rows of 32 bfloat16 in pairs. Of each eight columns, the first four go to `target`, the rest to
+    `other`.
+    """
     halves = [_load(builder, address, ir.VectorType(_HALF, 32)) for address in (first, second)]
     for start, address in ((0, target), (4, other)):
         lanes = [8 * i + start + j + row for i in range(4) for j in range(4) for row in (0, 32)]
@@ -325,7 +334,7 @@ def interleave(builder: Any, first: Any, second: Any, target: Any, other: Any) -
 
 @_builtin(types.void, int64, int64, int64)
 def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None:
-    """Pairs of two rows of 32 bfloat16."""
+    """Interleaves two rows of 32 bfloat16 in pairs."""
     upper, lower = (_load(builder, address, ir.VectorType(_HALF, 32)) for address in (first, second))
     for start in (0, LANES):
         lanes = [lane + row for lane in range(start, start + LANES) for row in (0, 32)]
@@ -334,7 +343,9 @@ def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None
 
 @_builtin(types.void, int64, floats, floats)
 def store_in_order(builder: Any, address: Any, first: Any, second: Any) -> None:
-    """32 float32, of what `interleave` took apart, as bfloat16. For values of `round_half_even`."""
+    """Stores 32 float32, which are in the order of `interleave`, as bfloat16 in their own order. Values: of
+    `round_half_even`.
+    """
     lanes = [i // 8 * 4 + i % 4 + i % 8 // 4 * LANES for i in range(32)]
     both = _shuffle(builder, builder.bitcast(first, _WORDS), builder.bitcast(second, _WORDS), lanes)
     words = ir.VectorType(_WORD, 32)
@@ -343,25 +354,25 @@ def store_in_order(builder: Any, address: Any, first: Any, second: Any) -> None:
 
 @_builtin(types.void, int64, floats)
 def store_cut(builder: Any, address: Any, value: Any) -> None:
-    """16 bfloat16, without what they have no room for."""
+    """Stores 16 values as bfloat16 and cuts off their lower bits."""
     _store(builder, address, _upper_halves(builder, builder.bitcast(value, _WORDS)))
 
 
 @_builtin(floats)
 def lane_numbers(builder: Any) -> Any:
-    """0 to 15."""
+    """Returns the vector of 0 to 15."""
     return ir.Constant(_FLOATS, list(range(LANES)))
 
 
 @_builtin(float32, floats)
 def highest_lane(builder: Any, value: Any) -> Any:
-    """Of lanes that are not NaN."""
+    """Returns the highest of the lanes, none of which is NaN."""
     return builder.call(_function(builder, "llvm.vector.reduce.fmax.v16f32", value), [value], fastmath=("nnan",))
 
 
 @_builtin(float32, floats)
 def sum_of_lanes(builder: Any, value: Any) -> Any:
-    """In any order."""
+    """Adds up the lanes, in any order."""
     zero = ir.FloatType()(0.0)
     return builder.call(
         _function(builder, "llvm.vector.reduce.fadd.v16f32", zero, value), [zero, value], fastmath=("reassoc",)
@@ -369,7 +380,7 @@ def sum_of_lanes(builder: Any, value: Any) -> Any:
 
 
 def _function(builder: Any, name: str, *arguments: Any) -> Any:
-    """An LLVM intrinsic that returns a float32."""
+    """Declares an LLVM intrinsic that returns a float32."""
     function_type = ir.FunctionType(ir.FloatType(), [argument.type for argument in arguments])
     return cgutils.get_or_insert_function(builder.module, function_type, name)
 
@@ -379,13 +390,13 @@ def _upper_halves(builder: Any, words: Any) -> Any:
 
 
 def _rounded(builder: Any, value: Any) -> Any:
-    """16 bfloat16, by an instruction that takes what is smaller than a normal float32 for 0."""
+    """Rounds to 16 bfloat16, by an instruction that treats subnormal float32 as 0."""
     rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", BFloat16s(LANES), value)
     return builder.bitcast(rounded, _HALVES)
 
 
 def _half_even(builder: Any, value: Any) -> Any:
-    """Words whose upper halves are the value in bfloat16."""
+    """Returns words whose upper halves are the value in bfloat16."""
     bits = builder.bitcast(value, _WORDS)
     odd = builder.and_(builder.lshr(bits, _words(16)), _words(1))
     return builder.add(builder.add(bits, _words(0x7FFF)), odd)
@@ -396,9 +407,10 @@ def _row(builder: Any, address: Any, stride: Any, number: int) -> Any:
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Swaps the squares beside the diagonal: of half as many columns as there are rows, then of half of that, to 1.
+    """Swaps the squares beside the diagonal: first of half as many columns as there are rows, then of half of that,
+    down to 1.
 
-    Of fewer than 16 rows, each stretch of as many columns is transposed.
+    With fewer than 16 rows, each stretch of as many columns is transposed.
     """
     rows, size = list(rows), len(rows)
     while size := size // 2:
@@ -411,7 +423,9 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _halves_of_squares(size: int) -> tuple[list[int], list[int]]:
-    """Of two rows, in squares of `size` columns: lanes of the upper two squares beside each other, and of the lower."""
+    """Returns, for two rows in squares of `size` columns, the lanes of the upper two squares side by side, and of the
+    lower two.
+    """
     upper = [lane if not lane & size else LANES + lane - size for lane in range(LANES)]
     lower = [lane + size if not lane & size else LANES + lane for lane in range(LANES)]
     return upper, lower

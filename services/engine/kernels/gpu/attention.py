@@ -4,17 +4,17 @@
 
 An item is a stretch of one row's keys and the query tokens (entries) that attend to it:
 
-    items    int32[1 + N, 6]   row 0: N; then of each: first entry, entries, where its row begins in `tables`,
-                               first key, end key, which split of its keys
-    tokens   int32[M]          of entry m, the token of the step
-    limits   int32[M]          the keys it sees: those below, of which with a window the last ones
+    items    int32[1 + N, 6]   row 0: N; then for each item: first entry, number of entries, where its row begins in
+                               `tables`, first key, end key, the number of its split
+    tokens   int32[M]          for each entry, the index of its token in the step
+    limits   int32[M]          the entry sees keys below this one; with a window, the last ones of these
     partials int32[M]          below 0: the item answers the entry alone; else the first of the entry's partial slots
 
-All query heads of a KV head are rows of one tile, so K and V are read once for them. Items that share an entry leave a
-float32 output and a log-sum-exp in a slot of their own (split KV: flash-decoding, Dao et al. 2023; shared prefixes:
-cascade, Ye et al. 2025, arXiv 2501.01005), and `merge_partials` makes one of them. What changes from step to step lies
-in device memory: a launch depends only on its grid. The softmax is the online one of FlashAttention-2 (Dao 2023, arXiv
-2307.08691), in powers of two.
+All query heads of a KV head are rows of one tile, so K and V are read once for them. Items that share an entry write a
+float32 output and a log-sum-exp to a slot of their own (split KV: flash-decoding, Dao et al. 2023; shared prefixes:
+cascade, Ye et al. 2025, arXiv 2501.01005), and `merge_partials` merges the slots. All data that changes from step to
+step is in device memory: a launch depends only on its grid. The softmax is the online one of FlashAttention-2 (Dao
+2023, arXiv 2307.08691), in powers of two.
 """
 
 import triton
@@ -27,7 +27,7 @@ _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):
-    """K or V of a tile, zeros where there is no key: what lies there may be NaN, and 0 * NaN is NaN."""
+    """Loads K or V of a tile, with zeros for missing keys: their memory may hold NaN, and 0 * NaN is NaN."""
     dims = tl.arange(0, DIMS)
     if MASKED:
         return tl.load(pointers, mask=present[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
@@ -40,12 +40,12 @@ def _load_keys(pointers, present, DIMS: tl.constexpr, HEAD_DIM: tl.constexpr, MA
 def _attend_keys(
     acc,  # float32[ROWS, DIMS], not yet divided by `total`
     top,  # float32[ROWS]: the highest score so far, times log2(e)
-    total,  # float32[ROWS]: of 2 ** (score - top)
+    total,  # float32[ROWS]: the sum of 2 ** (score - top)
     q,
     head,  # K of this layer and head in block 0
     table,
-    upper,  # int32[ROWS]: keys below are seen
-    lower,  # int32[ROWS]: and from here on, with a window
+    upper,  # int32[ROWS]: a row sees keys below this one
+    lower,  # int32[ROWS]: with a window, a row sees keys from this one on
     begin,
     end,
     qk_scale,
@@ -58,7 +58,7 @@ def _attend_keys(
     MASKED: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Attends to the keys from begin to end. Not masked: all rows see all of them, and they fill whole tiles."""
+    """Attends to the keys from begin to end. Without a mask, all rows see all of these keys, which fill whole tiles."""
     dims = tl.arange(0, DIMS)
     for start in range(begin, end, KEYS):
         keys = start + tl.arange(0, KEYS)
@@ -79,7 +79,7 @@ def _attend_keys(
         new_top = tl.maximum(top, tl.max(scores, 1))
         shift = new_top
         if MASKED:
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen no key
         p = tl.math.exp2(scores - shift[:, None])
         fade = tl.math.exp2(top - shift)
         total = total * fade + tl.sum(p, 1)
@@ -102,23 +102,23 @@ def attend_items(
     limits,
     partials,
     tables,  # int32, rows of block numbers
-    scales,  # float32[LAYERS, 2, KV_HEADS], of K and V; None: they are not scaled
+    scales,  # float32[LAYERS, 2, KV_HEADS], for K and V; None: no scales
     layer,
     q_stride,
-    qk_scale,  # times log2(e)
+    qk_scale,  # the scale of scores times log2(e)
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     LAYERS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,  # HEAD_DIM up to a power of two
-    ROWS: tl.constexpr,  # of a tile: a power of two, at least an item's entries times HEADS // KV_HEADS
-    KEYS: tl.constexpr,  # of a tile
+    ROWS: tl.constexpr,  # rows of a tile: a power of two, at least an item's entries times HEADS // KV_HEADS
+    KEYS: tl.constexpr,  # keys of a tile
     WINDOW: tl.constexpr,  # 0: none
     UNMASKED: tl.constexpr,  # attend to keys that all rows see in a loop of their own
     DOT: tl.constexpr,
 ):
-    """Grid (programs, KV_HEADS), as many programs as one likes."""
+    """Runs items. Grid: (programs, KV_HEADS), with any number of programs."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     PLANE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * LAYERS * 2 * PLANE
@@ -157,7 +157,7 @@ def attend_items(
         begin = first_key
         if UNMASKED:
             if WINDOW:
-                # Up to here some row's window has not begun.
+                # Keys before this edge lie outside some row's window.
                 edge = tl.max(tl.where(present, lower, 0)) - first_key
                 begin = first_key + tl.maximum(edge + KEYS - 1, 0) // KEYS * KEYS
                 begin = tl.minimum(begin, end_key)
@@ -203,13 +203,13 @@ def merge_partials(
     lse,  # float32[T, HEADS]
     partial_out,  # float32[P, HEADS, HEAD_DIM]
     partial_lse,  # float32[P, HEADS]
-    merges,  # int32[grid, 3]: a token, its first partial slot and its end; none: the token is left as it is
+    merges,  # int32[grid, 3]: token, first partial slot, end slot; no slots: the output stays
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
-    SLOTS: tl.constexpr,  # read at once
+    SLOTS: tl.constexpr,  # slots that are read at once
 ):
-    """Grid (merges, HEADS): one token's partial outputs of one head, weighted by their log-sum-exps."""
+    """Merges one token's partial outputs of one head, weighted by their log-sum-exps. Grid: (merges, HEADS)."""
     fields = merges + tl.program_id(0) * 3
     token = tl.load(fields).to(tl.int64)
     first = tl.load(fields + 1)

@@ -1,7 +1,7 @@
-"""From float32 to the nearest number of a narrower type, ties to even: on a GPU, and in Triton's interpreter.
+"""Casts of float32 to the nearest number of a narrower type, ties to even: on a GPU, and in Triton's interpreter.
 
-The GPU's own conversions do that. The interpreter cuts bfloat16 off, and loses carries of float8: there what is
-converted is one of the type's numbers already.
+The GPU's own conversions round so. The interpreter truncates to bfloat16, and loses carries of float8; in it, values
+are rounded to numbers of the narrower type before they are converted.
 """
 
 import triton
@@ -13,7 +13,7 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def cast(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """float32 to float32, float16 or bfloat16."""
+    """Casts float32 to float32, float16 or bfloat16."""
     if _INTERPRETED and dtype == tl.bfloat16:
         x = _keep_bits(x, 7)
     return x.to(dtype)
@@ -21,26 +21,26 @@ def cast(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def through(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """What float32 is once it was of that dtype."""
+    """Rounds float32 as a cast to the dtype and back does."""
     return cast(x, dtype).to(tl.float32)
 
 
 @triton.jit
 def to_float8(x: tl.tensor) -> tl.tensor:
-    """float32 to float8e4nv, which torch calls float8_e4m3fn; what is too large becomes the largest, 448.
+    """Casts float32 to float8e4nv, which torch calls float8_e4m3fn; numbers too large become the largest, 448.
 
     4 bits of exponent, 3 of mantissa, no infinity (Micikevicius et al. 2022, arXiv 2209.05433).
     """
     x = tl.minimum(tl.maximum(x, -FLOAT8_MAX), FLOAT8_MAX)
     if _INTERPRETED:
-        # Below 2 ** -6 its steps are 2 ** -9, as float32's are next to 1.5 * 2 ** 14.
+        # Below 2 ** -6, float8 has steps of 2 ** -9; so has float32 near 1.5 * 2 ** 14.
         x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, _keep_bits(x, 3))
     return x.to(tl.float8e4nv)
 
 
 @triton.jit
 def _keep_bits(x: tl.tensor, KEPT: tl.constexpr) -> tl.tensor:
-    """The nearest float32 with no more bits of mantissa."""
+    """Rounds to the nearest float32 with at most KEPT bits of mantissa."""
     dropped: tl.constexpr = 23 - KEPT
     bits = x.to(tl.int32, bitcast=True)
     bits += (1 << (dropped - 1)) - 1 + ((bits >> dropped) & 1)

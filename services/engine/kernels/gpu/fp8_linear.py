@@ -1,6 +1,7 @@
-"""y = x Wᵀ + b in FP8: weights quantised once, a scale for each output channel; activations as they come, for each row.
+"""y = x Wᵀ + b in FP8. Weights are quantised once, with a scale for each output channel; activations at each call, with
+one for each row.
 
-The product is cuBLAS's or CUTLASS's, by torch. On CUDA it needs compute capability 8.9 or later.
+Torch computes the product by cuBLAS or CUTLASS. On CUDA it needs compute capability 8.9 or later.
 """
 
 import torch
@@ -9,17 +10,17 @@ from torch import Tensor
 from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.kernels.gpu.rows import quantize_rows
 
-_MULTIPLE = 16  # of in and out features
+_MULTIPLE = 16  # in and out features are multiples of it
 
 
 def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out, in] as float8_e4m3fn [out, in], and the float32 [1, out] by which each row is to be multiplied."""
+    """Returns weight [out, in] as float8_e4m3fn [out, in], and float32 [1, out], the factor of each row."""
     quantized, scales = quantize_rows(weight)
     return quantized, scales.t()
 
 
 class Fp8Product:
-    """A linear layer of bfloat16 activations. The caller gives up `weight` [out, in] and `bias` [out]."""
+    """A linear layer of bfloat16 activations. It takes over `weight` [out, in] and `bias` [out] from the caller."""
 
     __slots__ = ("_bias", "_scales", "_weight")
 
@@ -28,11 +29,11 @@ class Fp8Product:
             shape = " x ".join(map(str, weight.shape))
             raise UnsupportedShape(f"an FP8 product needs sizes that are multiples of {_MULTIPLE}, not {shape}")
         quantized, self._scales = quantize_channels(weight)
-        self._weight = quantized.t()  # columns, as the product wants them, are what were rows
+        self._weight = quantized.t()  # the product takes it column by column
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out]."""
+        """Maps [rows, in] to [rows, out]."""
         quantized, scales = quantize_rows(x)
         y: Tensor = torch._scaled_mm(
             quantized,

@@ -1,4 +1,4 @@
-"""What every launch of a Triton kernel asks of its surroundings."""
+"""Properties of the environment that every launch of a Triton kernel depends on."""
 
 from typing import Any
 
@@ -10,17 +10,17 @@ _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.floa
 
 
 class UnsupportedShape(ValueError):
-    """A model has sizes that there are no kernels for: one line for a person."""
+    """A model has sizes for which there are no kernels. The message is one line for a person."""
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on the CPU. Fixed when a kernel is defined."""
+    """Returns True if kernels run in Triton's interpreter, on the CPU. A kernel keeps the answer of its definition."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def dot_dtype(dtype: torch.dtype) -> Any:
-    """What operands of `tl.dot` are cast to, for inputs of this dtype.
+    """Returns the dtype of `tl.dot`'s operands for inputs of this dtype.
 
-    The interpreter multiplies the bits of bfloat16 operands, so there it is always float32.
+    The interpreter multiplies the bits of bfloat16 operands, so it always gets float32.
     """
     return tl.float32 if is_interpreted() else _TL_DTYPES[dtype]

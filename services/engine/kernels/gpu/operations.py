@@ -1,4 +1,4 @@
-"""`Operations` on CUDA: a Triton kernel each."""
+"""`Operations` on CUDA, each by a Triton kernel."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class TritonOperations:
-    """See `Operations`. Results are new tensors: in a CUDA graph, ones of its pool."""
+    """`Operations` by Triton kernels. Results are new tensors; in a CUDA graph, tensors of its memory pool."""
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
-        """See `Operations.replay`. What is replayed here are whole steps, as CUDA graphs, by the runner."""
+        """See `Operations.replay`. Calls `body` each time: the runner replays whole steps as CUDA graphs."""
         return body()
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:

@@ -1,6 +1,6 @@
 """Launches of the attention kernels over one pool, with the tile of each kind of work.
 
-A launch reads nothing of what changes from step to step but tensors' addresses and the grid.
+All that changes from one launch to the next are tensors' addresses and the grid.
 """
 
 import math
@@ -20,7 +20,7 @@ Kind = Literal["decode", "prefill", "shared"]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How much of the work one program has at a time, and with what."""
+    """The work that one program has at a time, and its warps and pipeline stages."""
 
     tokens: int
     keys: int
@@ -31,7 +31,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """See `kernels.gpu.attention`: int32 each."""
+    """The entries of a step's items and the block tables, as `kernels.gpu.attention` explains them; int32, on the
+    device.
+    """
 
     tokens: Tensor
     limits: Tensor
@@ -41,7 +43,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """Where results go, contiguous."""
+    """The tensors for results, contiguous."""
 
     out: Tensor  # [T, heads, head_dim]
     lse: Tensor  # float32[T, heads]
@@ -50,17 +52,18 @@ class Outputs:
 
 
 def padded(size: int, least: int = 16) -> int:
-    """The next power of two, for a dimension of a matrix product."""
+    """Returns the next power of two, for a dimension of a matrix product."""
     return max(least, int(triton.next_power_of_2(size)))
 
 
 def choose_tile(kind: Kind, group: int, head_dim: int, dtype: torch.dtype, *, fp8: bool) -> Tile:
-    """The largest tile that spills no registers in its loops on sm_90. dtype: of q; fp8: the pool is float8_e4m3fn.
+    """Returns the largest tile that spills no registers in its loops on sm_90.
 
-    Of 5 stages, two hold K and V on their way, as the block table must be read first; of 3, one.
+    dtype: of q. fp8: the pool is float8_e4m3fn. With 5 stages, K and V of two tiles are under way, since the block
+    table must be read first; with 3, those of one.
     """
     dims = padded(head_dim)
-    if dtype == torch.float32:  # no matrix instructions: the products take registers for themselves
+    if dtype == torch.float32:  # has no matrix instructions; products need registers
         tokens = 1 if kind == "decode" else max(1, 32 // group)
         return Tile(tokens, keys=32 if dims < 256 else 16, num_warps=4, resident=2)
     if kind == "decode":
@@ -72,12 +75,12 @@ def choose_tile(kind: Kind, group: int, head_dim: int, dtype: torch.dtype, *, fp
 
 
 def _is_packed(heads: Tensor) -> bool:
-    """Whether a token's heads are next to each other."""
+    """Returns True if a token's heads are contiguous."""
     return bool(heads.stride(2) == 1 and (heads.shape[1] == 1 or heads.stride(1) == heads.shape[2]))
 
 
 class PagedAttentionKernels:
-    """Kernels over a pool [num_blocks, kv_heads, layers, 2, block_size, head_dim] of `layout`, contiguous."""
+    """Kernels over a contiguous pool [num_blocks, kv_heads, layers, 2, block_size, head_dim] of `layout`."""
 
     def __init__(
         self, pool: Tensor, layout: KvLayout, num_heads: int, scale: float, dtype: torch.dtype, scales: Tensor | None
@@ -99,7 +102,7 @@ class PagedAttentionKernels:
         kinds: tuple[Kind, ...] = ("decode", "prefill", "shared")
         fp8 = scales is not None
         self.tiles = {kind: choose_tile(kind, group, layout.head_dim, dtype, fp8=fp8) for kind in kinds}
-        # From FP8 to float16 is one instruction for two values, and exact; to bfloat16 it is several.
+        # One instruction converts two FP8 values to float16, exactly; bfloat16 takes several.
         dot = dot_dtype(torch.float16 if fp8 else dtype)
         self._dims = padded(layout.head_dim)
         self._heads = num_heads
@@ -124,8 +127,9 @@ class PagedAttentionKernels:
     def attend(
         self, kind: Kind, layer: int, q: Tensor, to: Outputs, items: Tensor, entries: Entries, grid: int, window: int
     ) -> None:
-        """Runs `items` in `grid` programs for each KV head. q: [T, heads, head_dim], a token's heads next to each
-        other. window: 0 for none.
+        """Runs `items` in `grid` programs for each KV head.
+
+        q: [T, heads, head_dim]; a token's heads are contiguous. window: 0 for none.
         """
         assert _is_packed(q)
         attend_items[(grid, self._layout.num_kv_heads)](
@@ -135,7 +139,7 @@ class PagedAttentionKernels:
         )  # fmt: skip
 
     def merge(self, to: Outputs, merges: Tensor) -> None:
-        """The partial outputs of `merges`, int32[J, 3], become one for each token."""
+        """Merges partial outputs into one for each token. merges: int32[J, 3], see `merge_partials`."""
         merge_partials[(len(merges), self._heads)](
             to.out, to.lse, to.partial_out, to.partial_lse, merges,
             HEADS=self._heads, HEAD_DIM=self._layout.head_dim, DIMS=self._dims, SLOTS=16, num_warps=2,

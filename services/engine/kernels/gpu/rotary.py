@@ -1,12 +1,12 @@
-"""Rotary position embedding and the KV write, in one kernel: each reads and writes its tensors once.
+"""Rotary position embedding and the KV write, in one kernel that reads and writes its tensors once.
 
-Where a token's KV goes is its slot, int64: the element of the pool where its K of head 0 in layer 0 begins; -1 for a
-padded token, which has none. From there, with the pool as [num_blocks, num_kv_heads, num_layers, 2, block_size, D]:
+A token's slot, int64, is the element of the pool at which its K of head 0 in layer 0 begins. A padded token has slot
+-1: its KV is not written. In a pool [num_blocks, num_kv_heads, num_layers, 2, block_size, D], a token's KV is at
 
     slot + head * stride_of_a_head + (2 * layer) * block_size * D        K
     slot + head * stride_of_a_head + (2 * layer + 1) * block_size * D    V
 
-Heads of a token are next to each other; tokens may lie apart.
+Heads of a token are contiguous; tokens may lie apart.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from services.engine.kernels.gpu.casts import cast, through, to_float8
 
-_TILE = 1024  # elements of a program's tensors: 16 bytes of bfloat16 for each of 4 warps' threads
+_TILE = 1024  # elements of a program: 16 bytes of bfloat16 for each thread of 4 warps
 _NUM_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedKv:
-    """A pool of KV blocks; where it is float8_e4m3fn, with what its numbers are multiplied by to be K and V."""
+    """A pool of KV blocks. One of float8_e4m3fn has scales, by which its numbers are multiplied to get K and V."""
 
     pool: Tensor  # [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], contiguous
     scales: Tensor | None = None  # float32[num_layers, 2, num_kv_heads], contiguous, K before V
@@ -34,7 +34,7 @@ class PagedKv:
 
     @property
     def plane(self) -> int:
-        """Elements from a layer's K to its V, and from there to the next layer's K."""
+        """Returns the elements from a layer's K to its V, and from there to the next layer's K."""
         return self.pool.shape[4] * self.pool.shape[5]
 
 
@@ -47,7 +47,7 @@ def _put(
     scales: tl.tensor,
     scale_at: tl.tensor,
 ) -> None:
-    """K or V of heads, [heads, columns], where both masks are set: rows [heads, 1], columns [1, columns]."""
+    """Writes K or V of heads, [heads, columns], where both masks are set: rows [heads, 1], columns [1, columns]."""
     if scales is not None:
         value = to_float8(value / tl.load(scales + scale_at, mask=rows, other=1))
     else:
@@ -77,10 +77,10 @@ def rotate_kernel(
     HALF: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
-    """Norms where there is a weight, and rotates, the first NUM_Q + NUM_KV heads of a token.
+    """Rotates the first NUM_Q + NUM_KV heads of a token, after a norm if there is a weight.
 
-    NUM_Q stay in place; the others, and the NUM_KV behind them as they are, go to the pool. A program has HEADS heads
-    of a token. HALF: of head_dim, as a power of two.
+    The first NUM_Q heads stay in place. The other rotated ones are K and go to the pool, as do the NUM_KV heads of V
+    behind them, unchanged. A program has HEADS heads of a token. HALF: half of head_dim, rounded up to a power of two.
     """
     dtype: tl.constexpr = heads.dtype.element_ty
     half_dim: tl.constexpr = HEAD_DIM // 2
@@ -118,7 +118,7 @@ def rotate_kernel(
     tl.store(at + half_dim, new_high, mask=mask & (head < NUM_Q))
 
     if pool is not None:
-        # Slots are multiples of head_dim: without the hint each element would be stored alone.
+        # The hint that slots are multiples of head_dim permits stores of several elements at once.
         slot = tl.multiple_of(tl.load(slots + token), HEAD_DIM & -HEAD_DIM)
         if (slot >= 0) & (first_head + HEADS > NUM_Q):
             is_v = head >= NUM_Q + NUM_KV
@@ -149,10 +149,11 @@ def rotate_and_store(
     layer: int,
     slots: Tensor,
 ) -> None:
-    """`Operations.rotate` for Q and K of heads [T, num_heads + 2 * num_kv_heads, head_dim], which are Q, K and V.
+    """Does `Operations.rotate` to Q and K, and stores K and V. heads: [T, num_heads + 2 * num_kv_heads, head_dim], Q, K
+    and V.
 
-    Q is rotated in place; K, rotated, and V go to the slots, int64[T], and what heads has of them stays as it was.
-    rotation: cos and signed_sin.
+    Q is rotated in place. Rotated K and V go to the slots, int64[T]; K and V in `heads` stay unchanged. rotation: cos
+    and signed_sin.
     """
     num_kv = kv.pool.shape[1]
     num_q = heads.shape[1] - 2 * num_kv
@@ -216,7 +217,7 @@ def store_kernel(
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ) -> None:
-    """A program has HEADS heads of a token, K and V. BLOCK: head_dim as a power of two."""
+    """Stores K and V. A program has HEADS heads of a token. BLOCK: head_dim, rounded up to a power of two."""
     num_blocks: tl.constexpr = (NUM_KV + HEADS - 1) // HEADS
     token = (tl.program_id(0) // num_blocks).to(tl.int64)
     head = (tl.program_id(0) % num_blocks * HEADS + tl.arange(0, HEADS))[:, None]
@@ -235,7 +236,7 @@ def store_kernel(
 
 
 def store_kv(k: Tensor, v: Tensor, *, kv: PagedKv, layer: int, slots: Tensor) -> None:
-    """k and v [T, num_kv_heads, head_dim], as they are, go to the slots, int64[T]."""
+    """Stores k and v [T, num_kv_heads, head_dim] at the slots, int64[T]."""
     num_tokens, num_heads, head_dim = k.shape
     assert num_heads == 1 or k.stride(1) == v.stride(1) == head_dim
     block = triton.next_power_of_2(head_dim)

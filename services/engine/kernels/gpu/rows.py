@@ -1,8 +1,8 @@
 """Kernels over rows: norms, activation, quantisation, and the tokens that a step begins with.
 
-Each reads and writes its tensors once. They compute in float32 and round where `transformers` rounds. Elements of a row
-are next to each other; rows may lie apart, but not those of what is written anew. How many rows there are changes no
-kernel: none is compiled anew for it.
+Each kernel reads and writes its tensors once, computes in float32 and rounds where `transformers` rounds. The elements
+of a row are contiguous; rows may lie apart, except those of new results. Kernels do not depend on the number of rows,
+so none is compiled again for another number.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.engine.kernels.gpu.casts import FLOAT8_MAX, cast, through, to_float8
 
-_TILE = 1024  # elements that a program should have at least
+_TILE = 1024  # elements of a program, at least
 _SILU_BLOCK = 2048
 _FILL_BLOCK = 256
 
@@ -31,7 +31,7 @@ def norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """x += y where there is a y, and the RMSNorm of that. A program has ROWS rows; BLOCK is a power of two."""
+    """Adds y to x if there is a y, then computes the RMSNorm of x. A program has ROWS rows; BLOCK is a power of two."""
     dtype: tl.constexpr = x.dtype.element_ty
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
@@ -48,7 +48,7 @@ def norm_kernel(
 
 
 def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-    """RMSNorm of x [T, width] into out; where there is a y, it is added to x first, in place."""
+    """Writes the RMSNorm of x [T, width] to out. If there is a y, adds it to x first, in place."""
     num_rows, width = x.shape
     block, rows, num_warps = _tile(width)
     norm_kernel[(triton.cdiv(num_rows, rows),)](
@@ -71,7 +71,7 @@ def norm_into(x: Tensor, y: Tensor | None, weight: Tensor, eps: float, out: Tens
 def silu_mul_kernel(
     gate_up: tl.tensor, out: tl.tensor, stride: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:
-    """SiLU(gate) * up. A program has BLOCK elements of a row."""
+    """Computes SiLU(gate) * up. A program has BLOCK elements of a row."""
     dtype: tl.constexpr = gate_up.dtype.element_ty
     num_blocks: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -84,7 +84,7 @@ def silu_mul_kernel(
 
 
 def silu_mul_into(gate_up: Tensor, out: Tensor) -> None:
-    """SiLU(gate) * up, [T, 2 * width] into out [T, width]."""
+    """Writes SiLU(gate) * up, [T, 2 * width], to out [T, width]."""
     num_rows, width = out.shape
     block = min(_SILU_BLOCK, triton.next_power_of_2(width))
     silu_mul_kernel[(num_rows * triton.cdiv(width, block),)](
@@ -104,7 +104,7 @@ def quantize_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """Each row by its largest magnitude. A program has ROWS rows."""
+    """Quantises each row with a scale from its largest magnitude. A program has ROWS rows."""
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
@@ -115,7 +115,7 @@ def quantize_kernel(
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, width] as float8_e4m3fn [T, width], and the float32 [T, 1] by which each row is to be multiplied."""
+    """Returns x [T, width] as float8_e4m3fn [T, width], and float32 [T, 1], the factor of each row."""
     quantized = torch.empty_like(x, dtype=torch.float8_e4m3fn, memory_format=torch.contiguous_format)
     scales = torch.empty((len(x), 1), dtype=torch.float32, device=x.device)
     quantize_rows_into(x, quantized, scales)
@@ -123,7 +123,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor) -> None:
-    """See `quantize_rows`."""
+    """Writes the results of `quantize_rows` to out and scales."""
     num_rows, width = x.shape
     block, rows, num_warps = _tile(width)
     quantize_kernel[(triton.cdiv(num_rows, rows),)](
@@ -144,7 +144,7 @@ def quantize_rows_into(x: Tensor, out: Tensor, scales: Tensor) -> None:
 def fill_tokens_kernel(
     ids: tl.tensor, previous: tl.tensor, out: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
 ) -> None:
-    """A program has BLOCK tokens."""
+    """Does the work of `fill_tokens`. A program has BLOCK tokens."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + at, mask=at < count, other=0)
     sampled = tl.load(previous - 1 - token, mask=(at < count) & (token < 0), other=0)
@@ -152,9 +152,9 @@ def fill_tokens_kernel(
 
 
 def fill_tokens(ids: Tensor, previous: Tensor) -> Tensor:
-    """ids int32[T] as int64[T], where an entry e < 0 stands for previous[-1 - e], of int32[N].
+    """Returns ids, int32[T], as int64[T]. An entry e < 0 stands for previous[-1 - e], of int32[N].
 
-    Those are tokens that the step before samples, and that the host does not know yet.
+    Such entries are tokens that the previous step samples, and that the host does not know yet.
     """
     out = torch.empty_like(ids, dtype=torch.int64)
     fill_tokens_into(ids, previous, out)
@@ -162,7 +162,7 @@ def fill_tokens(ids: Tensor, previous: Tensor) -> Tensor:
 
 
 def fill_tokens_into(ids: Tensor, previous: Tensor, out: Tensor) -> None:
-    """See `fill_tokens`."""
+    """Writes the result of `fill_tokens` to out."""
     count = len(ids)
     fill_tokens_kernel[(triton.cdiv(count, _FILL_BLOCK),)](
         ids, previous, out, count, BLOCK=_FILL_BLOCK, num_warps=_FILL_BLOCK // 32
@@ -170,7 +170,7 @@ def fill_tokens_into(ids: Tensor, previous: Tensor, out: Tensor) -> None:
 
 
 def _tile(width: int) -> tuple[int, int, int]:
-    """Columns and rows of a program that has whole rows of this width, and its warps."""
+    """Returns columns, rows and warps of a program that has whole rows of this width."""
     block = triton.next_power_of_2(width)
     rows = max(1, _TILE // block)
     size = block * rows

@@ -1,17 +1,17 @@
-"""From logits to tokens on CUDA: what `services.engine.sampler` does, with nothing on the host to wait for.
+"""Sampling on CUDA: computes tokens from logits like `services.engine.sampler`, without a wait on the host.
 
 Sampling takes two launches. The first looks at every tile of every row in a program of its own, so that one row
 occupies many; the second merges each row's tiles. A row's token depends on its own logits, parameters, seed and
-position, never on its neighbours in the batch nor on what lies between rows.
+position, never on its neighbours in the batch nor on the memory between rows.
 
 A token is drawn by a race (the Gumbel-max trick, for instance Maddison et al. 2014, arXiv 1411.0030): each token has an
-exponential number that depends on (seed, position, token id) alone, and the lowest number divided by the token's
-weight wins. So filters only say who takes part, and nothing is summed up in an order that matters. The same seed
+exponential number that depends on (seed, position, token id) alone, and the token with the lowest quotient of this
+number and its weight wins. So filters only decide which tokens take part, and no sum depends on an order. The same seed
 draws other tokens than on a CPU.
 
-Resolution: those numbers come from 32 random bits, so a token's probability is right to about 2**-32, and one that is
-many times less likely than that is never drawn. Tokens whose race times are as good as equal, to about 1 part in a
-million, may come in either order.
+Resolution: the numbers come from 32 random bits, so a token's probability is right to about 2**-32, and a token that is
+many times less likely than that is never drawn. Tokens with equal race times, within about 1 part in a million, may
+come in either order.
 """
 
 from dataclasses import dataclass
@@ -66,9 +66,9 @@ class DeviceLogprobs:
 
 
 def edit_logits(logits: Tensor, edits: DeviceEdits) -> None:
-    """Biases, then penalties, in place. float32[N, vocab]; rows may lie apart.
+    """Adds biases, then penalties, in place. Logits: float32[N, vocab]; rows may lie apart.
 
-    Not for CUDA graphs, whose launches would not follow the number of edits.
+    Must not be captured in a CUDA graph, whose launches would not follow the number of edits.
     """
     if len(edits.bias):
         add_biases[(triton.cdiv(len(edits.bias), ENTRIES),)](
@@ -91,7 +91,7 @@ def edit_logits(logits: Tensor, edits: DeviceEdits) -> None:
 def greedy(logits: Tensor, out: Tensor) -> None:
     """Writes the first of each row's highest logits: float32, bfloat16 or float16 [N, vocab] -> int32[N].
 
-    Rows may lie apart; a row's logits may not.
+    Rows may lie apart; a row's logits are contiguous.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:
@@ -106,10 +106,10 @@ def greedy(logits: Tensor, out: Tensor) -> None:
 def draw(logits: Tensor, params: DeviceSampling, out: Tensor) -> None:
     """Writes a token for each row: float32, bfloat16 or float16 [N, vocab] -> int32[N].
 
-    Rows may lie apart; a row's logits may not. Rows with temperature 0 are greedy. For others a token weighs
-    exp((logit - highest logit) / temperature), and the filters keep, in this order: the top_k best tokens; of these
-    the smallest number of best ones whose weight reaches top_p of the weight of those top_k; tokens that weigh at
-    least min_p. Tokens that tie with the last one that top_k or top_p keeps are kept as well.
+    Rows may lie apart; a row's logits are contiguous. Rows with temperature 0 are greedy. For others a token weighs
+    exp((logit - highest logit) / temperature), and the filters keep, in this order: the top_k best tokens; of these the
+    smallest number of best ones whose weight reaches top_p of the weight of those top_k; tokens that weigh at least
+    min_p. Tokens that tie with the last one that top_k or top_p keeps are kept as well.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:
@@ -142,10 +142,10 @@ def draw(logits: Tensor, params: DeviceSampling, out: Tensor) -> None:
 
 
 def logprobs(logits: Tensor, chosen: Tensor, widths: Tensor, width: int) -> DeviceLogprobs:
-    """Under softmax(logits), of the chosen tokens and of the K = min(width, vocab) likeliest ones.
+    """Returns logprobs under softmax(logits): of the chosen tokens and of the K = min(width, vocab) likeliest ones.
 
-    float32, bfloat16 or float16 [N, vocab], int32[N]; int32[N] widths: rows with one below 0 get zeros. `width` is the
-    highest of them, or 0. Rows may lie apart; a row's logits may not.
+    logits: float32, bfloat16 or float16 [N, vocab]; rows may lie apart, a row's logits are contiguous. chosen:
+    int32[N]. widths: int32[N]; rows with a width below 0 get zeros. `width` is the highest of them, or 0.
     """
     num_rows, vocab = logits.shape
     width, device = min(width, vocab), logits.device
@@ -185,11 +185,13 @@ def logprobs(logits: Tensor, chosen: Tensor, widths: Tensor, width: int) -> Devi
 
 
 def _search_memory(num_rows: int, num_tiles: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The highest logits of groups, float32[N, groups], and scratch memory for lists, int32[N, LIST_SIZE]."""
+    """Allocates the highest logits of groups, float32[N, groups], and scratch memory for lists, int32[N, LIST_SIZE]."""
     group_tops = torch.empty(num_rows, num_tiles * GROUPS.value, dtype=torch.float32, device=device)
     return group_tops, torch.empty(num_rows, LIST_SIZE, dtype=torch.int32, device=device)
 
 
 def _search_warps(all_groups: int) -> int:
-    """Of a program that searches a row: so many that its tensors fit into registers, two programs at a time."""
+    """Returns the warps of a program that searches a row, so that its tensors fit into registers, two programs at a
+    time.
+    """
     return 16 if all_groups <= 4096 else 32

@@ -1,4 +1,4 @@
-"""Second half of sampling: one program for each row merges what its tiles have to offer, and filters where it must."""
+"""Second half of sampling: one program for each row merges its tiles' results, and filters tokens if it must."""
 
 import triton
 import triton.language as tl
@@ -17,7 +17,7 @@ from services.engine.kernels.gpu.sampling_search import (
 from services.engine.kernels.gpu.sampling_tiles import GROUP, NO_KEY, below, coldness, first, key_of, logit_of
 
 _LIST_SIZE = tl.constexpr(LIST_SIZE)
-_WANTED = tl.constexpr(512)  # tokens that are looked at first where top_k does not say how many
+_WANTED = tl.constexpr(512)  # tokens that are looked at first if there is no top_k
 _BLOCK = tl.constexpr(2048)
 
 
@@ -30,7 +30,7 @@ def choose_greedy(
     out: tl.tensor,  # int32[N]
     TILES: tl.constexpr,  # a power of two, not below num_tiles
 ) -> None:
-    """The first of the highest logits."""
+    """Chooses the first of the highest logits."""
     row = tl.program_id(0)
     tiles = tl.arange(0, TILES)
     here = tiles < num_tiles
@@ -41,7 +41,7 @@ def choose_greedy(
 
 @triton.jit(do_not_specialize_on_alignment=["temperature", "top_k", "top_p", "min_p", "seed", "position", "out"])
 def choose_draw(
-    logits: tl.tensor,  # and so on: see `scan_draw`
+    logits: tl.tensor,  # this and the following: see `scan_draw`
     stride: tl.tensor,
     vocab: tl.tensor,
     num_tiles: tl.tensor,
@@ -63,7 +63,7 @@ def choose_draw(
     TILES: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
 ) -> None:
-    """A token for every row."""
+    """Chooses a token for every row."""
     row = tl.program_id(0)
     tiles = tl.arange(0, TILES)
     here = tiles < num_tiles
@@ -111,7 +111,7 @@ def _choose_filtered(
     lists: tl.tensor,
     top: tl.tensor,
     cold: tl.tensor,
-    weight: tl.tensor,  # of all tokens; the best one weighs 1
+    weight: tl.tensor,  # the sum for all tokens; the best one weighs 1
     k: tl.tensor,  # 0: off
     p: tl.tensor,
     least: tl.tensor,
@@ -119,7 +119,7 @@ def _choose_filtered(
     SHIFT: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
 ) -> tl.tensor:
-    """A token among those that the filters keep: from the list of the best if they are all on it."""
+    """Chooses a token among those that the filters keep; if the list of the best holds all of these, from the list."""
     wanted = tl.where(k > 0, k, _WANTED)
     wanted = tl.minimum(wanted, tl.maximum(tl.cdiv(vocab, GROUP) // 2, MAX_FOUND // GROUP))
     num_found, bound, complete = collect(row, vocab, group_tops, wanted, lists, SHIFT, ALL_GROUPS)
@@ -152,7 +152,7 @@ def _bound_in_list(
     high: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> tl.tensor:
-    """The lowest key that top_k and top_p keep, of listed tokens: none of those that are not is kept."""
+    """Returns the lowest key that top_k and top_p keep. All tokens that they keep are listed."""
     if k > 0:
         ones = tl.where(keys > NO_KEY, 1.0, 0.0)
         target = k.to(tl.float32)
@@ -178,11 +178,11 @@ def _choose_in_row(
     stream: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> tl.tensor:
-    """A token among those that the filters keep, of all tokens.
+    """Chooses a token among those that the filters keep, of all tokens.
 
-    top_p needs no search: whoever wins among all tokens, and is one of those that it keeps, would have won among these.
-    If it is not, neither are tokens with no higher key, and the others race again. How often: about as often as one can
-    halve the weight of all tokens until that of the kept ones is left.
+    top_p needs no search. If the winner among all tokens is one that top_p keeps, it also wins among those. If not,
+    top_p keeps no token with its key or a lower one, and the others race again. The number of races is about how often
+    the weight of all tokens can be halved until that of the kept ones is left.
     """
     bound = tl.full((), NO_KEY + 1, tl.int32)
     last = key_of(top, SHIFT)
@@ -210,7 +210,9 @@ def _race(
     stream: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The token that arrives first, and its key, of those with a key from `bound` on and a weight from `least` on."""
+    """Returns the token that arrives first, and its key, among those with a key from `bound` on and a weight from
+    `least` on.
+    """
     lanes = tl.arange(0, _BLOCK)
     soonest = tl.full((_BLOCK,), float("inf"), tl.float32)
     winners = tl.full((_BLOCK,), 2**31 - 1, tl.int32)
@@ -229,6 +231,6 @@ def _race(
 
 @triton.jit
 def _race_times(stream: tl.tensor, tokens: tl.tensor, weights: tl.tensor, kept: tl.tensor) -> tl.tensor:
-    """When each token arrives: infinitely late if it is not kept or weighs nothing."""
+    """Returns each token's time of arrival: infinite if it is not kept or weighs nothing."""
     running = kept & (weights > 0)
     return tl.where(running, exponential(stream, tokens) / tl.where(running, weights, 1.0), float("inf"))

@@ -1,9 +1,9 @@
-"""Biases and penalties: changes to single logits, a program for each few of them."""
+"""Biases and penalties: changes to single logits, with a program for each ENTRIES of them."""
 
 import triton
 import triton.language as tl
 
-ENTRIES = 256  # of a program
+ENTRIES = 256  # entries of a program
 
 _ENTRIES = tl.constexpr(ENTRIES)
 
@@ -39,7 +39,7 @@ def add_penalties(
     frequency: tl.tensor,  # float32[N]
     presence: tl.tensor,  # float32[N]
 ) -> None:
-    """See `LogitEdits`. No two entries are of one logit."""
+    """Applies penalties as `LogitEdits` defines them. No two entries are of one logit."""
     entries = tl.program_id(0) * _ENTRIES + tl.arange(0, _ENTRIES)
     here = entries < num_entries
     row = tl.load(rows + entries, mask=here, other=0)

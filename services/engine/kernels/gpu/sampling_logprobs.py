@@ -1,4 +1,4 @@
-"""Logarithms of probabilities: of one token of each row, and of the row's likeliest tokens, best first."""
+"""Log-probabilities of one token of each row, and of the row's likeliest tokens, best first."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def choose_likeliest(
     vocab: tl.tensor,
     num_tiles: tl.tensor,
     chosen: tl.tensor,  # int32[N]
-    widths: tl.tensor,  # int32[N]; below 0: zeros
+    widths: tl.tensor,  # int32[N]; below 0: the row gets zeros
     width: tl.tensor,  # of the outputs; at most `vocab`
     tops: tl.tensor,  # float32[N, tiles]: see `scan_softmax`
     amounts: tl.tensor,  # float32[N, tiles]
@@ -30,7 +30,7 @@ def choose_likeliest(
     best: tl.tensor,  # float32[N, width]
     SHIFT: tl.constexpr,
     TILES: tl.constexpr,  # a power of two, not below num_tiles
-    ALL_GROUPS: tl.constexpr,  # likewise of the groups
+    ALL_GROUPS: tl.constexpr,  # a power of two, not below the number of groups
 ) -> None:
     """Fills a row of the outputs."""
     row = tl.program_id(0)
@@ -75,7 +75,7 @@ def _best_of_list(
     best: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> None:
-    """The best token again and again, each time without those before."""
+    """Writes the best tokens, one after the other: finds the best in the list, each time without those found before."""
     tokens, logits, here = listed(row, lists, num_found)
     keys = tl.where(here, key_of(logits, SHIFT), NO_KEY)
     for place in range(width):
@@ -97,7 +97,7 @@ def _best_of_row(
     best: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> None:
-    """The best of all tokens again and again, each time of those that come after the one before."""
+    """Writes the best tokens, one after the other: finds the best of all tokens that come after the one before."""
     lanes = tl.arange(0, _BLOCK)
     key = tl.full((), 2**31 - 1, tl.int32)
     token = tl.full((), -1, tl.int32)

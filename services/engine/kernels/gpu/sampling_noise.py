@@ -12,7 +12,7 @@ _STEP = tl.constexpr(0x9E3779B97F4A7C15)
 
 @triton.jit
 def stream_of(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """uint64: where the tokens' stream starts, for int64 `seed` (the bits of a uint64) and `position`."""
+    """Returns the start of the tokens' stream, uint64, for int64 `seed` (the bits of a uint64) and `position`."""
     step = tl.full((), _STEP, tl.uint64)
     start = _mix(seed.to(tl.uint64, bitcast=True) + step)
     return _mix(start + step * (position.to(tl.uint64, bitcast=True) + 1))
@@ -20,11 +20,11 @@ def stream_of(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def exponential(stream: tl.tensor, tokens: tl.tensor) -> tl.tensor:
-    """Exponentially distributed float32 with mean 1 for each of the int32 `tokens`, from 2**-33 to 22.9.
+    """Returns exponentially distributed float32 with mean 1 for each of the int32 `tokens`, from 2**-33 to 22.9.
 
-    -log(1 - v) of v = (n + 1/2) / 2**32, where n are the upper 32 bits of the token's output. Of v and 1 - v the
-    smaller one is formed from an integer, so that each is accurate next to 0; where v is small the logarithm's series
-    takes the place of a difference to 1. The relative error is below 2e-6.
+    The number is -log(1 - v) for v = (n + 1/2) / 2**32, where n are the upper 32 bits of the token's output. The
+    smaller one of v and 1 - v is computed from an integer, so that each is accurate next to 0; for small v the
+    logarithm's series takes the place of a difference to 1. The relative error is below 2e-6.
     """
     numbers = (_mix(stream + tl.full((), _STEP, tl.uint64) * (tokens + 1).to(tl.uint64)) >> 32).to(tl.uint32)
     smaller = tl.minimum(numbers, numbers ^ 0xFFFFFFFF)

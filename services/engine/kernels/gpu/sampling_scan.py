@@ -1,7 +1,7 @@
-"""First half of sampling: every tile of every row in a program of its own, which leaves a few numbers of it.
+"""First half of sampling: every tile of every row has a program of its own, which writes a few numbers about the tile.
 
-Programs are (tile, row). Weights are relative to the tile's highest logit, which the row's may exceed: the second half
-puts that right.
+Programs are (tile, row). Weights are relative to the tile's highest logit, which may be below the row's; the second
+half corrects that.
 """
 
 import triton
@@ -29,7 +29,7 @@ def is_filtered(
     vocab: tl.tensor,
     FILTERED: tl.constexpr,
 ) -> tl.tensor:
-    """Whether a row with a temperature may not choose among all tokens. Known at once where no row is FILTERED."""
+    """Returns True if a row with a temperature may not choose among all tokens. Reads nothing unless FILTERED."""
     if FILTERED:
         k = tl.load(top_k + row)
         return ((k > 0) & (k < vocab)) | (tl.load(top_p + row) < 1) | (tl.load(min_p + row) > 0)
@@ -43,9 +43,9 @@ def scan_greedy(
     stride: tl.tensor,
     vocab: tl.tensor,
     tops: tl.tensor,  # float32[N, tiles]: highest logits
-    tokens: tl.tensor,  # int32[N, tiles]: the first that has it
+    tokens: tl.tensor,  # int32[N, tiles]: the first token with that logit
 ) -> None:
-    """Where each tile is highest."""
+    """Finds the highest logit of each tile."""
     tile, row = tl.program_id(0), tl.program_id(1)
     found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
     top = highest(found)
@@ -69,11 +69,11 @@ def scan_draw(
     amounts: tl.tensor,  # float32[N, tiles]: filtered rows' sums of weights; without filters the lowest race time
     tokens: tl.tensor,  # int32[N, tiles]: greedy rows' first highest; without filters the one with that time
     group_tops: tl.tensor,  # float32[N, tiles * GROUPS]: of filtered rows, the highest logit of each group
-    FILTERED: tl.constexpr,  # whether there are any such rows
+    FILTERED: tl.constexpr,  # whether any row is filtered
 ) -> None:
-    """What each tile has to offer, to a greedy row, to one without filters, or to one with filters.
+    """Finds each tile's candidate for a greedy row or one without filters, and its sums for a row with filters.
 
-    Without filters a race decides: each token arrives after an exponential time divided by its weight.
+    Rows without filters race: each token arrives after an exponential time divided by its weight.
     """
     tile, row = tl.program_id(0), tl.program_id(1)
     found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
@@ -88,7 +88,7 @@ def scan_draw(
         tl.store(amounts + place, total(tl.where(ids < vocab, tl.exp(below(found, top, coldness(warmth))), 0.0)))
     else:
         stream = stream_of(tl.load(seed + row), tl.load(position + row))
-        late = tl.exp(tl.minimum(-below(found, top, coldness(warmth)), 80.0))  # more is too late just the same
+        late = tl.exp(tl.minimum(-below(found, top, coldness(warmth)), 80.0))  # a later token loses as well
         time = tl.where(ids < vocab, exponential(stream, ids) * late, float("inf"))
         soonest = lowest(time)
         tl.store(amounts + place, soonest)
@@ -100,12 +100,12 @@ def scan_softmax(
     logits: tl.tensor,  # [N, vocab], rows `stride` apart
     stride: tl.tensor,
     vocab: tl.tensor,
-    widths: tl.tensor,  # int32[N]; below 0: not this row
+    widths: tl.tensor,  # int32[N]; below 0: the row is skipped
     tops: tl.tensor,  # float32[N, tiles]: highest logits
     amounts: tl.tensor,  # float32[N, tiles]: sums of weights
     group_tops: tl.tensor,  # float32[N, tiles * GROUPS]: the highest logit of each group
 ) -> None:
-    """What logarithms of probabilities and a search for the likeliest tokens need."""
+    """Computes each tile's share of logprobs, and the groups' highest logits for a search of the likeliest tokens."""
     tile, row = tl.program_id(0), tl.program_id(1)
     if tl.load(widths + row) >= 0:
         found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)

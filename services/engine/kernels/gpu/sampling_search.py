@@ -1,8 +1,9 @@
-"""Searches in one row by one program: its best tokens without sorting, and where a sum from the best downwards ends.
+"""Searches in one row by one program: its best tokens without sorting, and the key at which a sum from the best
+downwards ends.
 
-Two ways. Nearly always the tokens that matter are few: `collect` finds them through the groups' highest logits, reads
-only groups that have any, and lists them for a search in registers. Where too many matter, because a distribution is
-flat or logits are equal, the other functions read the whole row.
+There are two ways. Nearly always few tokens matter: `collect` finds them through the groups' highest logits, reads only
+groups that have any, and lists the tokens for a search in registers. If too many matter, because a distribution is flat
+or logits are equal, the other functions read the whole row.
 """
 
 import triton
@@ -10,13 +11,13 @@ import triton.language as tl
 
 from services.engine.kernels.gpu.sampling_tiles import GROUP, NO_KEY, below, key_of
 
-MAX_GROUPS = tl.constexpr(1024)  # that `collect` reads
+MAX_GROUPS = tl.constexpr(1024)  # groups that `collect` reads
 MAX_FOUND = tl.constexpr(2048)  # tokens that it lists
 LIST_SIZE = MAX_GROUPS.value + MAX_FOUND.value  # int32 of scratch memory for a row
 
 _CHUNK = tl.constexpr(32)  # groups at a time
 _BLOCK = tl.constexpr(2048)  # tokens at a time
-_STAGES = tl.constexpr(3)  # so many times 8 KiB on their way: one program has to keep a multiprocessor busy
+_STAGES = tl.constexpr(3)  # 8 KiB each, under way at once: one program has to keep a multiprocessor busy
 
 
 @triton.jit
@@ -28,9 +29,9 @@ def largest_reaching(
     low: tl.tensor,
     high: tl.tensor,
 ) -> tl.tensor:
-    """The largest key in [low, high) such that the amounts from it upwards reach `target`; `low` if none is.
+    """Returns the largest key in [low, high) such that the amounts from it upwards reach `target`; `low` if none does.
 
-    By bisection, which ends earlier once the amounts reach the target and no more than `limit`.
+    The bisection ends early once the amounts reach the target and not more than `limit`.
     """
     low, high = low.to(tl.int64), high.to(tl.int64)
     reached = float("inf")
@@ -49,16 +50,16 @@ def collect(
     vocab: tl.tensor,
     group_tops: tl.tensor,  # float32, of this row
     wanted: tl.tensor,
-    lists: tl.tensor,  # int32[LIST_SIZE] of this row: groups, and from MAX_GROUPS on the tokens
+    lists: tl.tensor,  # int32[LIST_SIZE] of this row: groups, then from MAX_GROUPS on tokens
     SHIFT: tl.constexpr,
     ALL_GROUPS: tl.constexpr,  # a power of two, not below the number of groups
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Lists all tokens whose key is at least a bound, in rising order.
+    """Lists all tokens whose key is at least a bound, in the order of their ids.
 
-    The bound is such that at least `wanted` tokens are listed, and seldom many times as many: about so many groups
-    have their highest logit above it. With no more groups than are wanted every token is listed.
+    The bound is such that at least `wanted` tokens are listed, and seldom many times as many: about so many groups have
+    their highest logit above it. If there are no more groups than `wanted`, every token is listed.
 
-    Returns how many tokens there are, the bound, and whether all are listed. If not, the number says nothing.
+    Returns the number of such tokens, the bound, and whether all are listed. If not, the number means nothing.
     """
     groups = tl.arange(0, ALL_GROUPS)
     num_groups = tl.cdiv(vocab, GROUP)
@@ -86,11 +87,11 @@ def _list_tokens(
     row: tl.tensor,
     vocab: tl.tensor,
     lists: tl.tensor,
-    num_groups: tl.tensor,  # that are listed
+    num_groups: tl.tensor,  # listed groups
     bound: tl.tensor,
     SHIFT: tl.constexpr,
 ) -> tl.tensor:
-    """Lists the tokens of those groups from `bound` on; returns how many there are, listed or not."""
+    """Lists the tokens of the listed groups with a key from `bound` on. Returns their number, listed or not."""
     num_found = tl.zeros((), tl.int32)
     for start in range(0, num_groups, _CHUNK):
         lanes = start + tl.arange(0, _CHUNK)
@@ -109,7 +110,9 @@ def _list_tokens(
 
 @triton.jit
 def listed(row: tl.tensor, lists: tl.tensor, num_found: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """int32, float32 and bool[MAX_FOUND]: token ids, their logits, and which of them there are."""
+    """Returns the listed tokens: ids int32, logits float32, and bool that is False past the last one;
+    [MAX_FOUND] each.
+    """
     lanes = tl.arange(0, MAX_FOUND)
     here = lanes < num_found
     tokens = tl.load(lists + MAX_GROUPS + lanes, mask=here, other=0)
@@ -118,9 +121,9 @@ def listed(row: tl.tensor, lists: tl.tensor, num_found: tl.tensor) -> tuple[tl.t
 
 @triton.jit
 def key_of_rank(row: tl.tensor, vocab: tl.tensor, rank: tl.tensor, high: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:
-    """The largest key below `high` such that at least `rank` of a row's tokens have it or a larger one.
+    """Returns the largest key below `high` such that at least `rank` of a row's tokens have it or a larger one.
 
-    A quarter of the keys that are possible is left after each look at the row. Exact up to 2**24 tokens.
+    Each pass over the row leaves a quarter of the possible keys. Exact up to 2**24 tokens.
     """
     low, high = tl.full((), NO_KEY + 1, tl.int64), high.to(tl.int64)
     reached = vocab
@@ -140,7 +143,7 @@ def key_of_rank(row: tl.tensor, vocab: tl.tensor, rank: tl.tensor, high: tl.tens
 def _counts_from(
     row: tl.tensor, vocab: tl.tensor, a: tl.tensor, b: tl.tensor, c: tl.tensor, SHIFT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """How many tokens have a key from each of three on."""
+    """Counts a row's tokens with a key from a on, from b on, and from c on."""
     lanes = tl.arange(0, _BLOCK)
     from_a = tl.zeros((_BLOCK,), tl.int32)
     from_b = tl.zeros((_BLOCK,), tl.int32)
@@ -159,7 +162,7 @@ def _counts_from(
 def sums_from(
     row: tl.tensor, vocab: tl.tensor, top: tl.tensor, cold: tl.tensor, bound: tl.tensor, SHIFT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """How many of a row's tokens have a key from `bound` on, int32, and what they weigh."""
+    """Returns the number of a row's tokens with a key from `bound` on, int32, and the sum of their weights."""
     lanes = tl.arange(0, _BLOCK)
     counts = tl.zeros((_BLOCK,), tl.int32)
     weights = tl.zeros((_BLOCK,), tl.float32)

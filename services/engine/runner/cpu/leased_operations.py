@@ -1,4 +1,4 @@
-"""A decoder's small operations, with a look at the core lease before each."""
+"""A decoder's small operations, with an adjustment of threads to the core lease before each."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 class LeasedOperations:
-    """`Operations` between which the number of threads follows what other workers do, while prompts are computed.
+    """`Operations` that adapt the number of threads to other workers' steps, while prompts are computed.
 
-    Where rows are computed in blocks, all looks come before that, some 10 ms of work for 2,048 tokens: threads that are
-    too many then share the cores for so long, and take blocks as they get to run. Elsewhere, some matrix products lie
+    If rows are computed in blocks, all adjustments come before the blocks, some 10 ms of work for 2,048 tokens: threads
+    in excess then share the cores for that time, and take blocks when they run. Elsewhere, some matrix products lie
     between any two operations.
     """
 
@@ -24,7 +24,7 @@ class LeasedOperations:
         self._cores = cores
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
-        """See Operations."""
+        """See `Operations.replay`."""
         return self._operations.replay(key, inputs, body)
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
@@ -33,21 +33,21 @@ class LeasedOperations:
         return self._operations.by_rows(num_rows, row_bytes, body)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Operations."""
+        """See `Operations.norm`."""
         self._cores.adjust_for_prompts()
         return self._operations.norm(x, weight, eps)
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Operations."""
+        """See `Operations.add_norm`."""
         self._cores.adjust_for_prompts()
         return self._operations.add_norm(x, y, weight, eps)
 
     def rotate(self, heads: Tensor, cos: Tensor, signed_sin: Tensor, weight: Tensor | None, eps: float) -> None:
-        """See Operations."""
+        """See `Operations.rotate`."""
         self._cores.adjust_for_prompts()
         self._operations.rotate(heads, cos, signed_sin, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """See Operations."""
+        """See `Operations.silu_mul`."""
         self._cores.adjust_for_prompts()
         return self._operations.silu_mul(gate_up)

@@ -1,6 +1,6 @@
 """Runs a model on the CPU with torch.
 
-The KV pool is one zeroed piece of memory that torch and transports share.
+The KV pool is one zeroed region of memory that torch and transports share.
 """
 
 from collections import deque
@@ -22,12 +22,12 @@ from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import allocate
 from services.engine.sampler import sample, score
 
-_SCORED_AT_ONCE = 256  # tokens of prompts
-_MANY_PROMPT_TOKENS = 64  # in a step: fewer do not make it much longer
+_SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
+_MANY_PROMPT_TOKENS = 64  # fewer do not make a step much longer
 
 
 class TorchRunner:
-    """`Runner` on the CPU. A step runs to its end inside `launch`, which so raises what makes it fail."""
+    """`Runner` on the CPU. `launch` runs the whole step, and raises its errors."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class TorchRunner:
         self._done: deque[StepOutput] = deque()
 
     def kv_memory(self) -> HostBlocks:
-        """See Runner."""
+        """See `Runner.kv_memory`."""
         return self._memory
 
     def copy_block(self, source: int, destination: int) -> None:
-        """See Runner."""
+        """See `Runner.copy_block`."""
         blocks = self._memory.array
         blocks[destination] = blocks[source]
 
@@ -83,7 +83,7 @@ class TorchRunner:
                 self._cores.end()
 
     def collect(self) -> StepOutput:
-        """What the oldest step that was not collected sampled."""
+        """Returns the output of the oldest step that was not collected."""
         return self._done.popleft()
 
     def _run(self, step: StepInput) -> StepOutput:
@@ -103,7 +103,7 @@ class TorchRunner:
         return output
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:
-        """A few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
+        """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
         width = int(scored.num_logprobs.max())
         parts = [
             score(self._model.logits(some), scored.successors[start : start + len(some)], width)

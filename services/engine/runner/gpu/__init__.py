@@ -1,1 +1,1 @@
-"""A step on a GPU: `GpuRunner`, what it asks of a device, and how it comes to its memory."""
+"""A step on a GPU: `GpuRunner`, its device, and the memory of both."""

@@ -1,7 +1,7 @@
-"""What a runner needs of a device beside kernels: copies that nobody waits for, and steps that are recorded once.
+"""The seam between a runner and a device, kernels aside: copies without waiting, and steps that are recorded once.
 
-What is started on a device runs in the order in which it was started. `CudaDevice` is a GPU; `HostDevice` is this
-machine's memory, where everything has run when the call returns: Triton's interpreter in its place runs the same steps.
+A device runs all work in the order in which it was started. `CudaDevice` is a GPU. `HostDevice` is this machine's
+memory, where all work has run when a call returns: with Triton's interpreter it runs the same steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """What was started on a device up to a moment."""
+    """A point in a device's work: all that was started before it."""
 
     def wait(self) -> None:
-        """Returns when it has run. Raises what made it fail."""
+        """Returns when all work before the mark has run. Raises the error that made it fail."""
 
 
 class Fetched(Protocol):
     """Tensors on their way to the host."""
 
     def arrays(self) -> list[np.ndarray]:
-        """Waits for them. Raises what made the device fail."""
+        """Waits for the tensors and returns them. Raises the error that made the device fail."""
 
     def hold_back(self) -> None:
-        """What is started from now on runs when they were copied, and so may overwrite them."""
+        """Makes later work of the device wait until the tensors were copied, so that it may overwrite them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,40 +35,42 @@ class Recorded:
     """Kernels that were recorded; `replay` starts them again, on the same memory."""
 
     replay: Callable[[], None]
-    output: Tensor  # what they write
+    output: Tensor  # written by the kernels
 
 
 class Device(Protocol):
-    """One device, used by one thread at a time. Each binds itself first."""
+    """One device. One thread uses it at a time; a thread binds itself first."""
 
     torch: torch.device
     num_multiprocessors: int
 
     def bind_thread(self) -> None:
-        """What this thread starts goes to this device."""
+        """Makes this device the one on which this thread starts work."""
 
     def host_bytes(self, num_bytes: int) -> Tensor:
-        """uint8[num_bytes] on the host, from which the device copies by itself."""
+        """Allocates uint8[num_bytes] on the host, from which the device copies without a wait on the host."""
 
     def mark(self) -> Mark:
-        """All that was started until now."""
+        """Marks all work that was started so far."""
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """Starts to copy what these hold once all that was started until now has run. Later work does not wait."""
+        """Starts to copy these tensors as they are after all work that was started so far. Later work does not wait."""
 
     def recorder(self) -> "Recorder":
-        """For recordings that are let go of together."""
+        """Makes a recorder, for recordings that are freed together."""
 
 
 class Recorder(Protocol):
-    """Records kernels; its recordings share memory, so one is replayed at a time."""
+    """Records kernels. Its recordings share memory, so one is replayed at a time."""
 
     def record(self, body: Callable[[], Tensor]) -> Recorded:
-        """Runs `body`, which only starts kernels, and records it. It must use no host memory."""
+        """Runs `body`, which only starts kernels, and records it. `body` must use no host memory."""
 
 
 def _sleeping_event() -> "torch.cuda.Event":
-    """One for which a thread sleeps. For any other it would keep a core busy, as long as a step takes."""
+    """Makes an event for which a thread sleeps. A wait for any other event keeps a core busy, as long as a
+    step takes.
+    """
     return torch.cuda.Event(blocking=True)
 
 
@@ -94,7 +96,7 @@ class _Copies:
 
 
 class CudaDevice:
-    """A GPU. Work goes to the current stream, copies to the host to one of their own."""
+    """A GPU. Work goes to the current stream, copies to the host to a stream of their own."""
 
     def __init__(self, index: int = 0) -> None:
         self.torch = torch.device("cuda", index)
@@ -103,21 +105,21 @@ class CudaDevice:
         self._copies = torch.cuda.Stream()
 
     def bind_thread(self) -> None:
-        """See Device."""
+        """See `Device.bind_thread`."""
         torch.cuda.set_device(self.torch)
 
     def host_bytes(self, num_bytes: int) -> Tensor:
-        """See Device. Pinned."""
+        """See `Device.host_bytes`. The memory is pinned."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def mark(self) -> Mark:
-        """See Device."""
+        """See `Device.mark`."""
         event = _sleeping_event()
         event.record()
         return _Event(event)
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """See Device."""
+        """See `Device.fetch`."""
         ready, done = torch.cuda.Event(), _sleeping_event()
         ready.record()
         with torch.cuda.stream(self._copies):
@@ -130,13 +132,13 @@ class CudaDevice:
         return _Copies(hosts, done)
 
     def recorder(self) -> "Recorder":
-        """See Device."""
+        """See `Device.recorder`."""
         return _GraphRecorder()
 
 
 class _GraphRecorder:
-    """CUDA graphs. Stream and memory are one recorder's own: with a graph go the workspaces of libraries on its stream,
-    which other graphs on that stream would still use.
+    """Records CUDA graphs. Each recorder has a stream and memory of its own: libraries' workspaces belong to a stream
+    and are freed with a graph, and other graphs on that stream would still use them.
     """
 
     def __init__(self) -> None:
@@ -144,7 +146,7 @@ class _GraphRecorder:
         self._memory = torch.cuda.graph_pool_handle()
 
     def record(self, body: Callable[[], Tensor]) -> Recorded:
-        """See Recorder. `body` runs once before, which compiles kernels and sets up libraries; captures wait for it."""
+        """See `Recorder.record`. `body` runs once before the capture, to compile kernels and set up libraries."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             body()
@@ -156,7 +158,7 @@ class _GraphRecorder:
 
 
 class _Over:
-    """Everything has run already."""
+    """A mark of work that has run already."""
 
     def wait(self) -> None:
         pass
@@ -176,36 +178,36 @@ class _Copied:
 class HostDevice:
     """The host's own memory; kernels run in Triton's interpreter."""
 
-    num_multiprocessors = 2  # one after the other; work is split as on a GPU
+    num_multiprocessors = 2  # simulated one after the other, so that work is split as on a GPU
 
     def __init__(self) -> None:
         self.torch = torch.device("cpu")
 
     def bind_thread(self) -> None:
-        """The host's memory is there for every thread."""
+        """Does nothing: every thread has the host's memory."""
 
     def host_bytes(self, num_bytes: int) -> Tensor:
-        """See Device."""
+        """See `Device.host_bytes`."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def mark(self) -> Mark:
-        """See Device."""
+        """See `Device.mark`."""
         return _Over()
 
     def fetch(self, tensors: Sequence[Tensor]) -> Fetched:
-        """See Device."""
+        """See `Device.fetch`."""
         return _Copied([tensor.clone().numpy() for tensor in tensors])
 
     def recorder(self) -> "Recorder":
-        """See Device."""
+        """See `Device.recorder`."""
         return _RunAgain()
 
 
 class _RunAgain:
-    """Records nothing: each replay runs `body` again."""
+    """A recorder that records nothing: each replay runs `body` again."""
 
     def record(self, body: Callable[[], Tensor]) -> Recorded:
-        """See Recorder."""
+        """See `Recorder.record`."""
         output = body()
 
         def replay() -> None:

@@ -1,8 +1,8 @@
 """A pool of KV blocks in the memory of a torch device, for transports that send and receive bytes.
 
 Copies go through a small pinned buffer on a stream of their own, so they run beside the model's steps and wait for
-none; why they need not is said in `kvtransfer.block_memory`. Only that stream is waited for, and the interpreter lock
-is given away meanwhile.
+none; `kvtransfer.block_memory` says why they need not. A copy waits for that stream alone, and releases the interpreter
+lock meanwhile.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ _STAGING_BYTES = 1 << 20  # pieces of a byte stream are smaller
 
 
 class DeviceBlocks:
-    """`BlockMemory` over a tensor. Has a stream and a buffer of its own: a runner makes one and keeps it."""
+    """`BlockMemory` over a tensor. It has a stream and a buffer of its own, so a runner makes one and keeps it."""
 
     def __init__(self, pool: torch.Tensor) -> None:
-        """pool: uint8[num_blocks, block_bytes], contiguous; it stays where it is."""
+        """pool: uint8[num_blocks, block_bytes], contiguous; it stays in place."""
         assert pool.dtype == torch.uint8
         assert pool.is_contiguous()
         self.pool = pool
@@ -29,26 +29,26 @@ class DeviceBlocks:
         self.address: int = pool.data_ptr()
         self.device: int | None = pool.device.index if pool.is_cuda else None
         self._flat = pool.view(-1)
-        self._lock = Lock()  # on what follows
+        self._lock = Lock()  # for the following fields
         self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None
         self._staging = torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=pool.is_cuda)
         self._staged: np.ndarray = self._staging.numpy()  # the same memory
         if pool.is_cuda:
-            torch.cuda.synchronize(pool.device)  # nothing that clears the pool may still run when the first block lands
+            torch.cuda.synchronize(pool.device)  # the pool must be cleared before the first block is written
 
     def bind_thread(self) -> None:
-        """See BlockMemory. Where the device is number 0, choosing it does nothing: it takes a call that works on it."""
+        """See `BlockMemory.bind_thread`. Uses the device: choosing device 0 alone would do nothing."""
         if self._stream is not None:
             torch.cuda.set_device(self._stream.device)
             self._stream.synchronize()
 
     def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
-        """See BlockMemory."""
+        """See `BlockMemory.read`."""
         steps = range(start, end, _STAGING_BYTES)
         return b"".join(self._read(blocks, at, min(at + _STAGING_BYTES, end)) for at in steps)
 
     def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
-        """See BlockMemory."""
+        """See `BlockMemory.write`."""
         source = np.frombuffer(data, dtype=np.uint8)
         for at in range(0, len(source), _STAGING_BYTES):
             self._write(blocks, start + at, source[at : at + _STAGING_BYTES])
@@ -69,9 +69,11 @@ class DeviceBlocks:
 
     @contextmanager
     def _copying(self) -> Iterator[None]:
-        """Copies that are started inside run on our stream, and are complete when this ends, however it ends."""
+        """Runs copies that are started inside on the pool's stream. They are complete on exit, also after
+        an exception.
+        """
         with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())  # which the pool may have been made in
+            stack.enter_context(torch.inference_mode())  # the pool may have been made in this mode
             if self._stream is not None:
                 stack.callback(self._stream.synchronize)
                 stack.enter_context(torch.cuda.stream(self._stream))

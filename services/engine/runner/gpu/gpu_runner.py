@@ -1,11 +1,12 @@
 """Runs a model on a GPU, one step ahead of the host.
 
-A step is one copy to the device, its kernels, and a copy of the sampled ids back, for which nobody waits until it is
-collected. Tokens that the step before samples never come to the host first: they are taken from where it writes them.
+A step is one copy to the device, its kernels, and a copy of the sampled ids back, which no thread awaits before the
+step is collected. Tokens that the previous step samples do not travel by way of the host: kernels read them where the
+previous step wrote them.
 
-Steps in which every row decodes run as recorded: for some numbers of rows (buckets) all kernels from the token ids to
-the logits are recorded once (a CUDA graph) and replayed with other data in the same places. A step with fewer rows than
-its bucket has rows of padding, which write no KV.
+Steps in which every row decodes are replayed. For some numbers of rows (buckets), all kernels from the token ids to the
+logits are recorded once (a CUDA graph) and replayed with other data in the same places. A step with fewer rows than its
+bucket has rows of padding, which write no KV.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from services.engine.attention.base import PagedQueries
-from services.engine.attention.triton_attention import TritonAttention, TritonPlan
+from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
 from services.engine.models.base import ModelConfig, Weights
@@ -30,30 +31,33 @@ from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.engine.runner.gpu.sampler import GpuSampler, Wanted, score
 from services.engine.runner.gpu.step_buffer import StepBuffer
 
-_SCORED_AT_ONCE = 256  # tokens of prompts
-_TOKEN_BYTES = 64  # of a prompt's token in a step: id, position, slot, entry, place, and edits of logits
-_ROW_BYTES = 512  # beside its blocks: parameters of sampling, edits of logits, alignment
+_SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
+_TOKEN_BYTES = 64  # staged for a prompt's token: id, position, slot, entry, index, and edits of logits
+_ROW_BYTES = 512  # staged for a row, blocks aside: parameters of sampling, edits of logits, alignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """The largest step, and how attention is split."""
+    """The sizes of the largest step, and the options of attention."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    split_keys: int | None = None  # see `TritonAttention`
+    split_keys: int | None = None  # see `WorkCut`
+    share_prefixes: bool = True  # see `WorkCut`
 
     def buckets(self) -> list[int]:
-        """Numbers of rows for which steps are recorded, rising. Beyond 8, padding is a quarter of a step at most."""
+        """Returns the numbers of rows for which steps are recorded, rising. Beyond 8, padding is at most a quarter of a
+        step.
+        """
         sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, self.max_num_seqs, 32)]
         return [size for size in sizes if size < self.max_num_seqs] + [self.max_num_seqs]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """A step under way. What is fetched: ids, three tensors of logprobs where there are any, and three for each part of
-    the scored tokens.
+    """A step under way. It fetches ids, three tensors of logprobs if any are wanted, and three for each part of the
+    scored tokens.
     """
 
     fetched: Fetched
@@ -73,12 +77,11 @@ class GpuRunner:
         limits: StepLimits,
         *,
         kv_scales: KvScales | None = None,
-        share_prefixes: bool = True,
     ) -> None:
-        """pool: uint8[num_blocks, block_bytes]. kv_scales: where the layout's dtype is float8_e4m3fn.
-
-        share_prefixes: attend to what rows have in common once for all of them.
-        """
+        """pool: uint8[num_blocks, block_bytes]. kv_scales: present if the layout's dtype is float8_e4m3fn."""
+        fp8 = None
+        if kv_scales is not None:
+            fp8 = Fp8Kv(torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch), weights.dtype)
         self.layout = layout
         self.num_blocks = len(pool)
         self.vocab_size = config.vocab_size
@@ -94,11 +97,8 @@ class GpuRunner:
             config.num_heads,
             config.scale,
             staging=self._buffer,
-            num_multiprocessors=device.num_multiprocessors,
-            split_keys=limits.split_keys,
-            share_prefixes=share_prefixes,
-            scales=None if kv_scales is None else torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch),
-            dtype=weights.dtype,
+            cut=WorkCut(device.num_multiprocessors, limits.split_keys, limits.share_prefixes),
+            fp8=fp8,
         )
         self._model = make_model(config, weights, self._attention, TritonOperations())
         self._sampler = GpuSampler(device, limits.max_num_seqs)
@@ -111,24 +111,24 @@ class GpuRunner:
         self._under_way: deque[_Launched] = deque()
 
     def kv_memory(self) -> DeviceBlocks:
-        """See Runner."""
+        """See `Runner.kv_memory`."""
         return self._blocks
 
     def copy_block(self, source: int, destination: int) -> None:
-        """See Runner."""
+        """See `Runner.copy_block`."""
         self._device.bind_thread()
         self._pool[destination].copy_(self._pool[source])
         self._device.mark().wait()
 
     def launch(self, step: StepInput) -> None:
-        """Starts a step; the device's own errors are raised by `collect`."""
+        """Starts a step. `collect` raises the device's errors."""
         assert len(self._under_way) < 2, "two steps are launched and not collected"
         self._device.bind_thread()
         with torch.inference_mode():
             self._under_way.append(self._launch(step))
 
     def collect(self) -> StepOutput:
-        """See Runner."""
+        """See `Runner.collect`."""
         launched = self._under_way.popleft()
         token_ids, *rest = launched.fetched.arrays()
         parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
@@ -136,7 +136,7 @@ class GpuRunner:
         return StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None)
 
     def warm_up(self) -> None:
-        """Runs a step of each kind: kernels are compiled, steps recorded. KV of block 0 is overwritten."""
+        """Runs a step of each kind, which compiles kernels and records steps. Overwrites KV of block 0."""
         self.run_largest()
         for bucket in reversed(self._buckets.tolist()):
             self._try(np.ones(bucket, dtype=np.int32), SamplingBatch.greedy(bucket))
@@ -144,7 +144,7 @@ class GpuRunner:
             self._try(np.ones(1, dtype=np.int32), sampling)
 
     def run_largest(self) -> None:
-        """Runs the steps that take the most memory: as many tokens as there may be, and as many rows."""
+        """Runs the steps that take the most memory: one with the most tokens, and one with the most rows."""
         full, rest = divmod(self._limits.max_num_batched_tokens, self._limits.max_model_len)
         counts = [self._limits.max_model_len] * full + ([rest] if rest else [])
         counts = counts[: self._limits.max_num_seqs]
@@ -167,7 +167,7 @@ class GpuRunner:
         return _Launched(self._last, step.sampling.any_logprobs)
 
     def _decode(self, step: StepInput, num_rows: int) -> tuple[Tensor, Wanted, list[Tensor]]:
-        """One token of each row, by what was recorded for so many rows or a few more."""
+        """Computes one token of each row, by the recording for so many rows or a few more."""
         bucket = int(self._buckets[np.searchsorted(self._buckets, num_rows)])
         self._buffer.begin()
         ids = self._buffer.put(_padded(_with_carried(step), bucket), fixed=True)
@@ -181,19 +181,19 @@ class GpuRunner:
         return self._model.logits(self._recorded[bucket].output[:num_rows]), wanted, []
 
     def _hidden(self, ids: Tensor, positions: Tensor, plan: TritonPlan) -> Tensor:
-        """What logits are made of. Logits are not recorded: each bucket would keep its own."""
+        """Computes the hidden states of a step. Logits are not recorded: each bucket would keep its own."""
         tokens = fill_tokens(ids, self._sampler.sampled)
         return self._model.forward(tokens, positions, plan, self._everyone[: len(ids)])
 
     def _reserve_buffer(self) -> None:
-        """Enough for the largest step; an edit of more logits than there are tokens would travel on its own."""
+        """Reserves room for the largest step. Edits of more logits than there are tokens travel on their own."""
         limits = self._limits
         tokens, rows = limits.max_num_batched_tokens, limits.max_num_seqs
         decode = 8 * rows + self._attention.staged_bytes(rows, limits.max_model_len)
         self._buffer.reserve(decode + _TOKEN_BYTES * tokens + _ROW_BYTES * rows)
 
     def _compute(self, step: StepInput) -> tuple[Tensor, Wanted, list[Tensor]]:
-        """Any step: the logits of the rows that get a token, and what comes of the tokens that are to be scored."""
+        """Computes any step. Returns the logits of the rows that get a token, and the scores of tokens to be scored."""
         buffer, scored = self._buffer, step.scored
         buffer.begin()
         ids, positions = buffer.put(_with_carried(step)), buffer.put(step.positions)
@@ -208,7 +208,7 @@ class GpuRunner:
         return self._model.logits(hidden[: len(last)]), wanted, parts
 
     def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:
-        """A few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
+        """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""
         width = int(scored.num_logprobs.max())
         found: list[Tensor] = []
         for some, tokens in zip(hidden.split(_SCORED_AT_ONCE), successors.split(_SCORED_AT_ONCE), strict=True):
@@ -233,7 +233,7 @@ class GpuRunner:
 
 
 def _with_carried(step: StepInput) -> np.ndarray:
-    """int32[T] for `fill_tokens`: a token that the host does not know is -1 - its place among the step before's."""
+    """Returns int32[T] for `fill_tokens`: a carried token is -1 minus its index among the previous step's tokens."""
     if step.carried is None:
         return step.token_ids
     ids = step.token_ids.copy()
@@ -252,7 +252,7 @@ def _padded(array: np.ndarray, size: int) -> np.ndarray:
 
 
 def _kinds_of_sampling(num_rows: int) -> Iterator[SamplingBatch]:
-    """Every kind for which other kernels run; the last one takes the most memory."""
+    """Yields every kind of sampling that has kernels of its own. The last one takes the most memory."""
     one, zero = np.ones(num_rows, dtype=np.float32), np.zeros(num_rows, dtype=np.float32)
     rows, tokens = np.arange(num_rows, dtype=np.int64), np.zeros(num_rows, dtype=np.int64)
     edits = LogitEdits(rows, tokens, zero, rows, tokens, one, one, zero, zero)

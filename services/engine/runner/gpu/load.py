@@ -1,4 +1,4 @@
-"""From a plan to a runner on a GPU: the weights, then the largest step on trial, then a pool of what is left."""
+"""Makes a runner on a GPU: loads the weights, tries the largest step, then allocates a pool in the remaining memory."""
 
 import gc
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from services.protocol.model_files.base import ModelError
 
 
 def load_gpu(plan: LoadPlan) -> GpuRunner:
-    """The runner, ready for its first step. Raises ModelError."""
+    """Returns the runner, ready for its first step. Raises ModelError."""
     device = CudaDevice(plan.device.index)
     free, total = torch.cuda.mem_get_info(plan.device)
     with _refused_in_words():
         weights = _load_weights(plan, free)
         step_bytes = _step_bytes(plan, weights, device)
         free, _ = torch.cuda.mem_get_info(plan.device)
-        own = int(torch.cuda.memory_reserved(plan.device))  # of other processes nothing: they may be loading too
+        own = int(torch.cuda.memory_reserved(plan.device))  # without other processes' memory: they may be loading, too
         card = CardMemory(total=total, free=free, own=own, step=step_bytes)
         budget = kv_budget(card, fraction=plan.gpu_memory_fraction, asked=plan.engine.kv_memory_bytes)
         runner = _runner(plan, weights, device, plan.num_blocks(budget))
@@ -43,9 +43,10 @@ def _load_weights(plan: LoadPlan, free: int) -> Weights:
 
 
 def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:
-    """Bytes that steps take beside weights and KV: those of the largest, and of the largest that is recorded.
+    """Returns the bytes that steps take beside weights and KV: the most of the largest step and the largest recorded
+    one.
 
-    Over one block, which all of their tokens share.
+    All tokens of these steps share one block.
     """
     torch.cuda.empty_cache()
     before = int(torch.cuda.memory_reserved(plan.device))

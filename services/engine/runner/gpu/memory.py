@@ -1,4 +1,4 @@
-"""How much of a GPU's memory its pool of KV blocks gets: what is left when weights and the largest step have theirs."""
+"""The share of a GPU's memory for the pool of KV blocks: the rest beside weights and the largest step."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,15 @@ class CardMemory:
 
     total: int
     free: int
-    own: int  # that this process has allocated so far; what CUDA takes for itself is in no fraction
-    step: int  # that its largest step takes beyond this
+    own: int  # allocated by this process so far; no fraction includes CUDA's own memory
+    step: int  # taken by its largest step in addition
 
 
 def kv_budget(card: CardMemory, *, fraction: float, asked: int | None) -> int:
-    """Bytes for the pool: as asked, else what is left of this process's `fraction` of the card. Raises ModelError.
+    """Returns the bytes for the pool: as asked, else the rest of this process's `fraction` of the card. Raises
+    ModelError.
 
-    Others on the card (a second worker, a display) count only where less is free than that.
+    Other processes on the card (a second worker, a display) matter only if less memory is free than that.
     """
     free = card.free - card.step
     if asked is not None:
@@ -35,7 +36,7 @@ def kv_budget(card: CardMemory, *, fraction: float, asked: int | None) -> int:
 
 
 def check_weights_fit(needed: int, free: int) -> None:
-    """Raises ModelError where the weights alone are more than is free."""
+    """Raises ModelError if the weights alone are larger than the free memory."""
     if needed > free:
         raise ModelError(f"the model's weights need {_gib(needed)}, {_gib(free)} are free on the GPU")
 

@@ -1,4 +1,4 @@
-"""Sampling where the logits are: parameters go there with the rest of a step, and ids stay for the step after it."""
+"""Sampling on the device of the logits: parameters travel with the rest of a step, and ids stay for the next step."""
 
 from dataclasses import dataclass
 
@@ -14,22 +14,22 @@ from services.engine.runner.gpu.step_buffer import StepBuffer
 
 @dataclass(slots=True, eq=False)
 class Wanted:
-    """How a step's tokens are to be sampled, on the device once the step's copy has run."""
+    """The parameters by which a step's tokens are sampled; they are on the device once the step's copy has run."""
 
     params: DeviceSampling | None  # None: all greedy
     edits: DeviceEdits | None
-    widths: Tensor | None  # int32[N], of logprobs; None: nobody wants them
-    width: int  # the largest
+    widths: Tensor | None  # int32[N], of logprobs; None: no row wants them
+    width: int  # the largest of `widths`
 
 
 class GpuSampler:
-    """One at work; its `sampled` is overwritten by each step."""
+    """The sampler of one runner. Each step overwrites its `sampled`."""
 
     def __init__(self, device: Device, max_rows: int) -> None:
         self.sampled = torch.zeros(max_rows, dtype=torch.int32, device=device.torch)
 
     def stage(self, batch: SamplingBatch, buffer: StepBuffer) -> Wanted:
-        """Puts what sampling needs; the buffer's copy brings it to the device."""
+        """Puts the parameters into the buffer, whose copy brings them to the device."""
         return Wanted(
             params=None if batch.all_greedy else _params(batch, buffer),
             edits=None if batch.edits is None else _edits(batch.edits, buffer),
@@ -38,7 +38,9 @@ class GpuSampler:
         )
 
     def sample(self, logits: Tensor, wanted: Wanted) -> list[Tensor]:
-        """One token for each row of logits, [N, vocab]: int32[N], and logprobs where they are wanted, as `score`."""
+        """Samples one token for each row of logits, [N, vocab]. Returns int32[N], and logprobs if they are wanted, as
+        `score`.
+        """
         sampled, raw = self.sampled[: len(logits)], logits
         if wanted.edits is not None:
             logits = logits.to(torch.float32, copy=True)
@@ -51,7 +53,8 @@ class GpuSampler:
 
 
 def score(logits: Tensor, tokens: Tensor, width: int) -> list[Tensor]:
-    """Of int32[N] tokens under softmax of [N, vocab] logits: logprobs, ids of the likeliest ones, and theirs.
+    """Returns logprobs of int32[N] tokens under softmax of [N, vocab] logits, ids of the likeliest tokens, and their
+    logprobs.
 
     float32[N], int32[N, width], float32[N, width].
     """

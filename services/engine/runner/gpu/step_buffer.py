@@ -1,11 +1,12 @@
-"""What a step needs on the device: gathered on the host, and copied there in one piece.
+"""The arrays of a step for the device, gathered on the host and copied there in one piece.
 
     host     [ ids | positions | ... | block tables | ... ]      two of these, used in turn
                               │ one copy
     device   [ ids | positions | ... | block tables | ... ]      one, always at the same address
 
-A step's copy runs after the steps before it, so one piece of device memory is enough. The host's is written while the
-copy of the step before may not have run yet; that of the one before has, since its results have been collected.
+A step's copy runs after the steps before it, so one piece of device memory is enough. The host needs two: while it
+writes one, the copy of the previous step from the other may not have run yet. The copy before that one has, since its
+step's results have been collected.
 """
 
 import numpy as np
@@ -19,10 +20,12 @@ _TORCH = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64, np.d
 
 
 class StepBuffer:
-    """See `Staging`. For each step `begin`, any number of `put`, `copy`; then kernels may use what `put` returned."""
+    """`Staging` of one copy per step: `begin`, any number of `put`, `copy`; then kernels may use the
+    tensors of `put`.
+    """
 
     def __init__(self, device: Device) -> None:
-        """Has no room yet: see `reserve`."""
+        """Makes a buffer without room: see `reserve`."""
         self._device = device
         self._turn = 0
         self._used = 0
@@ -35,12 +38,14 @@ class StepBuffer:
         self._there = torch.empty(num_bytes, dtype=torch.uint8, device=self._device.torch)
 
     def begin(self) -> None:
-        """Starts the next step's. The caller has seen that the device ran all but the last one."""
+        """Begins the next step. The caller has seen that the device ran all steps but the last one."""
         self._turn = 1 - self._turn
         self._used = 0
 
     def put(self, array: np.ndarray, *, fixed: bool = False) -> Tensor:
-        """See `Staging.put`, of int32, int64 or float32. What finds no room and is not fixed is copied on its own."""
+        """See `Staging.put`. Takes int32, int64 or float32. An array that finds no room and is not fixed is copied on
+        its own.
+        """
         at, end = self._used, self._used + array.nbytes
         if end > len(self._there):
             if fixed:

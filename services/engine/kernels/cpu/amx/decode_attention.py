@@ -1,8 +1,8 @@
-"""Attention of single tokens over paged KV in bfloat16, by AMX: what `decode_attention` does, in less time.
+"""Attention of single tokens over paged KV in bfloat16, by AMX: computes what `decode_attention` does, in less time.
 
-All query heads of a KV head are taken together; of a tile's 16 rows or columns for them, most stay unused:
+All query heads of a KV head are computed together; they fill only some of a tile's 16 rows or columns:
 
-    scores  [keys, heads]     = K [keys, head_dim] x Q^T [head_dim, heads]    float32, K where it lies
+    scores  [keys, heads]     = K [keys, head_dim] x Q^T [head_dim, heads]    float32, K is read in the pool
     weights [heads, keys]     = exp2_for_bfloat16(scores - highest)^T, bfloat16
     sums    [heads, head_dim] += weights x V [keys, head_dim]                 float32
 """
@@ -46,20 +46,23 @@ _store_0, _store_1 = amx.store[:2]
 _zero_0 = amx.zero[0]
 _add_4_6_to_0, _add_4_5_to_0, _add_4_6_to_1 = (amx.add_product(*tiles) for tiles in ((0, 4, 6), (0, 4, 5), (1, 4, 6)))
 
-# Keys at a time. A few where rows are long and a block's keys on one page, as with head_dim 96 or 128 and blocks of
-# 16: 25 instead of 29 ms of attention. Elsewhere more: with head_dim 64 a few take 26 instead of 22. Found by
-# measurement; why is not known.
+# Keys at a time. The small chunk is for long rows with a block's keys on one page, such as head_dim 96 or 128 and
+# blocks of 16: attention took 25 ms instead of 29. The large one is for the rest: with head_dim 64 the small chunk took
+# 26 ms instead of 22. Found by measurement; the reason is not known.
 _CHUNK, _SMALL_CHUNK = 128, 32
-# Keys and values are read in the order in which they lie, which the processor's own prefetcher follows within a page.
-# Of keys this far ahead the beginning is asked for, so that it has begun there; asking for all was slower. Values that
-# are on pages of their own are asked for with their keys.
+# Keys and values are read in the order of their addresses, which the processor's own prefetcher follows within a page.
+# The kernel prefetches only the beginning of keys this far ahead, so that the processor's prefetcher starts there;
+# prefetching whole keys was slower. Values on pages of their own are prefetched with their keys.
 _AHEAD, _BEGINNING = 32, 512  # keys, bytes
 _LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
 _LN_2 = math.log(2)
 
 
 class AmxDecodeAttention(DecodeAttention):
-    """See `DecodeAttention`. bfloat16; head_dim: a multiple of 32; block_size: of 16; group: up to MAX_GROUP."""
+    """`DecodeAttention` in bfloat16 by AMX.
+
+    head_dim: a multiple of 32. block_size: a multiple of 16. group: up to MAX_GROUP.
+    """
 
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
         assert dtype == "bfloat16"
@@ -69,7 +72,7 @@ class AmxDecodeAttention(DecodeAttention):
 
 
 class _Memory:
-    """Offsets in bytes of what lies in a thread's memory."""
+    """The layout of a thread's memory: offsets in bytes."""
 
     def __init__(self, head_dim: int, chunk: int) -> None:
         self.values = 0
@@ -81,7 +84,7 @@ class _Memory:
         self.totals = self.sums + head_dim // 16 * _TILE_BYTES
         self.tops = self.totals + LANES * _LINE
         self.nothing = self.tops + _LINE  # a row of zeros
-        self.saved = self.nothing + head_dim * 2  # the tile configuration that others may have left
+        self.saved = self.nothing + head_dim * 2  # the tile configuration of other code on this thread
         self.bytes = self.saved + _LINE
 
 
@@ -91,7 +94,9 @@ def _chunk(head_dim: int, block_size: int) -> int:
 
 @per_item
 def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
-    """One query token for each of R rows; arguments as of the other kernel."""
+    """Makes the kernel for one query token in each of R rows. Its arguments are those of
+    `decode_attention._make_kernel`.
+    """
     arg = PLACES
     num_columns, chunk = head_dim // 16, _chunk(head_dim, block_size)
     memory = _Memory(head_dim, chunk)
@@ -161,7 +166,7 @@ def _make_read(head_dim: int, block_size: int) -> Any:
 
     @njit
     def pair_values(first: int, count: int, nothing: int, values: int) -> None:
-        """Interleaves the values of 16 keys; those from `count` on are zeros, of which a row is at `nothing`."""
+        """Interleaves the values of 16 keys. Those from `count` on become zeros, copied from the row at `nothing`."""
         for k in range(0, 16, 2):
             even = first + k * row_bytes if k < count else nothing
             odd = first + (k + 1) * row_bytes if k + 1 < count else nothing
@@ -182,7 +187,7 @@ def _make_read(head_dim: int, block_size: int) -> Any:
         scores: int,
         values: int,
     ) -> None:
-        """Multiplies some keys with q, and writes their values as tiles of [16 pairs of keys, 16 columns]."""
+        """Multiplies some keys by q, and writes their values as tiles of [16 pairs of keys, 16 columns]."""
         for k in range(0, count, 16):
             keys = key_at(pool, block_stride, table, first + k)
             later = key_at(pool, block_stride, table, min(first + k + _AHEAD, length - 1) // 16 * 16)
@@ -230,7 +235,10 @@ def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
 
     @njit
     def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
-        """Writes the queries, and sums, totals and highest scores: zeros, or those of the keys before the first."""
+        """Writes queries, sums, totals and highest scores.
+
+        The last three are zeros, or continue the attention over the keys before the first.
+        """
         q, sums, totals = memory + q_at, memory + sums_at, memory + totals_at
         tops = float_pointer(memory + tops_at)
         first_head = (token * a[arg.kv_heads] + head) * group
@@ -261,7 +269,7 @@ def _make_end_heads(head_dim: int, group: int, memory: _Memory) -> Any:
 
     @njit(error_model="numpy")
     def end_heads(a: Any, token: int, head: int, memory: int) -> None:
-        """Writes the results and their logarithms."""
+        """Writes the results and their log-sum-exps."""
         first_head = (token * a[arg.kv_heads] + head) * group
         for g in range(group):
             total = sum_of_lanes(load_floats(memory + totals_at + g * _LINE))

@@ -1,15 +1,17 @@
-"""Matrix products in bfloat16, by AMX: y = x W^T + b, and SiLU(gate(x)) * up(x) of two of them.
+"""Matrix products in bfloat16, by AMX: y = x W^T + b, and SiLU(gate(x)) * up(x), which takes two products.
 
-Of x and W, 32 rows at a time are multiplied, the sums in four tiles:
+One block is 32 rows of x times 32 rows of W; its sums are in four tiles:
 
     sums [32, 32] += x [32, 32] x W^T [32, 32]
 
-The weight lies as oneDNN packs it: in panels of 32 columns of y, a panel in steps of 32 along the depth, a step as 16
-pairs of the depth of each of 32 columns. An item's rows of x stay in the second cache while panel after panel of the
-weight comes from memory; each is asked for while the one before is multiplied. Tiles are loaded past the first cache,
-which would not hold them until they are used again: so the sums stay in it, which are rounded and written beside the
-next block's products. That made one product 1.4 times as fast, of what is in the second cache already. Where rows are
-too long for that cache, some units are multiplied along a part of the depth, then along the next.
+The weight is packed as oneDNN packs it: in panels of 32 columns of y; a panel in steps of 32 along the depth; a step as
+16 pairs of the depth for each of 32 columns. An item's rows of x stay in the second-level cache while one panel of the
+weight after another comes from memory; the next panel is prefetched while one is multiplied.
+
+Tiles of x and W are loaded past the first-level cache, which would not hold them until they are used again. So the sums
+stay in that cache; they are rounded and written while the next block is multiplied. That made one product 1.4 times as
+fast when its operands were in the second-level cache already. If rows are too long for that cache, some units are
+multiplied along one part of the depth, then along the next.
 """
 
 from typing import Any
@@ -29,23 +31,23 @@ zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
 add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
-BLOCK = 32  # rows, and columns, that are multiplied at a time; and the depth of a step
-_SUMS_AT = 64  # in the scratch, behind the tile configuration that others may have left
+BLOCK = 32  # rows and columns of a block, and the depth of a step
+_SUMS_AT = 64  # in the scratch memory, after the saved tile configuration of other code
 _SUMS_BYTES = BLOCK * BLOCK * 4
 _PARTIAL_AT = _SUMS_AT + 4 * _SUMS_BYTES
-MOST_ROWS = 256  # of an item
+MOST_ROWS = 256  # of one item
 _UNITS_TOGETHER, _MOST_STEPS = 8, 64
-SCRATCH_BYTES = _PARTIAL_AT + _UNITS_TOGETHER * 2 * MOST_ROWS // BLOCK * _SUMS_BYTES  # that a thread needs
+SCRATCH_BYTES = _PARTIAL_AT + _UNITS_TOGETHER * 2 * MOST_ROWS // BLOCK * _SUMS_BYTES  # for one thread
 _HALF = BLOCK // 2
-_STEP_BYTES, _LINE = 2048, 64  # of a panel
+_STEP_BYTES, _LINE = 2048, 64  # bytes of a panel's step; of a cache line
 
 
 def block_configs() -> np.ndarray:
-    """uint8[32, 64]: tile configurations by the rows of a block; 0: all 32."""
+    """Returns tile configurations, uint8[32, 64]. Entry n is for a block of n rows; entry 0 is for all 32."""
     configs = np.tile(amx.tile_config(), (BLOCK, 1))
     rows = np.arange(1, BLOCK, dtype=np.uint8)[:, None]
     configs[1:, [48, 49, 52]] = np.minimum(rows, _HALF)  # upper sums, upper x
-    configs[1:, [50, 51, 53]] = np.maximum(rows, _HALF + 1) - _HALF  # lower ones, which may not be none
+    configs[1:, [50, 51, 53]] = np.maximum(rows, _HALF + 1) - _HALF  # lower sums, lower x; a tile must have a row
     return configs
 
 
@@ -57,7 +59,7 @@ def _ask_for(address: int, lines: int) -> None:
 
 @njit(error_model="numpy")
 def _begin(sums: int, afresh: bool, both: bool) -> None:
-    """Loads the sums of a block into tiles, or zeros."""
+    """Loads the sums of a block into tiles, or zeros the tiles."""
     if afresh:
         zero_0()
         zero_1()
@@ -97,8 +99,8 @@ def _multiply(x: int, stride: int, panel: int, both: bool) -> None:
 
 @per_item
 def make_matmul(dtype: str, *, gated: bool) -> Any:
-    """Arguments: those of the other `make_matmul`, bfloat16; panels from the end of an item to where the thread will go
-    on; `block_configs`.
+    """Makes a kernel with the arguments of `cpu.matmul.make_matmul`, and one more: `block_configs`. Tensors are
+    bfloat16.
     """
     assert dtype == "bfloat16"
     arg = places(
@@ -110,7 +112,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
 
     @njit
     def finish(sums: int, target: int, bias: int, up_bias: int) -> None:
-        """Rounds and writes a row of a block."""
+        """Rounds and writes one row of a block."""
         finish_row(sums, sums + _SUMS_BYTES, target, bias, up_bias)
 
     @njit(error_model="numpy")
@@ -129,7 +131,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         bias: int,
         up_bias: int,
     ) -> None:
-        """Multiplies the steps of a block, and beside the first of them finishes pairs of rows of the block before."""
+        """Multiplies the steps of a block. Beside the first steps, finishes pairs of rows of the previous block."""
         for _ in range(pairs):
             _multiply(x, stride, panel, both)
             _ask_for(asked, lines)
@@ -149,7 +151,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         all_steps, units = a[arg.depth] // BLOCK, a[arg.units]
         rows_at_once, units_at_once = a[arg.rows_at_once], a[arg.units_at_once]
         panel_bytes = all_steps * _STEP_BYTES
-        items = (units + units_at_once - 1) // units_at_once  # of the same rows
+        items = (units + units_at_once - 1) // units_at_once  # that share their rows
         first_row, first_unit = item // items * rows_at_once, item % items * units_at_once
         end_row, end_unit = min(first_row + rows_at_once, rows), min(first_unit + units_at_once, units)
         blocks = (end_row - first_row + BLOCK - 1) // BLOCK
@@ -161,7 +163,7 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
         amx.save_config(scratch)
         amx.load_config(configs)
         is_full = True
-        done, done_at, done_target, done_bias, done_up_bias = 0, 0, 0, 0, 0  # rows of the block before
+        done, done_at, done_target, done_bias, done_up_bias = 0, 0, 0, 0, 0  # of the previous block's rows
         for group in range(first_unit, end_unit, _UNITS_TOGETHER):
             end_group = min(group + _UNITS_TOGETHER, end_unit)
             for step in range(0, all_steps, chunk_steps):

@@ -1,4 +1,4 @@
-"""The two products of attention over tiles of queries, by AMX. See `tile_attention` for what they are.
+"""The two products of attention over tiles of queries, by AMX; `cpu/tile_attention.py` explains them.
 
 scores [32 keys, 32]     = K [32 keys, 32 columns] x Q^T [32 columns, 32], in pairs of columns
 sums   [32 columns, 32] += V^T [32 columns, 32 keys] x weights [32 keys, 32], in pairs of keys
@@ -13,22 +13,22 @@ from services.engine.kernels.cpu.tile_products import TileProducts
 from services.engine.kernels.cpu.vectors import transpose_pairs
 
 load_0, load_1, load_2, load_3, _, _, load_6, load_7 = amx.load
-stream_4, stream_5 = amx.stream[4:6]  # keys and values: scores and sums stay in the first cache
+stream_4, stream_5 = amx.stream[4:6]  # for keys and values, so that scores and sums stay in the first-level cache
 store_0, store_1, store_2, store_3 = amx.store[:4]
 zero_0, zero_1, zero_2, zero_3 = amx.zero[:4]
 add_4_6_to_0, add_4_7_to_1 = amx.add_product(0, 4, 6), amx.add_product(1, 4, 7)
 add_5_6_to_2, add_5_7_to_3 = amx.add_product(2, 5, 6), amx.add_product(3, 5, 7)
 
-_BLOCK = 32  # keys, and columns, that are multiplied at a time
+_BLOCK = 32  # keys and columns that are multiplied at a time
 _LINE, _ROW_BYTES, _TILE_BYTES = 64, 128, 1024
 
 
 def amx_products(head_dim: int, read_rows: Any) -> TileProducts:
-    """For bfloat16. read_rows: of `make_read_rows`."""
+    """Makes the products for bfloat16. read_rows: a function of `make_read_rows`."""
     depth = padded(head_dim)
     return TileProducts(
         key_step=_BLOCK,
-        max_rows=max(256, 65536 // depth),  # with a segment of as many keys, half of a large L2 cache
+        max_rows=max(256, 65536 // depth),  # with a segment of the same number of keys: half of a large L2 cache
         read_values=_make_read_values(read_rows, depth),
         multiply_keys=_make_multiply_keys(depth),
         multiply_values=_make_multiply_values(depth),
@@ -124,7 +124,7 @@ def _make_read_values(read_rows: Any, depth: int) -> Any:
 
     @njit
     def read_values(pool: int, block_stride: int, table: Any, first: int, count: int, room: int, values: int) -> None:
-        """V^T as tiles of [16 columns, 32 keys]."""
+        """Writes V^T as tiles of [16 columns, 32 keys]."""
         for k in range(0, count, _BLOCK):
             some = min(_BLOCK, count - k)
             read_rows(pool, block_stride, table, first + k, some, room)

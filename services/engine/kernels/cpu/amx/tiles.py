@@ -1,7 +1,7 @@
 """Intel's AMX, for kernels: tiles of 16 rows of 64 bytes, and their bfloat16 products (Intel's manual, volume 1, 18).
 
-A product adds to a float32 tile [16, 16] that of a bfloat16 tile [16, 32] and one [32, 16] whose rows lie in pairs: a
-32-bit word of it has one column of two rows.
+A product multiplies a bfloat16 tile [16, 32] by one [32, 16], and adds the result to a float32 tile [16, 16]. The
+second factor has its rows in pairs: each of its 32-bit words holds one column of two rows.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ _ADDRESS = ir.PointerType(_BYTE)
 
 
 def tile_config() -> np.ndarray:
-    """uint8[64]: eight tiles of 16 rows of 64 bytes."""
+    """Returns the configuration of eight tiles of 16 rows of 64 bytes, uint8[64]."""
     config = np.zeros(64, dtype=np.uint8)
     config[0] = 1  # palette
     config[16:32].view(np.uint16)[:] = 64  # bytes of a row
@@ -26,7 +26,7 @@ def tile_config() -> np.ndarray:
 
 
 def _call(context: Any, builder: Any, name: str, values: list[Any]) -> Any:
-    """A call of an LLVM intrinsic without a result."""
+    """Builds the call of an LLVM intrinsic that returns nothing."""
     function_type = ir.FunctionType(ir.VoidType(), [value.type for value in values])
     builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
     return context.get_dummy_value()
@@ -68,12 +68,14 @@ def _of_tiles(name: str, *tiles: int) -> Any:
 
 load_config = _of_address("llvm.x86.ldtilecfg")  # address of 64 bytes
 save_config = _of_address("llvm.x86.sttilecfg")
-load = tuple(_of_rows("llvm.x86.tileloadd64", tile) for tile in range(8))  # of a tile: address, bytes to the next row
-stream = tuple(_of_rows("llvm.x86.tileloaddt164", tile) for tile in range(8))  # the same, past the first cache
+load = tuple(_of_rows("llvm.x86.tileloadd64", tile) for tile in range(8))  # arguments: address, bytes to the next row
+stream = tuple(_of_rows("llvm.x86.tileloaddt164", tile) for tile in range(8))  # like `load`, past the first-level cache
 store = tuple(_of_rows("llvm.x86.tilestored64", tile) for tile in range(8))
 zero = tuple(_of_tiles("llvm.x86.tilezero", tile) for tile in range(8))
 
 
 def add_product(target: int, left: int, right: int) -> Any:
-    """A function without arguments: a tile += another, [16, 32], times a third, [32, 16] in pairs of rows."""
+    """Returns a function without arguments: adds to tile `target` the product of tile `left`, [16, 32], and tile
+    `right`, [32, 16] in pairs of rows.
+    """
     return _of_tiles("llvm.x86.tdpbf16ps", target, left, right)
