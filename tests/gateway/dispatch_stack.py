@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from services.config import HandoffMode, WorkerRole
-from services.gateway.dispatch import Dispatcher
-from services.gateway.generation import (
+from services.gateway.api.generation import (
     Delta,
     Generation,
     GenerationRequest,
 )
-from services.gateway.router import Plan, Policy, Why
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.router import Plan, Policy, Why
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 from services.protocol.sampling import SamplingParams
-from tests.gateway.peer import (
+from tests.gateway.scripted_worker import (
     PeerWorker,
     serving,
     worker_hello,

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from services.gateway.generation import Delta, GenerationError, GenerationRequest, TakeToken
+from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, TakeToken
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 

@@ -16,7 +16,7 @@ import pytest
 from services.config import WorkerRole
 from services.protocol.outcomes import FinishReason
 from tests.gateway import tokenizer_files
-from tests.gateway.peer import PeerWorker, serving, worker_hello
+from tests.gateway.scripted_worker import PeerWorker, serving, worker_hello
 
 GATEWAY = """
 import sys

@@ -20,10 +20,10 @@ from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sequences import Sequences
-from services.gateway.costs import CostModel
-from services.gateway.generation import GenerationRequest
-from services.gateway.ledger import Ledger, LedgerRow, handles_needed
-from services.gateway.router import Candidate, Plan
+from services.gateway.api.generation import GenerationRequest
+from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.ledger import Ledger, LedgerRow, handles_needed
+from services.gateway.dispatch.router import Candidate, Plan
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load

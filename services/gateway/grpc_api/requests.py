@@ -7,7 +7,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from protos import inference_pb2
-from services.gateway.openai.errors import ApiError, invalid
+from services.gateway.api.errors import ApiError, invalid
 
 # Parameters that have their OpenAI name and are absent where the client did not set them.
 _OPTIONAL = (

@@ -8,8 +8,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Generator
-from services.gateway.serving import DRAIN_S, ListenError
+from services.gateway.api.generation import Generator
+from services.gateway.openai.serving import DRAIN_S, ListenError
 from services.protocol.grpc_options import host_port
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name

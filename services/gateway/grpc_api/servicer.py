@@ -9,16 +9,16 @@ import grpc
 import structlog
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Expired
+from services.gateway.api.choice import Update, Usage
+from services.gateway.api.dialect import Request
+from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
+from services.gateway.api.generation import Expired
+from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
+from services.gateway.api.validation import validate_request
 from services.gateway.grpc_api.requests import generation_fields, prompt_fields, words_of
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.choice import Update, Usage
-from services.gateway.openai.dialect import Request
-from services.gateway.openai.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.openai.exchange import taken_or_made
-from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Runners
-from services.gateway.openai.validation import validate_request
-from services.gateway.request_record import RequestRecord
 from services.protocol.frames import TokenLogprobs
 
 _CODES = {

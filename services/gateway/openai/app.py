@@ -7,13 +7,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.generation import Generator
+from services.gateway.api.errors import ApiError, internal_error
+from services.gateway.api.generation import Generator
+from services.gateway.api.request_runner import Runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
-from services.gateway.openai.errors import ApiError, internal_error
 from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes
-from services.gateway.openai.request_runner import Runners
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import orjson
 
-from services.gateway.openai.choice import PromptShown, Update, Usage
-from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
-from services.gateway.openai.errors import invalid
+from services.gateway.api.choice import PromptShown, Update, Usage
+from services.gateway.api.dialect import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import Prompt, check_text_length
+from services.gateway.api.schema import ChatRequest, Message
 from services.gateway.openai.neutral import CHAT_NEUTRAL
-from services.gateway.openai.prompts import Prompt, check_text_length
-from services.gateway.openai.schema import ChatRequest, Message
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs

@@ -6,11 +6,11 @@ from typing import Any
 
 import orjson
 
-from services.gateway.openai.choice import PromptShown, Update, Usage
-from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.api.choice import PromptShown, Update, Usage
+from services.gateway.api.dialect import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.api.prompts import Prompt, as_token_ids, check_text_length, separate_prompts
+from services.gateway.api.schema import CompletionRequest
 from services.gateway.openai.neutral import COMPLETIONS_NEUTRAL
-from services.gateway.openai.prompts import Prompt, as_token_ids, check_text_length, separate_prompts
-from services.gateway.openai.schema import CompletionRequest
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 

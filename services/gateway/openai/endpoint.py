@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from services.gateway.openai.choice import Update
-from services.gateway.openai.dialect import DONE, Answer, Request
+from services.gateway.api.choice import Update
+from services.gateway.api.dialect import DONE, Answer, Request
+from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Updates
+from services.gateway.api.validation import parse_request
 from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Updates
-from services.gateway.openai.validation import parse_request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.http_protocol import STREAM_WRITER, StreamWriter
-from services.gateway.openai.errors import ApiError, invalid
-from services.gateway.request_record import RequestRecord
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.request_record import RequestRecord
+from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 

@@ -7,7 +7,7 @@ refused by name, since nothing is accepted and ignored.
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.openai.errors import ApiError, invalid, unsupported
+from services.gateway.api.errors import ApiError, invalid, unsupported
 
 Neutral = Mapping[str, tuple[object, ...]]
 

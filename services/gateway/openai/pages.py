@@ -5,11 +5,11 @@ from collections.abc import Callable
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from services.gateway.generation import Generator
+from services.gateway.api.errors import unavailable
+from services.gateway.api.generation import Generator
+from services.gateway.api.request_runner import ServedModel
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.errors import unavailable
 from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.request_runner import ServedModel
 
 
 class Models:

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from prometheus_client import CollectorRegistry
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.api.request_runner import make_runners
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.request_runner import make_runners
-from services.gateway.serving import ListenError
+from services.gateway.openai.serving import ListenError
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs

@@ -8,11 +8,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from services.gateway.generation import Delta, Expired, Failed, GenerationError, TooLarge, Unavailable
+from services.gateway.api.generation import Delta, Expired, Failed, GenerationError, TooLarge, Unavailable
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults
 from services.protocol.outcomes import FinishReason
-from tests.gateway.api import Api, events, running_api
+from tests.gateway.running_api import Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from services.gateway.generation import Delta
-from services.gateway.openai.sampling import seed_of_choice
+from services.gateway.api.generation import Delta
+from services.gateway.api.sampling import seed_of_choice
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
-from tests.gateway.api import Api, events, running_api
+from tests.gateway.running_api import Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
-from services.gateway.router import Figures, Line
+from services.gateway.dispatch.router import Figures, Line
 
 _MEMORY = 64  # observations until one has faded to 1/e
 _LEAST = 2  # before a line is believed

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic
 
-from services.gateway.generation import (
+from services.gateway.api.choice import Choice, Update, Usage
+from services.gateway.api.dialect import Dialect, Request
+from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
+from services.gateway.api.generation import (
     Delta,
     Generation,
     GenerationError,
@@ -19,16 +22,13 @@ from services.gateway.generation import (
     TakeToken,
     never,
 )
+from services.gateway.api.prompts import Prompt, check_token_ids
+from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.sampling import bad_word_tokens, check_combinations, resolve_sampling, seed_of_choice
+from services.gateway.api.schema import ChatRequest, CompletionRequest
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatDialect
-from services.gateway.openai.choice import Choice, Update, Usage
 from services.gateway.openai.completions import CompletionDialect
-from services.gateway.openai.dialect import Dialect, Request
-from services.gateway.openai.errors import ApiError, from_generation_error, invalid, unavailable
-from services.gateway.openai.prompts import Prompt, check_token_ids
-from services.gateway.openai.sampling import bad_word_tokens, check_combinations, resolve_sampling, seed_of_choice
-from services.gateway.openai.schema import ChatRequest, CompletionRequest
-from services.gateway.request_record import RequestRecord
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.sequence_text import SequenceText

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.gateway.generation import Delta
+from services.gateway.api.generation import Delta
 from services.gateway.text.sequence_text import SequenceText
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason

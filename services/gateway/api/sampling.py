@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import TypeVar
 
-from services.gateway.openai.errors import ApiError, invalid
-from services.gateway.openai.schema import ChatRequest, CommonRequest, CompletionRequest
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.schema import ChatRequest, CommonRequest, CompletionRequest
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults
 from services.protocol.sampling import SamplingParams

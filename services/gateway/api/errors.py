@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from services.gateway.generation import Expired, GenerationError, Overloaded, TooLarge, Unavailable
+from services.gateway.api.generation import Expired, GenerationError, Overloaded, TooLarge, Unavailable
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"

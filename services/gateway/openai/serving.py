@@ -13,7 +13,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.http_protocol import BoundedHttpProtocol, PendingWrites
+from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites
 
 # After the first signal, how long answers in progress may take to end.
 DRAIN_S = 30

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvtransfer.ids import WorkerId
-from services.gateway.router import Candidate, Plan
+from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.block_hash import BlockHash
 
 

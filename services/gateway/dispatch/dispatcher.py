@@ -16,13 +16,13 @@ import structlog
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
-from services.gateway.costs import CostModel
-from services.gateway.fleet import Fleet, LiveWorker
-from services.gateway.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
-from services.gateway.ledger import Ledger, LedgerObserver, LedgerRow, handles_needed
-from services.gateway.links import LinkRefused, WorkerLink
-from services.gateway.reader import Reader, Relays
-from services.gateway.router import Demand, NoPlan, Plan, Policy, make_plan
+from services.gateway.api.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
+from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.fleet import Fleet, LiveWorker
+from services.gateway.dispatch.ledger import Ledger, LedgerObserver, LedgerRow, handles_needed
+from services.gateway.dispatch.links import LinkRefused, WorkerLink
+from services.gateway.dispatch.reader import Reader, Relays
+from services.gateway.dispatch.router import Demand, NoPlan, Plan, Policy, make_plan
 from services.prefix_index.base import PrefixIndex
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame, Load

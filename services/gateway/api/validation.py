@@ -8,9 +8,9 @@ import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from services.gateway.openai.errors import ApiError, invalid, unsupported
+from services.gateway.api.errors import ApiError, invalid, unsupported
+from services.gateway.api.schema import CommonRequest
 from services.gateway.openai.neutral import Neutral, unknown_field, without_neutral
-from services.gateway.openai.schema import CommonRequest
 
 Request = TypeVar("Request", bound=CommonRequest)
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
-from services.gateway.costs import CostModel, FadingLine
+from services.gateway.dispatch.costs import CostModel, FadingLine
 
 PREFILL, DECODE = WorkerRole.PREFILL, WorkerRole.DECODE
 

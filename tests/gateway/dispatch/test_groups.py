@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.ids import WorkerId
-from services.gateway.generation import (
+from services.gateway.api.generation import (
     Delta,
     Generation,
 )
@@ -24,7 +24,7 @@ from tests.gateway.dispatch_stack import (
     request,
     running,
 )
-from tests.gateway.peer import (
+from tests.gateway.scripted_worker import (
     continuation,
     row_frame,
     tokens_of,

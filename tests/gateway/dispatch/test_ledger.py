@@ -11,10 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
-from services.gateway.costs import CostModel
-from services.gateway.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
-from services.gateway.ledger import MAX_ATTEMPTS, Ledger, LedgerRow
-from services.gateway.router import Candidate, Plan
+from services.gateway.api.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
+from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.ledger import MAX_ATTEMPTS, Ledger, LedgerRow
+from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Load, Row, TokenLogprobs
 from services.protocol.messages import Abort, Command, HandTo, Submit, TakeFrom

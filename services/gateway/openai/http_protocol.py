@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.gateway.openai.errors import invalid
+from services.gateway.api.errors import invalid
 
 HEAD_TIMEOUT_S = 20.0
 

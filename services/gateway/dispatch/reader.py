@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 
-from services.gateway.generation import Delta, TakeToken, never
-from services.gateway.ledger import LedgerRow
-from services.gateway.router import NoPlan
+from services.gateway.api.generation import Delta, TakeToken, never
+from services.gateway.dispatch.ledger import LedgerRow
+from services.gateway.dispatch.router import NoPlan
 
 _Take = Callable[[Delta], bool]
 

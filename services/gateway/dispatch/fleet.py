@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
-from services.gateway.links import WorkerLink
-from services.gateway.router import Candidate, Plan
+from services.gateway.dispatch.links import WorkerLink
+from services.gateway.dispatch.router import Candidate, Plan
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash

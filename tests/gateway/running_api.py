@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from services.gateway.api.request_runner import make_runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
-from services.gateway.openai.request_runner import make_runners
-from services.gateway.serving import http_config
+from services.gateway.openai.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo

@@ -8,15 +8,15 @@ import pytest
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
-from services.gateway import dispatch
-from services.gateway.generation import (
+from services.gateway.api.generation import (
     Delta,
     Expired,
     Failed,
     TooLarge,
     Unavailable,
 )
-from services.gateway.ledger import MAX_ATTEMPTS
+from services.gateway.dispatch import dispatcher
+from services.gateway.dispatch.ledger import MAX_ATTEMPTS
 from services.protocol.frames import Load
 from services.protocol.messages import MAX_HANDLE, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -33,7 +33,7 @@ from tests.gateway.dispatch_stack import (
     request,
     running,
 )
-from tests.gateway.peer import (
+from tests.gateway.scripted_worker import (
     PeerWorker,
     continuation,
     empty_frame,
@@ -466,7 +466,7 @@ async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
 
 async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pytest.MonkeyPatch):
     """A machine that stood still breaks all streams at once, and one worker comes back before the other."""
-    monkeypatch.setattr(dispatch, "_REUNION_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_REUNION_S", 3600.0)
     prefill, decode = prefill_peer(), decode_peer()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))

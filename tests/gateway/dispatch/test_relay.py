@@ -9,8 +9,8 @@ import pytest
 
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode
-from services.gateway.generation import Delta, Failed, TooLarge, never
-from services.gateway.router import Why
+from services.gateway.api.generation import Delta, Failed, TooLarge, never
+from services.gateway.dispatch.router import Why
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.gateway.dispatch_stack import (
     DECODE,
@@ -22,7 +22,7 @@ from tests.gateway.dispatch_stack import (
     request,
     running,
 )
-from tests.gateway.peer import continuation, row_frame
+from tests.gateway.scripted_worker import continuation, row_frame
 
 LENGTH = FinishReason.LENGTH
 TOKENS = continuation(PROMPT, 8)

@@ -11,9 +11,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from services.gateway import http_protocol
-from services.gateway.openai import exchange
-from tests.gateway.api import MAX_BODY_BYTES, Api, running_api
+from services.gateway.openai import exchange, http_protocol
+from tests.gateway.running_api import MAX_BODY_BYTES, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

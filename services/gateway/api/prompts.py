@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.openai.errors import invalid
+from services.gateway.api.errors import invalid
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024

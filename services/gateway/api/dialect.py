@@ -5,10 +5,10 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from services.gateway.openai.choice import PromptShown, Update, Usage
+from services.gateway.api.choice import PromptShown, Update, Usage
+from services.gateway.api.prompts import Prompt
+from services.gateway.api.schema import CommonRequest
 from services.gateway.openai.neutral import Neutral
-from services.gateway.openai.prompts import Prompt
-from services.gateway.openai.schema import CommonRequest
 
 Request = TypeVar("Request", bound=CommonRequest)
 RequestIn = TypeVar("RequestIn", bound=CommonRequest, contravariant=True)

@@ -14,10 +14,10 @@ import pytest
 import structlog
 
 from services.config import HandoffMode, WorkerRole
-from services.gateway import links
-from services.gateway.dispatch import Dispatcher
-from services.gateway.links import FIRST_BACKOFF_S
-from services.gateway.router import Policy
+from services.gateway.dispatch import links
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.links import FIRST_BACKOFF_S
+from services.gateway.dispatch.router import Policy
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.frames import Load
@@ -33,7 +33,7 @@ from tests.gateway.dispatch_stack import (
     request,
     running,
 )
-from tests.gateway.peer import (
+from tests.gateway.scripted_worker import (
     empty_frame,
     serving,
     worker_hello,
@@ -132,7 +132,7 @@ async def test_bytes_moved_are_counted_from_a_workers_first_word_on_across_its_s
 FROZEN_WORKER = """
 import asyncio, sys
 from services.config import WorkerRole
-from tests.gateway.peer import PeerWorker, serving, worker_hello
+from tests.gateway.scripted_worker import PeerWorker, serving, worker_hello
 
 async def main():
     async with serving(PeerWorker(worker_hello(WorkerRole.DECODE, 0xD9))) as worker:

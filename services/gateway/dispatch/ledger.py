@@ -14,9 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from kvtransfer.ids import WorkerId
-from services.gateway.attempt import Attempt, Group, Phase
-from services.gateway.costs import CostModel
-from services.gateway.generation import (
+from services.gateway.api.generation import (
     Delta,
     Expired,
     Failed,
@@ -26,7 +24,9 @@ from services.gateway.generation import (
     Unavailable,
     never,
 )
-from services.gateway.router import Plan, uncached_tokens
+from services.gateway.dispatch.attempt import Attempt, Group, Phase
+from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.router import Plan, uncached_tokens
 from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Row, TokenLogprobs

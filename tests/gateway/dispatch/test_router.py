@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
-from services.gateway.router import (
+from services.gateway.dispatch.router import (
     TRIAL_EVERY,
     Candidate,
     Demand,
