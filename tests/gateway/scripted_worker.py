@@ -1,4 +1,4 @@
-"""A worker for tests: speaks the real protocol over a real server, and does what the test tells it to."""
+"""A worker for tests, which speaks the real protocol over a real server and follows the test's script."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ VOCABULARY = 50_000
 
 
 def next_token(tokens: list[int]) -> int:
-    """A model of sorts: what follows depends on every token before it."""
+    """The next token of a model whose every token depends on all tokens before it."""
     state = 17
     for token in tokens:
         state = (state * 31 + token + 7) % 1_000_003
@@ -80,8 +80,8 @@ def empty_frame(failures: list[Failure] | None = None, load: Load | None = None)
 
 
 @dataclass(eq=False)
-class PeerWorker(worker_pb2_grpc.WorkerServicer):
-    """One worker process's protocol side. Tests take commands from it and have it say things."""
+class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
+    """The protocol side of a worker process. Tests read the commands that it got, and have it send messages."""
 
     hello: WorkerHello
     hellos: list[GatewayHello] = field(default_factory=list)
@@ -89,7 +89,7 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
     aborts: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # commands in each message
     address: str = ""
-    refuses: str = ""  # words with which it refuses every stream
+    refuses: str = ""  # the reason with which every stream is refused; empty: none is
     events_at_start: BlockEvents | None = None
     _stream: asyncio.Queue[WorkerMessage | None] | None = None
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -152,7 +152,7 @@ class PeerWorker(worker_pb2_grpc.WorkerServicer):
         self.say(row_frame(submit.handle, len(submit.capsule.token_ids) + after, tokens, **row))
 
     def fail(self, submit: Submit, code: FailureCode) -> None:
-        """Gives this submit up."""
+        """Fails this submit."""
         self.say(empty_frame([Failure(submit.handle, code)]))
 
     def break_stream(self) -> None:
@@ -185,7 +185,7 @@ def worker_hello(role: WorkerRole, worker_id: int, **changes: Any) -> WorkerHell
 
 
 @asynccontextmanager
-async def serving(worker: PeerWorker, port: int = 0) -> AsyncIterator[PeerWorker]:
+async def serving(worker: ScriptedWorker, port: int = 0) -> AsyncIterator[ScriptedWorker]:
     """Runs the worker's server."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)

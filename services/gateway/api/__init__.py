@@ -1,1 +1,1 @@
-"""What every API of the gateway needs: requests checked, run and turned into text. Knows no HTTP, no gRPC, no worker."""
+"""The parts of an API that HTTP and gRPC share: a request is checked, run and turned into text. Knows no worker."""

@@ -1,4 +1,4 @@
-"""A choice: one sequence as its client sees it, in text and finish reasons instead of tokens."""
+"""A choice as its client sees it: text and finish reasons instead of tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,14 @@ _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 class Update(NamedTuple):
-    """What one delta adds.
+    """The part of an answer that one delta adds.
 
-    tokens, logprobs: of the tokens that count; parallel. logprobs None: not asked for. An entry that is None: of a
-    prompt's first token, which follows nothing.
-    finish_reason: OpenAI's; None: it goes on.
-    prompt_logprobs: of the prompt's tokens from the second on, with the first update where they were asked for.
+    tokens: without those after the end of a stop string.
+    logprobs: one entry for each of `tokens`; None: not asked for. The entry of a prompt's first token is None, since
+    that token follows nothing.
+    finish_reason: OpenAI's; None: the choice goes on.
+    prompt_logprobs: the prompt's tokens from the second on, with their logprobs, in the first update where they were
+    asked for.
     """
 
     choice: int
@@ -30,7 +32,7 @@ class Update(NamedTuple):
 
     @property
     def worth_a_chunk(self) -> bool:
-        """False: nothing that a client could see."""
+        """True when a client could see the update."""
         return bool(self.text) or self.finish_reason is not None or bool(self.logprobs)
 
 
@@ -43,7 +45,7 @@ class Usage:
     cached_tokens: int
 
     def as_json(self) -> dict[str, object]:
-        """As OpenAI writes it."""
+        """The usage in OpenAI's form."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -54,19 +56,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class PromptShown:
-    """What an answer repeats of its prompt: its text and, with logprobs, its tokens; and its logprobs by themselves."""
+    """The parts of a prompt that its answers show: its text, its tokens with logprobs, or logprobs by themselves."""
 
     token_ids: list[int]
-    echo: str = ""
-    echo_logprobs: int | None = None  # alternatives, of echoed tokens
-    prompt_logprobs: int | None = None  # alternatives; None: not asked for
+    echo: str = ""  # the text
+    echo_logprobs: int | None = None  # alternatives for each echoed token; None: tokens are not echoed
+    prompt_logprobs: int | None = None  # alternatives for each token; None: not asked for
 
 
 class Choice:
-    """Turns the deltas of one choice into updates. After an update with a finish reason there is none."""
+    """Turns the deltas of one choice into updates. An update with a finish reason is the last one."""
 
     def __init__(self, index: int, text: SequenceText, prompt: PromptShown | None = None) -> None:
-        """prompt: what is shown of it in the first update; None: nothing."""
+        """prompt: shown in the first update; None: nothing is."""
         self._index = index
         self._text = text
         self._prompt = prompt
@@ -74,11 +76,11 @@ class Choice:
 
     @property
     def extend(self) -> Callable[[int], str] | None:
-        """After the first update: turns a token with nothing beside it into text. None: `take` has to."""
+        """Turns a plain token after the first update into text; None: tokens have to go through `take`."""
         return self._text.extend
 
     def take(self, delta: Delta) -> Update:
-        """The token that ended the sequence counts and has logprobs, but is not text."""
+        """Turns a delta into an update. The token that ended the sequence counts and has logprobs, but is not text."""
         tokens = delta.tokens
         piece = self._text.feed(tokens[:-1] if delta.finish is FinishReason.STOP else tokens)
         text, finish_reason = piece.text, _FINISH_REASONS.get(delta.finish)
@@ -96,7 +98,7 @@ class Choice:
 
 
 def _after_prompt(prompt: PromptShown, logprobs: list[TokenLogprobs], update: Update) -> Update:
-    """A first update, with what is shown of the prompt before it."""
+    """Puts the shown parts of the prompt before a first update."""
     tokens, echoed = update.tokens, update.logprobs
     if prompt.echo_logprobs is not None and echoed is not None:
         tokens = prompt.token_ids + tokens

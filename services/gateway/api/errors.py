@@ -1,6 +1,6 @@
-"""What a client is told when a request cannot be answered: a status and the envelope that OpenAI clients read.
+"""The errors that clients get: a status, and the envelope that OpenAI clients read.
 
-Messages speak of the request's fields; none names a class, a path or a traceback.
+Messages name fields of the request, and never a class, a path or a traceback.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ OVERLOADED = "server_overloaded"  # a code
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """One error answer.
+    """An error as a client gets it.
 
     param: the field at fault, as a path (`messages[0].role`). code: OpenAI's, where it has one.
     """
@@ -35,28 +35,28 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
-    """400: the request asks for something that cannot be."""
+    """400: the request is wrong."""
     return ApiError(400, message, param, code)
 
 
 def unsupported(param: str, what: str = "") -> ApiError:
-    """400: a request that is right, for something that Baton does not do."""
+    """400: the request is right, but Baton does not support what it asks for."""
     return invalid(what or f"'{param}' is not supported by this server.", param, "unsupported_parameter")
 
 
 def internal_error() -> ApiError:
-    """500: nobody's business why."""
+    """500, without the reason."""
     return ApiError(500, "The server failed to answer this request.", code="internal_error", type=SERVER_ERROR)
 
 
 def unavailable(message: str, retry_after_s: int) -> ApiError:
-    """503, with the time to come back."""
+    """503, with the time until another try is worth while."""
     headers = {"retry-after": str(retry_after_s)}
     return ApiError(503, message, code="service_unavailable", type=SERVER_ERROR, headers=headers)
 
 
 def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError:
-    """How the end of a generation reads to its client."""
+    """Translates the error that ended a generation. `prompt_param`: the field that the prompt is made of."""
     match error:
         case Overloaded(retry_after_s=retry_after_s):
             overloaded = unavailable("The server has too many requests in flight. Try again later.", retry_after_s)

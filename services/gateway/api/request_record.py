@@ -1,5 +1,7 @@
-"""What is known of one client request, for its log line and the metrics, whichever API it came by."""
+"""The record of one client request, for its log line and the metrics, whichever API it came by."""
 
+import re
+import secrets
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -9,10 +11,17 @@ from services.gateway.metrics import GatewayMetrics
 
 log = structlog.get_logger()
 
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
+
+
+def sane_or_new_id(request_id: str) -> str:
+    """Returns the id that a client gave its request where that is a sane one, else a new id."""
+    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16)
+
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Times are in seconds. status: HTTP's number, or the name of gRPC's code."""
+    """Figures of one request. Times are in seconds. status: HTTP's number, or the name of gRPC's code."""
 
     endpoint: str = "other"
     generates: bool = False
@@ -25,7 +34,7 @@ class RequestRecord:
     arrived: float = field(default_factory=monotonic)
 
     def note_end(self, metrics: GatewayMetrics) -> None:
-        """Counts the request; one that generates gets its log line."""
+        """Counts the request, and logs it if it generates."""
         metrics.requests.labels(self.endpoint, str(self.status)).inc()
         if not self.generates:
             return

@@ -1,43 +1,35 @@
-"""What becomes of a checked request, before its answer is written: tokenized, generated, turned into text.
+"""Runs a checked request, for every API: tokenizes its prompts, has tokens generated, turns them into text.
 
-The HTTP endpoints and the gRPC service both run their requests here.
+What the kinds of request have in different forms is in their dialects.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Generic
 
-from services.gateway.api.choice import Choice, Update, Usage
-from services.gateway.api.dialect import Dialect, Request
+from services.gateway.api.chat import ChatDialect, ChatRequest
+from services.gateway.api.choice import Choice
+from services.gateway.api.completions import CompletionDialect, CompletionRequest
+from services.gateway.api.dialect import Dialect
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
-from services.gateway.api.generation import (
-    Delta,
-    Generation,
-    GenerationError,
-    GenerationRequest,
-    Generator,
-    TakeToken,
-    never,
-)
+from services.gateway.api.generation import GenerationError, GenerationRequest, Generator
 from services.gateway.api.prompts import Prompt, check_token_ids
 from services.gateway.api.request_record import RequestRecord
-from services.gateway.api.sampling import bad_word_tokens, check_combinations, resolve_sampling, seed_of_choice
-from services.gateway.api.schema import ChatRequest, CompletionRequest
+from services.gateway.api.sampling import bad_word_tokens, resolve_sampling, seed_of_choice
+from services.gateway.api.schema import Request
+from services.gateway.api.updates import Updates
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.chat import ChatDialect
-from services.gateway.openai.completions import CompletionDialect
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
-from services.protocol.outcomes import FinishReason
 
-# A client that does not read its answer keeps it this much longer than the answer may take.
+# A client that does not read its answer may keep the request open this much longer than the request may take.
 READING_GRACE_S = 10.0
 
 MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
@@ -45,7 +37,7 @@ MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The one model behind this gateway. `created` is in seconds since 1970."""
+    """The model behind this gateway. `created` is in seconds since 1970."""
 
     name: str
     vocab_size: int
@@ -53,7 +45,7 @@ class ServedModel:
     created: int
 
     def check(self, name: str) -> None:
-        """Raises ApiError when a client means another model."""
+        """Raises ApiError when `name` is another model's."""
         if name != self.name:
             message = f"The model '{name[:200]}' does not exist; this server serves '{self.name}'."
             raise ApiError(404, message, "model", "model_not_found")
@@ -77,15 +69,15 @@ class RequestRunner(Generic[Request]):
         self._metrics = metrics
 
     def check(self, request: Request) -> None:
-        """What needs no tokens. Raises ApiError."""
+        """Checks all that needs no tokens. Raises ApiError."""
         self.model.check(request.model)
-        check_combinations(request)
+        request.check_combinations()
 
     @asynccontextmanager
     async def run(
         self, request: Request, request_id: str, record: RequestRecord, timeout_s: float
-    ) -> AsyncIterator["Updates"]:
-        """Starts a request; leaving the context ends it, wherever it is. Raises ApiError."""
+    ) -> AsyncIterator[Updates]:
+        """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         try:
             prompts, num_choices = await self.tokenize(request), request.n or 1
             capsules = self._capsules(request, prompts, num_choices)
@@ -104,11 +96,11 @@ class RequestRunner(Generic[Request]):
                     record.generated_tokens = updates.num_generated
             self._metrics.duration.observe(monotonic() - record.arrived)
         except GenerationError as error:
-            raise from_generation_error(error, self.dialect.prompt_param) from error
+            raise from_generation_error(error, request.prompt_param) from error
 
     async def tokenize(self, request: Request) -> list[Prompt]:
-        """The prompts, at least one, each of at least one token. Raises ApiError."""
-        param = self.dialect.prompt_param
+        """Returns the prompts, at least one, each of at least one token. Raises ApiError."""
+        param = request.prompt_param
         prompts = await self.dialect.prompts(request, self.max_model_len)
         for prompt in prompts:
             if not len(prompt.token_ids):
@@ -118,14 +110,14 @@ class RequestRunner(Generic[Request]):
 
     @property
     def max_model_len(self) -> int:
-        """Of the workers. Raises ApiError before any answered."""
+        """The context length of the workers, in tokens. Raises ApiError before a worker is connected."""
         max_model_len = self._generator.max_model_len
         if max_model_len is None:
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
         return max_model_len
 
     def _capsules(self, request: Request, prompts: Sequence[Prompt], num_choices: int) -> tuple[Capsule, ...]:
-        """Of all choices, one prompt's next to each other."""
+        """Returns the capsules of all choices, ordered by prompt."""
         if len(prompts) * num_choices > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
         bad_words = bad_word_tokens(self._tokenizer, request.bad_words or ())
@@ -150,10 +142,11 @@ class RequestRunner(Generic[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """One for each dialect."""
+    """One runner for each dialect, and the tokenizer of all of them."""
 
     chat: RequestRunner[ChatRequest]
     completions: RequestRunner[CompletionRequest]
+    tokenizer: Tokenizer
 
 
 def make_runners(
@@ -164,7 +157,7 @@ def make_runners(
     generator: Generator,
     metrics: GatewayMetrics,
 ) -> Runners:
-    """For the one model that a gateway serves."""
+    """Returns the runners for the one model that a gateway serves."""
     served = ServedModel(
         name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
     )
@@ -172,113 +165,5 @@ def make_runners(
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics),
         RequestRunner(completions, served, tokenizer, generator, metrics),
+        tokenizer,
     )
-
-
-class Updates:
-    """The updates of a request's choices, counted and timed."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        choices: Sequence[Choice],
-        choices_per_prompt: int,
-        record: RequestRecord,
-        metrics: GatewayMetrics,
-    ) -> None:
-        self._generation = generation
-        self._choices = choices
-        self._choices_per_prompt = choices_per_prompt
-        self._record = record
-        self._metrics = metrics
-        self._last: list[float | None] = [None] * len(choices)  # when each one's last update came
-        self._num_open = len(choices)
-
-    @property
-    def num_choices(self) -> int:
-        """Of all prompts."""
-        return len(self._choices)
-
-    @property
-    def done(self) -> bool:
-        """True when every choice has its finish reason."""
-        return self._num_open == 0
-
-    async def next(self) -> Update:
-        """Waits for the next one, of any choice that goes on. Raises GenerationError."""
-        return self._update(await self._generation.next())
-
-    async def relay(
-        self, take: Callable[[Update], bool], can_send: Callable[[], bool], send_text: Callable[[int, str], None]
-    ) -> None:
-        """Hands on every update as it comes, until the last one or until `take` returns False. Raises GenerationError.
-
-        What is text of a choice and nothing else may go to `send_text` instead, when `can_send`. None must wait.
-        """
-
-        def take_delta(delta: Delta) -> bool:
-            return take(self._update(delta)) and self._num_open > 0
-
-        if not self.done:
-            takers = [self._taker(index, can_send, send_text) for index in range(len(self._choices))]
-            await self._generation.relay(take_delta, takers)
-
-    def _taker(self, index: int, can_send: Callable[[], bool], send_text: Callable[[int, str], None]) -> TakeToken:
-        """What every streamed token goes through: as little as possible."""
-        choice, metrics, last = self._choices[index], self._metrics.tokens, self._last
-        extend = choice.extend
-        if extend is None:
-            return never
-
-        def take_token(token: int) -> bool:
-            since = last[index]
-            if since is None or not can_send():
-                return False
-            last[index] = now = monotonic()
-            metrics.note_token(now - since)
-            choice.num_generated += 1
-            if text := extend(token):
-                send_text(index, text)
-            return True
-
-        return take_token
-
-    @property
-    def num_generated(self) -> int:
-        """Tokens so far, of all choices."""
-        return sum(choice.num_generated for choice in self._choices)
-
-    def _update(self, delta: Delta) -> Update:
-        self._note_time(delta)
-        choice = self._choices[delta.choice]
-        before = choice.num_generated
-        update = choice.take(delta)
-        self._metrics.tokens.generated += choice.num_generated - before
-        if update.finish_reason is not None:
-            self._num_open -= 1
-            self._record.finish_reason = update.finish_reason
-            if delta.finish is FinishReason.NONE:
-                self._generation.end(delta.choice)
-        return update
-
-    def _note_time(self, delta: Delta) -> None:
-        if self._note_gap(delta.choice):
-            return
-        if delta.choice % self._choices_per_prompt == 0:
-            self._record.cached_tokens = (self._record.cached_tokens or 0) + delta.cached_tokens
-            self._metrics.prompt_cached.inc(delta.cached_tokens)
-        if self._record.ttft_s is None:
-            self._record.ttft_s = monotonic() - self._record.arrived
-            self._metrics.ttft.observe(self._record.ttft_s)
-
-    def _note_gap(self, choice: int) -> bool:
-        """False: there is none, it is the choice's first news."""
-        now, last = monotonic(), self._last[choice]
-        self._last[choice] = now
-        if last is not None:
-            self._metrics.tokens.note_gap(now - last)
-        return last is not None
-
-    def usage(self) -> Usage:
-        """So far. A prompt counts once, however many choices it has."""
-        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0)

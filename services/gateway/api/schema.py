@@ -1,10 +1,12 @@
-"""The requests that clients send, as typed values: every field checked, none unknown.
+"""Requests as typed values, every field checked and none unknown: the part that all kinds of request have.
 
-A field without a value (absent or null) is None here; defaults are `sampling`'s business.
+A field without a value (absent or null) is None here; `sampling` fills in the defaults. Each kind of request extends
+CommonRequest, in the module of its dialect.
 """
 
 import re
-from typing import Annotated, Any, Literal, Self
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from services.gateway.api.errors import invalid
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 MAX_STOPS = 4
@@ -25,14 +28,13 @@ MAX_CHOICES = 128
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_LOGPROBS = 20
-MAX_MESSAGES = 16_384
 TOKEN_ID_LIMIT = 2**31
 
 _TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 
 def _logit_bias(value: object) -> object:
-    """JSON's keys are strings; ours are token ids."""
+    """Converts JSON's keys, which are strings, to token ids."""
     if not isinstance(value, dict) or not all(_TOKEN_KEY.fullmatch(str(key)) for key in value):
         raise PydanticCustomError("logit_bias", "It must be an object whose keys are token ids.")
     if len(value) > MAX_BIASES:
@@ -58,20 +60,6 @@ def _stop_lengths(stops: list[str]) -> list[str]:
     return stops
 
 
-def _prompt_type(value: object) -> object:
-    if isinstance(value, str | list):
-        return value
-    raise PydanticCustomError("prompt_type", "It must be a string or an array of token ids.")
-
-
-def _as_parts(value: object) -> object:
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if isinstance(value, list) or value is None:
-        return value
-    raise PydanticCustomError("content_type", "It must be a string or a list of content parts.")
-
-
 def _top_k(value: int) -> int:
     if value < -1:
         raise PydanticCustomError("top_k", "It must be -1 or 0 (off), or at least 1.")
@@ -87,13 +75,13 @@ TokenCount = Annotated[int, Field(ge=1)]
 
 
 class Strict(BaseModel):
-    """No conversions, no unknown fields."""
+    """A model that converts nothing and refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class StreamOptions(Strict):
-    """How a stream reports beside its text."""
+    """The `stream_options` of a request: what a stream carries beside its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: Literal[False] | None = None  # vLLM: usage in every chunk
@@ -101,7 +89,7 @@ class StreamOptions(Strict):
 
 
 class ResponseFormat(Strict):
-    """Only plain text."""
+    """The `response_format` of a request; only text is supported."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Any = None
@@ -113,8 +101,13 @@ class ResponseFormat(Strict):
         return self
 
 
-class CommonRequest(Strict):
-    """What both endpoints share."""
+class CommonRequest(Strict, ABC):
+    """The fields of every kind of request.
+
+    prompt_param: the field that the prompt is made of.
+    """
+
+    prompt_param: ClassVar[str]
 
     model: str
     max_tokens: TokenCount | None = None
@@ -138,7 +131,7 @@ class CommonRequest(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    # Notes of the client's own, which ask for nothing.
+    # The client's own notes, which ask for nothing.
     user: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     safety_identifier: str | None = None
@@ -149,60 +142,29 @@ class CommonRequest(Strict):
         """True: the stream ends with a chunk that holds the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    @abstractmethod
+    def asked_tokens(self) -> int | None:
+        """The largest number of tokens that the client wants; None: the request does not say."""
 
-class ContentPart(Strict):
-    """A part of a message; there is nothing but text."""
-
-    type: Literal["text"]
-    text: str
-
-
-Parts = Annotated[list[ContentPart], Field(min_length=1)]
-
-
-class Message(Strict):
-    """One turn. A `developer` is what templates call `system`."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[Parts | None, BeforeValidator(_as_parts)] = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    # What an assistant's answer may carry when it is sent back.
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    @abstractmethod
+    def default_tokens(self, room: int) -> int:
+        """The largest number of tokens where the request does not say. `room`: tokens left in the context."""
 
     @property
-    def text(self) -> str:
-        """The content, parts joined by line breaks."""
-        return "\n".join(part.text for part in self.content or ())
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report for each generated token; None: no logprobs."""
 
-    @model_validator(mode="after")
-    def _content_where_needed(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise PydanticCustomError("no_content", "Only an assistant's message may have no content.")
-        return self
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to report for each token of the prompt; None: no logprobs."""
+        return None
 
-
-class ChatRequest(CommonRequest):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: TokenCount | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    def check_combinations(self) -> None:
+        """Checks fields that only make sense together. Raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
 
 
-class CompletionRequest(CommonRequest):
-    """POST /v1/completions."""
-
-    prompt: Annotated[str | list[Any], BeforeValidator(_prompt_type)]
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    echo: bool | None = None
+Request = TypeVar("Request", bound=CommonRequest)

@@ -1,18 +1,21 @@
-"""From a request's bytes to a typed request, or to the one error that says which field is wrong and how."""
+"""Makes a typed request of a request's bytes, or the one error that names the wrong field."""
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
-from services.gateway.api.schema import CommonRequest
-from services.gateway.openai.neutral import Neutral, unknown_field, without_neutral
+from services.gateway.api.schema import Request
 
-Request = TypeVar("Request", bound=CommonRequest)
+# Fields that clients know and Baton does not act on, each with the values that ask for nothing. null always does.
+Neutral = Mapping[str, tuple[object, ...]]
+
+# Fields between gateways and workers of vLLM, which clients have no business with: only null passes.
+_INTERNAL = ("ec_transfer_params", "kv_transfer_params", "vllm_xargs")
 
 # OpenAI's codes for pydantic's error types. {int, decimal} fields have codes of their own for their bounds.
 _CODES = {
@@ -44,7 +47,7 @@ _TYPES = {
 
 
 def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request:
-    """Raises ApiError for anything that is not a valid request of this kind."""
+    """Returns the request in a body. Raises ApiError for anything that is not a valid request of this kind."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -53,7 +56,7 @@ def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request
 
 
 def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
-    """JSON has no NaN and no infinity, but Python clients write them: then the field is worth naming."""
+    """Names the field that holds NaN or an infinity, which JSON lacks and Python clients write; else the body."""
     try:
         validate_request(json.loads(body.decode("utf-8")), kind, neutral)
     except ApiError as error:
@@ -62,20 +65,42 @@ def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
                 if details["type"] == "finite_number":
                     return _from_details(details)
     except (ValueError, RecursionError):
-        pass  # not even that: the answer below says all there is to say
+        pass  # not even Python's JSON: the error below is all there is to say
     return invalid("The body is not valid JSON in UTF-8, or it is nested too deeply.", None)
 
 
 def validate_request(value: object, kind: type[Request], neutral: Neutral) -> Request:
-    """Checks what JSON says. Raises ApiError."""
+    """Returns the request in a JSON value. Raises ApiError."""
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", None)
-    asked = without_neutral(value, neutral)
+    asked = _without_neutral(value, neutral)
     given = {name: field for name, field in asked.items() if field is not None or name not in kind.model_fields}
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         raise _from_details(error.errors(include_url=False, include_input=True)[0]) from error
+
+
+def _without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:
+    """Removes the fields that ask for nothing. Raises ApiError for a field that asks for what is not supported."""
+    rest: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None:
+            if name not in table and name not in _INTERNAL:
+                rest[name] = value
+        elif name in table:
+            if not any(type(value) is type(neutral) and value == neutral for neutral in table[name]):
+                raise _not_neutral(name, table[name])
+        else:
+            rest[name] = value
+    return rest
+
+
+def _not_neutral(name: str, neutral: tuple[object, ...]) -> ApiError:
+    if not neutral:
+        return unsupported(name)
+    allowed = " or ".join(repr(value) if not isinstance(value, bool) else str(value).lower() for value in neutral)
+    return unsupported(name, f"'{name}' is not supported by this server; leave it out or set it to {allowed}.")
 
 
 def _from_details(details: ErrorDetails) -> ApiError:
@@ -84,7 +109,7 @@ def _from_details(details: ErrorDetails) -> ApiError:
     if kind == "missing":
         return invalid(f"Missing required parameter: '{param}'.", param, _CODES[kind])
     if kind == "extra_forbidden":
-        return unknown_field(param)
+        return invalid(f"Unrecognized request argument supplied: {param}", param, _CODES[kind])
     if kind in _BOUNDS:
         suffix, allowed = _BOUNDS[kind]
         number = "decimal" if isinstance(details["input"], float) or param.endswith("penalty") else "integer"

@@ -1,7 +1,7 @@
-"""What plans cost here, learned from what they took: how long prompts compute, what a handoff adds, who shares cores.
+"""Learns what plans cost: how long prompts take to compute, what a handoff adds, how many cores two workers share.
 
-Everything is told with plain numbers, and nothing here decides anything: `CostModel.figures` is what the router reads.
-Old observations fade, so that a change of load, of machines or of models is followed.
+Observations are plain numbers. Nothing here decides anything: the router reads `CostModel.figures`. Old observations
+fade, so that the figures follow a change of load, of machines or of models.
 """
 
 from dataclasses import dataclass, field
@@ -12,22 +12,22 @@ from services.gateway.dispatch.router import Figures, Line
 
 _MEMORY = 64  # observations until one has faded to 1/e
 _LEAST = 2  # before a line is believed
-_FAR = 4.0  # an observation counts for at most so many times what was expected: machines stall
-_LONGEST_STEP_S = 2.0  # what is longer is a pause, not a step
+_FAR = 4.0  # an observation counts for at most this multiple of what was expected: machines stall
+_LONGEST_STEP_S = 2.0  # a longer time between two frames is a pause, not a step
 _STEP_MEMORY = 32
-_STEPS_NEEDED = 16  # beside a busy prefill worker, before the share of cores that it takes is believed
+_STEPS_NEEDED = 16  # beside a busy prefill worker, before the share of cores that the worker takes is believed
 _MOST_SHARED = 0.9
 
 
 class FadingLine:
-    """y = base + slope * x, fitted by least squares to observations that fade; neither is below zero."""
+    """A line y = base + slope * x, fitted by least squares to observations that fade. Base and slope are at least 0."""
 
     def __init__(self) -> None:
         self._count = 0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def note(self, x: float, y: float) -> None:
-        """One more observation."""
+        """Adds an observation."""
         known = self.line()
         if known is not None:
             y = min(y, _FAR * max(known.at(x), 1e-3))
@@ -40,7 +40,7 @@ class FadingLine:
         self._xy = self._xy * keep + x * y
 
     def line(self) -> Line | None:
-        """None: too little is known. Where all x are about the same, a line through the origin."""
+        """The fitted line, through the origin where all x are about the same; None: too few observations."""
         if self._count < _LEAST:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
@@ -55,7 +55,7 @@ class FadingLine:
 
 @dataclass(slots=True)
 class _Steps:
-    """How long a decode worker's steps take, by the size of their batch in powers of two, beside an idle prefill."""
+    """Durations of a decode worker's steps beside an idle prefill worker, by size of the batch in powers of two."""
 
     alone_s: dict[int, float] = field(default_factory=dict)
     last_at: float | None = None
@@ -63,7 +63,7 @@ class _Steps:
 
 
 class CostModel:
-    """Learns. Times are in seconds, of one clock."""
+    """Learns from times in seconds, all of one clock."""
 
     def __init__(self) -> None:
         self._prefill = FadingLine()
@@ -74,18 +74,21 @@ class CostModel:
         self._shared_steps = 0
 
     def note_first_token(self, role: WorkerRole, tokens: int, seconds: float) -> None:
-        """A worker computed a prompt: so many tokens until its first one came, those queued before it included."""
+        """Learns how long a worker computed until a prompt's first token; `tokens` includes those queued before it."""
         (self._prefill if role is WorkerRole.PREFILL else self._alone).note(tokens, seconds)
 
     def note_handed_over(self, worker: WorkerId, tokens: int, seconds: float) -> None:
-        """Decode's first row came, so long after the first token; a step of its would have been due anyway."""
+        """Learns how long the decode worker's first row came after the first token.
+
+        tokens: fetched for it. A step's time is subtracted, since the second token takes one without a handoff too.
+        """
         self._handoff.note(tokens, max(0.0, seconds - self._typical_step_s(worker)))
 
     def note_step(self, worker: WorkerId, rows: int, now: float, *, prefill_busy: bool, computes_too: bool) -> None:
-        """A decode worker's frame with so many rows came.
+        """Learns from the time of a decode worker's frame, with `rows` rows, how long its steps take.
 
-        prefill_busy: a prefill worker of the same host has prompts to compute. computes_too: this worker has, and such
-        a step says nothing.
+        prefill_busy: a prefill worker of the same host has prompts to compute. computes_too: the decode worker itself
+        has; nothing is learned from such a step.
         """
         steps = self._steps.setdefault(worker, _Steps())
         step_s = None if steps.last_at is None else now - steps.last_at
@@ -102,11 +105,11 @@ class CostModel:
             self._shared += (lost - self._shared) / min(self._shared_steps, _STEP_MEMORY)
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """The worker is gone."""
+        """Removes what was learned of a worker that is gone."""
         self._steps.pop(worker, None)
 
     def figures(self) -> Figures:
-        """What is known by now."""
+        """The figures as known by now."""
         shared = self._shared if self._shared_steps >= _STEPS_NEEDED else None
         return Figures(self._prefill.line(), self._alone.line(), self._handoff.line(), shared)
 

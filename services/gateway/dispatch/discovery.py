@@ -1,4 +1,4 @@
-"""Where the workers are: asks the registry, again and again."""
+"""Follows the registry: reports which workers there are, as often as the registry is asked."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 async def follow_registry(registry: Registry, model: str, on_addresses: Callable[[set[str]], None]) -> NoReturn:
-    """Says which workers of the model there are, whenever the registry answers, until cancelled."""
+    """Calls `on_addresses` with the addresses of the model's workers whenever the registry answers, until cancelled."""
     reachable = True
     while True:
         try:

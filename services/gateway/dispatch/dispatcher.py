@@ -1,8 +1,7 @@
-"""The dispatch side of the gateway: has tokens made for the API side.
+"""The dispatch side of the gateway: has workers generate tokens for the API side.
 
-Joins the links to the workers, the ledger and the router. A request is driven by whoever reads it: the reader places
-it, waits for news, and places it again after an attempt failed. So there is no task for a request, and none for a
-token.
+Joins the links to the workers, the ledger and the placement. A request is driven by the task that reads it: its reader
+places it, waits for news, and places it again after an attempt failed. No other task exists for a request or a token.
 """
 
 import asyncio
@@ -16,42 +15,41 @@ import structlog
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
-from services.gateway.api.generation import GenerationRequest, Overloaded, TooLarge, Unavailable
+from services.gateway.api.generation import GenerationRequest, Overloaded, Unavailable
 from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.descriptions import describe_entry, describe_worker
+from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
-from services.gateway.dispatch.ledger import Ledger, LedgerObserver, LedgerRow, handles_needed
+from services.gateway.dispatch.ledger import Ledger, LedgerObserver
 from services.gateway.dispatch.links import LinkRefused, WorkerLink
+from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays
-from services.gateway.dispatch.router import Demand, NoPlan, Plan, Policy, make_plan
+from services.gateway.dispatch.router import NoPlan, Policy
 from services.prefix_index.base import PrefixIndex
-from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame, Load
-from services.protocol.messages import MAX_HANDLE, BlockEvents, Command, GatewayHello, WorkerHello
+from services.protocol.messages import BlockEvents, Command, GatewayHello, WorkerHello
 
-# When a machine stalls, all streams break at once. Requests that wait give the second of a pair the time to follow the
-# first, or all of them would be served without a handoff.
+# When a machine stalls, all streams break at once. Waiting requests give the second worker of a pair this long to
+# return after the first, or all of them would be served without a handoff.
 _REUNION_S = 0.2
 
 log = structlog.get_logger()
 
 
-class DispatchObserver(LedgerObserver, Protocol):
-    """Counts what the dispatch side sees. `worker` is an address."""
+class DispatchObserver(LedgerObserver, PlacementObserver, Protocol):
+    """Counts what happens on the dispatch side. `worker` is an address."""
 
     def worker_up(self, worker: str, hello: WorkerHello) -> None:
-        """Its stream began."""
+        """A worker's stream began."""
 
     def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
-        """The latest word of a live worker."""
+        """A live worker reported its load."""
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
-        """Its stream ended."""
-
-    def planned(self, plan: Plan) -> None:
-        """A request goes to these workers."""
+        """A worker's stream ended."""
 
     def kv_bytes_moved(self, count: int) -> None:
-        """So many more KV bytes were read from other workers."""
+        """Counts KV bytes that a worker read from another one."""
 
 
 class Dispatcher:
@@ -66,9 +64,8 @@ class Dispatcher:
         observer: DispatchObserver,
         model: str = "",
     ) -> None:
-        """`model`: workers that name another one are refused; empty: none is."""
+        """`model`: workers that name another model are refused; empty: no worker is."""
         self._model = model
-        self._policy = policy
         self._max_waiting = max_waiting
         self._observer = observer
         self._loop = asyncio.get_running_loop()
@@ -79,9 +76,9 @@ class Dispatcher:
         self._gateway_id = GatewayId(secrets.randbits(64))
         self._costs = CostModel()
         self._ledger = Ledger(self._send, self._loop.time, observer, self._costs)
-        self._turn = 0
+        self._placement = Placement(self._ledger, self._fleet, policy, self._costs, observer, self._begin_again)
         self._tried = False  # every address that was known at the start
-        self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: what its last worker said last
+        self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
         self.max_model_len: int | None = None
 
     async def run(self) -> None:
@@ -92,9 +89,9 @@ class Dispatcher:
             await asyncio.Event().wait()  # links come and go
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Connects to those that are new, and gives up those that are gone, while `run` runs.
+        """Connects to addresses that are new, and closes links to addresses that are gone, while `run` runs.
 
-        Where a worker is connected its stream has the word on whether it lives, not the list.
+        A link with a connected worker stays: its stream tells whether the worker lives, not the list.
         """
         wanted = set(addresses)
         for address in wanted - self._links.keys():
@@ -111,7 +108,7 @@ class Dispatcher:
     # For the API side
 
     def ready(self) -> bool:
-        """See Generator. At the start, not before every address was tried, or the first requests would find no pair."""
+        """See Generator. False until every address was tried once, or the first requests would find no pair."""
         links = self._links.values()
         self._tried = self._tried or (len(links) > 0 and all(link.tried for link in links))
         return self._fleet.has(WorkerRole.DECODE) and self._tried
@@ -121,27 +118,27 @@ class Dispatcher:
         """See Generator."""
         if len(self._ledger) + len(request.capsules) > self._max_waiting:
             raise Overloaded(f"{len(self._ledger)} of at most {self._max_waiting} choices are in flight already")
-        reader = Reader(self._place, self._ledger.close, self._relays)
-        rows = [self._ledger.open(request, choice, reader.wake) for choice in range(len(request.capsules))]
-        timer = self._loop.call_at(rows[0].deadline, self._expire, rows)
+        reader = Reader(self._placement.place, self._ledger.close, self._relays)
+        entries = [self._ledger.open(request, choice, reader) for choice in range(len(request.capsules))]
+        timer = self._loop.call_at(entries[0].deadline, self._expire, entries)
         try:
-            for first in range(0, len(rows), request.num_choices):
-                if await self._place(rows[first : first + request.num_choices]) is NoPlan.NO_WORKER:
+            for first in range(0, len(entries), request.num_choices):
+                no_plan = await self._placement.place(entries[first : first + request.num_choices])
+                if no_plan is NoPlan.NO_WORKER:
                     raise Unavailable("no worker that can run the request is connected")
-            for row in rows:
-                if row.error is not None:
-                    raise row.error
-            reader.start(rows)
+            for entry in entries:
+                entry.check()
+            reader.start(entries)
             yield reader
         finally:
             timer.cancel()
-            for row in rows:
-                self._ledger.close(row)
+            for entry in entries:
+                self._ledger.close(entry)
             reader.stop()
 
-    def _expire(self, rows: Sequence[LedgerRow]) -> None:
-        for row in rows:
-            self._ledger.on_deadline(row)
+    def _expire(self, entries: Sequence[LedgerEntry]) -> None:
+        for entry in entries:
+            self._ledger.on_deadline(entry)
 
     # For the links
 
@@ -160,8 +157,8 @@ class Dispatcher:
         self._fleet.add(live := LiveWorker(worker, link, hello, load))
         for other in self._fleet.cut_off_from(live):
             has, others = ", ".join(hello.transports), ", ".join(other.hello.transports)
-            words = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
-            log.warning("two workers never pair", reason=words)
+            reason = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
+            log.warning("two workers never pair", reason=reason)
         self._ledger.on_return(worker)
         self._observer.worker_up(link.address, hello)
         self._observer.worker_load(link.address, hello.role, load)
@@ -170,11 +167,11 @@ class Dispatcher:
         self._loop.call_later(_REUNION_S if others_missing else 0, self._wake_waiting)
 
     def _wake_waiting(self) -> None:
-        for row in self._ledger:
-            if row.attempt is None:
-                row.wake()
+        for entry in self._ledger:
+            if entry.attempt is None:
+                entry.wake()
 
-    def worker_said(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
         """See LinkListener."""
         if self._fleet.get(worker) is None:
             return
@@ -205,64 +202,15 @@ class Dispatcher:
         now = self._loop.time()
         return {
             "gateway": f"{self._gateway_id:016x}",
-            "rows": [_describe_row(row, now) for row in self._ledger],
-            "workers": [_describe_worker(worker) for worker in self._fleet],
+            "rows": [describe_entry(entry, now) for entry in self._ledger],
+            "workers": [describe_worker(worker) for worker in self._fleet],
             "learned": asdict(self._costs.figures()),
         }
 
-    async def _place(self, rows: Sequence[LedgerRow]) -> NoPlan | None:
-        """Starts the next attempt of rows that have the same tokens. Closes them when no worker is large enough."""
-        row = rows[0]
-        prefix = await self._fleet.look_up(row.capsule())
-        if row.closed:
-            return None
-        if self._ledger.highest_handle + handles_needed(len(rows)) > MAX_HANDLE:
-            self._begin_again()
-        demand = Demand(
-            num_tokens=row.length,
-            one_token=row.length + 1 == row.max_len,
-            larger_than=row.larger_than,
-            avoid=row.still_avoided(self._loop.time()),
-        )
-        self._fleet.deepen(prefix, self._ledger.queued_blocks)
-        counts = (self._ledger.queued_tokens, self._ledger.assigned, self._ledger.generating)
-        candidates = self._fleet.candidates(prefix.depths, *counts)
-        plan = make_plan(candidates, demand, self._policy, self._turn, self._costs.figures())
-        self._turn += 1
-        if isinstance(plan, NoPlan):
-            if plan is NoPlan.TOO_LARGE:
-                for row in rows:
-                    self._ledger.close(row, TooLarge("the request needs more KV memory than any worker has"))
-            return plan
-        self._observer.planned(plan)
-        most = self._fleet.most_choices(plan)
-        blocks = self._fleet.missing_blocks(prefix, plan.computes)
-        for first in range(0, len(rows), most):
-            self._start(rows[first : first + most], plan, blocks if first == 0 else ())
-        self._fleet.placed(prefix, plan)
-        return None
-
-    def _start(self, rows: Sequence[LedgerRow], plan: Plan, blocks: Sequence[BlockHash]) -> None:
-        self._ledger.start(rows, plan, blocks)
-        row = rows[0]
-        assert row.attempt is not None
-        log.info(
-            "placed",
-            request_id=row.request.request_id,
-            handle=row.attempt.handle,
-            choices=len(rows),
-            attempt=row.attempts,
-            tokens=row.length,
-            predicted_cached=row.attempt.predicted_cached,
-            prefill=plan.prefill.address if plan.prefill else None,
-            decode=plan.decode.address if plan.decode else None,
-            why=plan.why.value,
-        )
-
     def _begin_again(self) -> None:
-        """All handles are used up: goes on under a new id, whose streams know none of the old ones.
+        """Goes on under a new gateway id, when all handles are used up: new streams know none of the old handles.
 
-        What is in flight continues from its capsules, as after the loss of every worker.
+        Requests in flight continue from their capsules, as after the loss of every worker.
         """
         self._gateway_id = GatewayId(secrets.randbits(64))
         for worker in list(self._fleet):
@@ -276,11 +224,11 @@ class Dispatcher:
             live.link.send(command)
 
     def _on_failure(self, worker: WorkerId, failure: Failure) -> None:
-        if not (rows := self._ledger.find(failure.handle)):
+        if not (entries := self._ledger.find(failure.handle)):
             return
         log.info(
             "attempt failed",
-            request_id=rows[0].request.request_id,
+            request_id=entries[0].request.request_id,
             handle=failure.handle,
             worker=f"{worker:016x}",
             code=failure.code.name,
@@ -289,13 +237,14 @@ class Dispatcher:
         self._ledger.on_failure(worker, failure)
 
     def _note_step(self, id: WorkerId, frame: Frame) -> None:
-        """A decode worker's frames follow its steps."""
+        """Tells the cost model of a decode worker's step, which ends with a frame."""
         worker = self._fleet.get(id)
         if worker is None or worker.hello.role is not WorkerRole.DECODE or not len(frame.handles):
             return
+        queued_tokens = self._ledger.workload.queued_tokens
 
         def has_prompts(some: LiveWorker) -> bool:
-            return self._ledger.queued_tokens[some.id] > 0 or some.load.waiting_tokens > 0
+            return queued_tokens[some.id] > 0 or some.load.waiting_tokens > 0
 
         busy = any(has_prompts(other) for other in self._fleet.beside(worker))
         now, rows = self._loop.time(), len(frame.handles)
@@ -310,43 +259,8 @@ class Dispatcher:
         self._note_bytes_moved(worker.link.address, id, load.bytes_moved)
 
     def _note_bytes_moved(self, address: str, id: WorkerId, total: int) -> None:
-        """Counts what came since this worker's last word, on whichever stream; not what was moved before the first."""
+        """Counts the bytes since the worker's last report, also of an earlier stream; a first report counts nothing."""
         last_id, last_total = self._bytes_moved.get(address, (None, 0))
         if last_id == id and total > last_total:
             self._observer.kv_bytes_moved(total - last_total)
         self._bytes_moved[address] = (id, total)
-
-
-def _describe_row(row: LedgerRow, now: float) -> dict[str, object]:
-    attempt = row.attempt
-    plan = attempt.plan if attempt else None
-    return {
-        "request_id": row.request.request_id,
-        "handle": attempt.handle if attempt else None,
-        "phase": attempt.phase.value if attempt else "waiting",
-        "prefill": plan.prefill.address if plan and plan.prefill else None,
-        "decode": plan.decode.address if plan and plan.decode else None,
-        "choice": row.choice,
-        "prompt_tokens": row.num_prompt,
-        "why": plan.why.value if plan else None,
-        "expected_s": {"pair": plan.pair_s, "alone": plan.alone_s} if plan else None,
-        "tokens_delivered": len(row.generated),
-        "attempts": row.attempts,
-        "deadline_in_s": round(row.deadline - now, 3),
-    }
-
-
-def _describe_worker(worker: LiveWorker) -> dict[str, object]:
-    return {
-        "address": worker.link.address,
-        "incarnation": f"{worker.id:016x}",
-        "role": worker.hello.role.value,
-        "running": worker.load.running,
-        "waiting": worker.load.waiting,
-        "available_blocks": worker.load.available_blocks,
-        "quarantined_blocks": worker.load.quarantined_blocks,
-        "num_blocks": worker.hello.num_blocks,
-        "transports": worker.hello.transports,
-        "max_num_seqs": worker.hello.max_num_seqs,
-        "kernels": worker.hello.kernels,
-    }

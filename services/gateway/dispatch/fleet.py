@@ -1,4 +1,4 @@
-"""The workers with a live stream: who they are, how loaded, and how deep each caches a prompt."""
+"""The workers with a live stream: their ids, their load, and how many blocks of a prompt each caches."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.dispatch.links import WorkerLink
 from services.gateway.dispatch.router import Candidate, Plan
+from services.gateway.dispatch.workload import Workload
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.memory import depth_of
 from services.protocol.block_hash import BlockHash, block_hashes, root_hash
@@ -19,7 +20,7 @@ Namespace = tuple[str, int]  # fingerprint and block size
 
 @dataclass(slots=True, eq=False)
 class LiveWorker:
-    """One worker, for the life of one stream."""
+    """A worker, for the life of one stream."""
 
     id: WorkerId
     link: WorkerLink
@@ -28,25 +29,25 @@ class LiveWorker:
 
     @property
     def host(self) -> str:
-        """Where it runs, as its address has it."""
+        """The host in the worker's address."""
         return self.link.address.rpartition(":")[0]
 
     @property
     def namespace(self) -> Namespace:
-        """Workers where it is equal give the same blocks the same hashes."""
+        """Fingerprint and block size: workers of one namespace give the same blocks the same hashes."""
         return self.hello.fingerprint, self.hello.block_size
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A prompt as the index knows it."""
+    """The blocks of a prompt, and who caches them."""
 
-    chains: dict[Namespace, list[BlockHash]]  # its full blocks
-    depths: dict[WorkerId, int]  # how many leading ones each worker caches
+    chains: dict[Namespace, list[BlockHash]]  # the full blocks of the prompt
+    depths: dict[WorkerId, int]  # how many leading blocks each worker caches
 
 
 class Fleet:
-    """All live workers. The index is told of their comings and goings."""
+    """All live workers. Removes workers that are gone from the index."""
 
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
@@ -56,22 +57,22 @@ class Fleet:
         return iter(self._workers.values())
 
     def add(self, worker: LiveWorker) -> None:
-        """A stream began."""
+        """Adds a worker whose stream began."""
         self._workers[worker.id] = worker
 
     def remove(self, id: WorkerId) -> LiveWorker:
-        """A stream ended."""
+        """Removes a worker whose stream ended."""
         self.index.remove_worker(id)
         return self._workers.pop(id)
 
     def cut_off_from(self, worker: LiveWorker) -> list[LiveWorker]:
-        """Workers of the other role that it never pairs with for one reason: no transport is on both sides."""
-        speaks = (worker.hello.fingerprint, worker.hello.kv_protocol)
+        """Workers of the other role that would pair with this one if they had a transport in common."""
+        pairs_by = (worker.hello.fingerprint, worker.hello.kv_protocol)
         return [
             other
             for other in self
             if other.hello.role is not worker.hello.role
-            and (other.hello.fingerprint, other.hello.kv_protocol) == speaks
+            and (other.hello.fingerprint, other.hello.kv_protocol) == pairs_by
             and set(other.hello.transports).isdisjoint(worker.hello.transports)
         ]
 
@@ -80,7 +81,7 @@ class Fleet:
         return [other for other in self if other.hello.role is not worker.hello.role and other.host == worker.host]
 
     def get(self, id: WorkerId) -> LiveWorker | None:
-        """The worker with this id, if its stream lives."""
+        """The worker with this id; None: it has no stream."""
         return self._workers.get(id)
 
     def has(self, role: WorkerRole) -> bool:
@@ -88,16 +89,16 @@ class Fleet:
         return any(worker.hello.role is role for worker in self)
 
     def max_model_len(self) -> int | None:
-        """What every live worker can hold; None: there is none."""
+        """The tokens of a sequence that every live worker can hold; None: there is no worker."""
         return min((worker.hello.max_model_len for worker in self), default=None)
 
     def most_choices(self, plan: Plan) -> int:
-        """How many choices over one prompt can be sent to a plan's workers as one, beside the prompt itself."""
+        """The number of choices over one prompt that a plan's workers can run as one group, beside the prompt."""
         workers = (self._workers[candidate.id] for candidate in plan.workers())
         return max(1, min(worker.hello.max_num_seqs for worker in workers) - 1)
 
     async def look_up(self, capsule: Capsule) -> Prefix:
-        """Asks the index who caches the capsule's tokens: once for each model that the fleet serves."""
+        """Asks the index which workers cache the capsule's tokens, once for each namespace in the fleet."""
         prefix = Prefix({}, {})
         for namespace in {worker.namespace for worker in self}:
             fingerprint, block_size = namespace
@@ -107,7 +108,7 @@ class Fleet:
         return prefix
 
     def deepen(self, prefix: Prefix, queued: Mapping[WorkerId, Container[BlockHash]]) -> None:
-        """Counts blocks that a worker is to compute for earlier prompts as if it cached them; `queued` by worker."""
+        """Raises the depths of workers that are to compute further blocks for earlier prompts: `queued`, by worker."""
         for id, blocks in queued.items():
             worker = self.get(id)
             if worker is not None and (chain := prefix.chains.get(worker.namespace)):
@@ -115,25 +116,19 @@ class Fleet:
                 prefix.depths[id] = cached + depth_of(chain[cached:], blocks)
 
     def missing_blocks(self, prefix: Prefix, candidate: Candidate) -> Sequence[BlockHash]:
-        """The prompt's full blocks that a worker neither caches nor is to compute already."""
+        """The full blocks of the prompt that a worker neither caches nor is to compute for an earlier prompt."""
         worker = self.get(candidate.id)
         return () if worker is None else prefix.chains.get(worker.namespace, [])[candidate.depth :]
 
     def placed(self, prefix: Prefix, plan: Plan) -> None:
-        """Tells the index where a prompt goes."""
+        """Tells the index which workers a prompt goes to."""
         for candidate in plan.workers():
             worker = self.get(candidate.id)
             if worker is not None and worker.namespace in prefix.chains:
                 self.index.placed(worker.id, prefix.chains[worker.namespace])
 
-    def candidates(
-        self,
-        depths: Mapping[WorkerId, int],
-        queued_tokens: Mapping[WorkerId, int],
-        assigned: Mapping[WorkerId, int],
-        generating: Mapping[WorkerId, int],
-    ) -> list[Candidate]:
-        """The live workers as the router sees them; depths of others are dropped."""
+    def candidates(self, depths: Mapping[WorkerId, int], workload: Workload) -> list[Candidate]:
+        """The live workers as the router sees them; ignores the depths of other workers."""
         return [
             Candidate(
                 id=worker.id,
@@ -145,9 +140,9 @@ class Fleet:
                 num_blocks=worker.hello.num_blocks,
                 load=worker.load,
                 depth=depths.get(worker.id, 0),
-                queued_tokens=queued_tokens.get(worker.id, 0),
-                assigned=assigned.get(worker.id, 0),
-                generating=generating.get(worker.id, 0),
+                queued_tokens=workload.queued_tokens.get(worker.id, 0),
+                assigned=workload.assigned.get(worker.id, 0),
+                generating=workload.generating.get(worker.id, 0),
             )
             for worker in self
         ]

@@ -1,35 +1,22 @@
-"""The ledger: one row for each choice of each request in flight, and the rules by which it goes on or ends.
+"""The ledger: one entry for each choice of each request in flight, and the rules by which it goes on or ends.
 
-Told what workers say (rows, failures, lost streams), it delivers each position of a sequence once and in order, gives
-attempts up, and says what to send. It does no IO and never waits; an attempt that failed leaves its row without one,
-and whoever owns the row starts the next. Every way out of a request goes through `close`.
+Told what workers say (rows, failures, lost streams), it delivers each position of a sequence once and in order, ends
+attempts, and says what to send. It does no IO and never waits. An attempt that failed leaves its entry without one, and
+the entry's reader starts the next. Every way out of the ledger goes through `close`.
 """
 
-from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import numpy as np
-
 from kvtransfer.ids import WorkerId
-from services.gateway.api.generation import (
-    Delta,
-    Expired,
-    Failed,
-    GenerationError,
-    GenerationRequest,
-    TakeToken,
-    Unavailable,
-    never,
-)
-from services.gateway.dispatch.attempt import Attempt, Group, Phase
+from services.gateway.api.generation import Expired, Failed, GenerationError, GenerationRequest, Unavailable
+from services.gateway.dispatch.attempt import Attempt, AttemptPhase, Group, HandoffOutcome
 from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.entry import EntryListener, LedgerEntry
 from services.gateway.dispatch.router import Plan, uncached_tokens
+from services.gateway.dispatch.workload import Workload
 from services.protocol.block_hash import BlockHash
-from services.protocol.capsule import Capsule
-from services.protocol.frames import Failure, Row, TokenLogprobs
+from services.protocol.frames import Failure, Row
 from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 
@@ -40,123 +27,20 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 1.0
 
 
 class LedgerObserver(Protocol):
-    """Counts what the ledger sees."""
+    """Counts attempts, and how they end."""
 
     def attempt_started(self) -> None:
-        """A request was sent to its worker or pair."""
+        """Counts an attempt, or a group of them, that was sent to its worker or pair."""
 
-    def handoff_ended(self, outcome: str) -> None:
-        """An attempt at a pair: "completed", "not_needed", "abandoned", or "failed_" and a failure's name."""
+    def handoff_ended(self, outcome: HandoffOutcome) -> None:
+        """Counts the end of an attempt on a pair."""
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
-        """What the index promised of a prompt, and what the worker found."""
-
-
-@dataclass(slots=True, eq=False)
-class LedgerRow:
-    """A choice in flight, and what its reader has not taken yet."""
-
-    request: GenerationRequest
-    choice: int
-    deadline: float  # on the ledger's clock
-    on_news: Callable[["LedgerRow"], None]  # there is something for the reader
-    take_token: TakeToken = never  # the reader's: a token that needs not wait for it
-    broken: Exception | None = None  # what that raised, for the reader to raise
-    start: int = field(init=False)  # length of its capsule
-    num_prompt: int = field(init=False)
-    max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
-    length: int = field(init=False)  # of the sequence so far: the index of its next token
-    wants_logprobs: bool = field(init=False)  # a token counts as delivered only together with its logprobs
-    only_tokens: bool = field(init=False)  # no logprobs are wanted, of the prompt neither
-    generated: "array[int]" = field(default_factory=lambda: array("i"))  # delivered tokens
-    untaken: list[int] = field(default_factory=list)  # the last of them
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the tokens not taken yet
-    prompt_logprobs: list[TokenLogprobs] | None = field(init=False)  # None: not wanted, or taken
-    attempt: Attempt | None = None
-    attempts: int = 0  # that count against MAX_ATTEMPTS
-    lost_with: Counter[WorkerId] = field(default_factory=Counter)  # of them: by whose stream, after their first token
-    refusals: int = 0  # "not now" in a row
-    avoid: dict[WorkerId, float] = field(default_factory=dict)  # until when
-    larger_than: int = 0  # blocks of the largest worker that was too small
-    cached_tokens: int | None = None
-    finish: FinishReason = FinishReason.NONE
-    error: GenerationError | None = None
-    closed: bool = False
-
-    def __post_init__(self) -> None:
-        capsule = self.request.capsules[self.choice]
-        self.start = self.length = len(capsule.token_ids)
-        self.num_prompt = capsule.num_prompt
-        self.max_len = capsule.max_len
-        self.wants_logprobs = capsule.sampling.num_logprobs is not None
-        self.prompt_logprobs = None if capsule.sampling.num_prompt_logprobs is None else []
-        self.only_tokens = not self.wants_logprobs and self.prompt_logprobs is None
-
-    def capsule(self) -> Capsule:
-        """What the next attempt starts from."""
-        start = self.request.capsules[self.choice]
-        sampling, token_ids = start.sampling, start.token_ids
-        if sampling.num_prompt_logprobs is not None and not self.lacks_prompt:
-            sampling = replace(sampling, num_prompt_logprobs=None)
-        if self.generated:
-            token_ids = np.concatenate([token_ids, np.frombuffer(self.generated.tobytes(), np.int32)])
-        return Capsule(token_ids, start.num_prompt, sampling)
-
-    @property
-    def lacks_prompt(self) -> bool:
-        """True while logprobs of the prompt are wanted and not all there; no token counts as delivered before."""
-        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
-
-    def wake(self) -> None:
-        """Tells the reader that there is news."""
-        self.on_news(self)
-
-    def deliver(self, tokens: list[int]) -> None:
-        """The next tokens."""
-        self.generated.extend(tokens)
-        self.untaken.extend(tokens)
-        self.length += len(tokens)
-
-    def goes_on(self, said: Row) -> bool:
-        """Takes the usual row: the next tokens, which end nothing. False: it is another one, and nothing was taken."""
-        _, position, tokens, finish, cached, _ = said
-        usual = position == self.length < self.max_len - len(tokens) and cached < 0 and self.only_tokens
-        if not usual or finish or not tokens:
-            return False
-        if len(tokens) == 1 and not self.untaken:
-            try:
-                if self.take_token(tokens[0]):
-                    self.generated.append(tokens[0])
-                    self.length += 1
-                    return True
-            except Exception as error:  # here it would hit whoever brought the token
-                self.broken = error
-        self.deliver(tokens)
-        self.on_news(self)
-        return True
-
-    def still_avoided(self, now: float) -> frozenset[WorkerId]:
-        """Workers that refused it and are not to be asked again yet; forgets those whose time is over."""
-        self.avoid = {worker: until for worker, until in self.avoid.items() if until > now}
-        return frozenset(self.avoid)
-
-    def take(self) -> Delta | None:
-        """All that came since the last call; None: nothing did."""
-        if not self.only_tokens and self.lacks_prompt:
-            return None
-        tokens, self.untaken = self.untaken, []
-        if not tokens and self.finish is FinishReason.NONE:
-            return None
-        cached = self.cached_tokens or 0
-        if self.only_tokens:
-            return Delta(tokens, None, self.finish, cached, self.choice)
-        logprobs, self.logprobs = self.logprobs, []
-        prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        return Delta(tokens, logprobs if self.wants_logprobs else None, self.finish, cached, self.choice, prompt)
+        """Counts the prompt tokens that the index predicted as cached, and those that the worker found."""
 
 
 class Ledger:
-    """All choices in flight. `send` must not wait, and drops what is for a worker without a stream."""
+    """All choices in flight. `send` must not wait, and discards commands to a worker without a stream."""
 
     def __init__(
         self,
@@ -165,138 +49,85 @@ class Ledger:
         observer: LedgerObserver,
         costs: CostModel,
     ) -> None:
-        """`costs` learns from what attempts take."""
+        """`costs` learns how long attempts take."""
         self._send = send
         self._clock = clock
         self._observer = observer
         self._costs = costs
-        self._rows: dict[LedgerRow, None] = {}
-        self._by_handle: dict[int, LedgerRow] = {}
+        self._entries: dict[LedgerEntry, None] = {}
+        self._by_handle: dict[int, LedgerEntry] = {}
         self._groups: dict[int, Group] = {}
         self.highest_handle = 0
-        self.queued_tokens: Counter[WorkerId] = Counter()  # prompt tokens sent there and not answered
-        self.queued_blocks: dict[WorkerId, set[BlockHash]] = {}  # the full blocks of those tokens
-        self.assigned: Counter[WorkerId] = Counter()  # attempts that it generates for, or will
-        self.generating: Counter[WorkerId] = Counter()  # those of them for which it has begun
+        self.workload = Workload()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._entries)
 
-    def __iter__(self) -> Iterator[LedgerRow]:
-        return iter(list(self._rows))
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        return iter(list(self._entries))
 
-    def open(self, request: GenerationRequest, choice: int, on_news: Callable[[LedgerRow], None]) -> LedgerRow:
-        """A new row, without an attempt."""
-        row = LedgerRow(request, choice, self._clock() + request.timeout_s, on_news)
-        self._rows[row] = None
-        return row
+    def now(self) -> float:
+        """The time on the ledger's clock, in seconds."""
+        return self._clock()
 
-    def find(self, handle: int) -> list[LedgerRow]:
-        """The rows whose attempts a handle names, as their own or as their group's; none: it was given up."""
+    def open(self, request: GenerationRequest, choice: int, listener: EntryListener) -> LedgerEntry:
+        """Returns a new entry, without an attempt."""
+        entry = LedgerEntry(request, choice, self._clock() + request.timeout_s, listener)
+        self._entries[entry] = None
+        return entry
+
+    def find(self, handle: int) -> list[LedgerEntry]:
+        """The entries whose attempts a handle names, as their own or as their group's; none after they ended."""
         group = self._groups.get(handle)
         handles = {handle} if group is None else group.handles
         return [self._by_handle[one] for one in sorted(handles) if one in self._by_handle]
 
-    def start(self, rows: Sequence[LedgerRow], plan: Plan, blocks: Sequence[BlockHash] = ()) -> None:
-        """The next attempt of rows that have the same tokens: handles are allocated and sent in one step.
+    def start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash] = ()) -> None:
+        """Starts the next attempt of entries that have the same tokens: allocates handles and sends them in one step.
 
-        blocks: full blocks of the prompt that `plan.computes` will have by it, and was not to have before.
+        blocks: full blocks of the prompt that `plan.computes` computes for it, and for no attempt before it.
         """
-        assert self.highest_handle + handles_needed(len(rows)) <= MAX_HANDLE
-        group = Group(self._allocate()) if len(rows) > 1 else None
-        for row in rows:
-            self._begin(row, plan, group)
-        first = rows[0].attempt
-        assert first is not None
-        first.queued_blocks = blocks
-        if blocks:
-            self.queued_blocks.setdefault(plan.computes.id, set()).update(blocks)
+        assert self.highest_handle + handles_needed(len(entries)) <= MAX_HANDLE
+        group = Group(self._allocate_handle()) if len(entries) > 1 else None
+        attempts = [self._begin(entry, plan, group) for entry in entries]
+        self.workload.queue_blocks(attempts[0], blocks)
         if group is None:
-            self._submit(rows[0], plan, self.highest_handle)
+            self._submit(entries[0], plan, attempts[0].handle)
         else:
             self._groups[group.handle] = group
-            self._submit(rows[0], plan, group.handle, tuple(row.capsule().sampling.seed for row in rows))
+            self._submit(entries[0], plan, group.handle, tuple(entry.capsule().sampling.seed for entry in entries))
         self._observer.attempt_started()
 
-    def _begin(self, row: LedgerRow, plan: Plan, group: Group | None) -> None:
-        assert row.attempt is None
-        assert not row.closed
-        if row.lacks_prompt:
-            row.prompt_logprobs = []
-        uncached, cached = uncached_tokens(plan.computes, row.length), None
+    def _begin(self, entry: LedgerEntry, plan: Plan, group: Group | None) -> Attempt:
+        assert entry.attempt is None
+        assert not entry.closed
+        if entry.lacks_prompt:
+            entry.prompt_logprobs = []
+        uncached, cached = uncached_tokens(plan.computes, entry.length), None
         if group is None or not group.handles:
-            cached = row.length - uncached
+            cached = entry.length - uncached
         else:
             uncached = 0  # computed once, for the first of the group
-        to_compute = max(plan.computes.load.waiting_tokens, self.queued_tokens[plan.computes.id]) + uncached
-        row.attempt = Attempt(self._allocate(), plan, uncached, cached, self._clock(), to_compute, group=group)
-        row.attempts += 1
+        queued = self.workload.queued_tokens[plan.computes.id]
+        to_compute = max(plan.computes.load.waiting_tokens, queued) + uncached
+        handle = self._allocate_handle()
+        attempt = Attempt(handle, plan, uncached, cached, self._clock(), to_compute, group=group)
+        entry.attempt = attempt
+        entry.retries.attempts += 1
         if group is not None:
-            group.handles.add(row.attempt.handle)
-        self._by_handle[row.attempt.handle] = row
-        self.queued_tokens[plan.computes.id] += uncached
-        self.assigned[plan.generates.id] += 1
+            group.handles.add(handle)
+        self._by_handle[handle] = entry
+        self.workload.add(attempt)
+        return attempt
 
-    def _allocate(self) -> int:
+    def _allocate_handle(self) -> int:
         self.highest_handle += 1
         return self.highest_handle
 
-    def on_rows(self, worker: WorkerId, rows: Iterable[Row]) -> None:
-        """Takes the rows of one frame; those of handles that were given up are dropped. Wakes each reader once."""
-        for said in rows:
-            row = self._by_handle.get(said.handle)
-            if row is not None and (attempt := row.attempt) is not None:
-                if attempt.decodes_at != worker or not row.goes_on(said):
-                    self._on_row(worker, row, attempt, said)
-            elif said.handle in self._groups:
-                for row in self.find(said.handle):
-                    self._deliver_prompt(row, said)
-
-    def on_failure(self, worker: WorkerId, failure: Failure) -> None:
-        """A worker gave a handle up."""
-        for row in self.find(failure.handle):
-            if row.attempt is not None and row.attempt.heeds(worker):
-                self._fail(row, row.attempt, worker, failure.code)
-
-    def on_lost(self, worker: WorkerId) -> None:
-        """A worker's stream broke, and with it all that this gateway had there."""
-        for row in self:
-            if row.attempt is not None and row.attempt.heeds(worker):
-                if row.attempt.phase is not Phase.PREFILL:
-                    row.lost_with[worker] += 1
-                self._give_up(row, "failed_worker_lost", over_at=worker)
-                self._again(row, "its worker was lost")
-
-    def on_return(self, worker: WorkerId) -> None:
-        """A worker whose stream broke is still alive: requests that were getting on when it did lose no attempt by it.
-
-        Those that were not may be why it broke, so it counts: four such attempts, not as many as the deadline allows.
-        """
-        for row in self:
-            row.attempts -= row.lost_with.pop(worker, 0)
-
-    def on_deadline(self, row: LedgerRow) -> None:
-        """The request's time is over."""
-        if row.attempt is None:
-            self.close(row, Unavailable("no worker could take the request before its deadline"))
-        else:
-            self.close(row, Expired("the request's deadline passed"))
-
-    def close(self, row: LedgerRow, error: GenerationError | None = None) -> None:
-        """Ends a request, wherever it is. What was delivered can still be taken. Again is no change."""
-        if row.closed:
-            return
-        row.closed = True
-        if row.attempt is not None:
-            self._give_up(row, "abandoned")
-        del self._rows[row]
-        row.error = error
-        row.wake()
-
-    def _submit(self, row: LedgerRow, plan: Plan, handle: int, seeds: tuple[int, ...] = ()) -> None:
+    def _submit(self, entry: LedgerEntry, plan: Plan, handle: int, seeds: tuple[int, ...] = ()) -> None:
         prefill, decode = plan.prefill, plan.decode
-        timeout_s = max(0.0, row.deadline - self._clock())
-        capsule, request_id = row.capsule(), row.request.request_id
+        timeout_s = max(0.0, entry.deadline - self._clock())
+        capsule, request_id = entry.capsule(), entry.request.request_id
         if prefill is not None:
             hand_to = HandTo(decode.id) if decode is not None else None
             self._send(prefill.id, Submit(handle, capsule, timeout_s, request_id, hand_to, seeds))
@@ -304,163 +135,200 @@ class Ledger:
             take_from = TakeFrom(prefill.address, prefill.id) if prefill is not None else None
             self._send(decode.id, Submit(handle, capsule, timeout_s, request_id, take_from, seeds))
 
-    def _on_row(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, said: Row) -> None:
-        if said.cached >= 0:
-            self._note_cached(worker, row, attempt, said.cached)
+    # Reports of workers
+
+    def on_rows(self, worker: WorkerId, rows: Iterable[Row]) -> None:
+        """Takes the rows of one frame; ignores those of handles whose attempts have ended."""
+        for row in rows:
+            entry = self._by_handle.get(row.handle)
+            if entry is not None and (attempt := entry.attempt) is not None:
+                if attempt.decodes_at != worker or not entry.deliver_if_plain(row):
+                    self._on_row(worker, entry, attempt, row)
+            elif row.handle in self._groups:
+                for entry in self.find(row.handle):
+                    entry.deliver_prompt(row)
+
+    def on_failure(self, worker: WorkerId, failure: Failure) -> None:
+        """A worker failed the attempts that a handle names."""
+        for entry in self.find(failure.handle):
+            if entry.attempt is not None and entry.attempt.heeds(worker):
+                self._fail(entry, entry.attempt, worker, failure.code)
+
+    def on_lost(self, worker: WorkerId) -> None:
+        """A worker's stream broke, and all attempts of this gateway at that worker ended with it."""
+        for entry in self:
+            if entry.attempt is not None and entry.attempt.heeds(worker):
+                if entry.attempt.phase is not AttemptPhase.PREFILL:
+                    entry.retries.lost_with[worker] += 1
+                self._end_attempt(entry, HandoffOutcome.FAILED_WORKER_LOST, over_at=worker)
+                self._retry_or_close(entry, "its worker was lost")
+
+    def on_return(self, worker: WorkerId) -> None:
+        """A worker whose stream broke is still alive: attempts that had a token when it broke no longer count.
+
+        Attempts without a token may be why the stream broke, so they count: four of them, not as many as the deadline
+        allows.
+        """
+        for entry in self:
+            entry.retries.attempts -= entry.retries.lost_with.pop(worker, 0)
+
+    def on_deadline(self, entry: LedgerEntry) -> None:
+        """The request's time is over."""
+        if entry.attempt is None:
+            self.close(entry, Unavailable("no worker could take the request before its deadline"))
+        else:
+            self.close(entry, Expired("the request's deadline passed"))
+
+    def close(self, entry: LedgerEntry, error: GenerationError | None = None) -> None:
+        """Ends a choice in whatever state. Its reader can still take delivered tokens. Again is no change."""
+        if entry.closed:
+            return
+        entry.close(error)
+        if entry.attempt is not None:
+            self._end_attempt(entry, HandoffOutcome.ABANDONED)
+        del self._entries[entry]
+        entry.wake()
+
+    def _on_row(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt, row: Row) -> None:
+        if row.cached >= 0:
+            self._note_cached(worker, entry, attempt, row.cached)
         if not attempt.heeds(worker):
             return
-        if said.position < row.num_prompt:
-            self._deliver_prompt(row, said)
+        if row.position < entry.num_prompt:
+            entry.deliver_prompt(row)
             return
-        if row.lacks_prompt and worker != attempt.plan.computes.id:
-            self._fail(row, attempt, None, FailureCode.HANDOFF)  # decode's word came before prefill's
+        if entry.lacks_prompt and worker != attempt.plan.computes.id:
+            self._fail(entry, attempt, None, FailureCode.HANDOFF)  # decode's row came before prefill's
             return
-        if attempt.phase is not Phase.DECODE:
-            self._advance(worker, row, attempt)
-        delivered = self._deliver(row, said)
-        length = row.length
-        if said.finish or length >= row.max_len or said.position > length:
-            self._conclude(worker, row, attempt, said)
+        if attempt.phase is not AttemptPhase.DECODE:
+            self._advance(worker, entry, attempt)
+        delivered = entry.deliver(row)
+        length = entry.length
+        if row.finish or length >= entry.max_len or row.position > length:
+            self._conclude(worker, entry, attempt, row)
         elif delivered:
-            row.wake()
+            entry.wake()
 
-    def _advance(self, worker: WorkerId, row: LedgerRow, attempt: Attempt) -> None:
-        begun = attempt.phase
-        if attempt.row_from(worker):
-            self._observer.handoff_ended("completed")
-        if attempt.phase is Phase.DECODE:
-            self.generating[worker] += 1
-        self._note_times(row, attempt, begun)
-        self._settle_queue(attempt)
-        row.refusals = 0
+    def _advance(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt) -> None:
+        before = attempt.phase
+        if attempt.note_row_from(worker):
+            self._observer.handoff_ended(HandoffOutcome.COMPLETED)
+        if attempt.phase is AttemptPhase.DECODE:
+            self.workload.note_generating(attempt)
+        self._note_times(entry, attempt, before)
+        self.workload.note_computed(attempt)
+        entry.retries.refusals = 0
 
-    def _note_times(self, row: LedgerRow, attempt: Attempt, begun: Phase) -> None:
-        """Says what this took; not for a choice that another one's prompt was computed for."""
+    def _note_times(self, entry: LedgerEntry, attempt: Attempt, before: AttemptPhase) -> None:
+        """Tells the cost model how long the phase before this row took.
+
+        Of a group only the first attempt counts, since the prompt is computed for that one.
+        """
         if attempt.predicted_cached is None:
             return
         now, decode = self._clock(), attempt.plan.generates
         if attempt.first_token_at is not None:
-            fetched = uncached_tokens(decode, row.length - 1)
+            fetched = uncached_tokens(decode, entry.length - 1)
             self._costs.note_handed_over(decode.id, fetched, now - attempt.first_token_at)
-        elif begun is Phase.PREFILL and attempt.split != (attempt.phase is Phase.DECODE):
+        elif before is AttemptPhase.PREFILL and attempt.split != (attempt.phase is AttemptPhase.DECODE):
             attempt.first_token_at = now
             self._costs.note_first_token(attempt.plan.computes.role, attempt.to_compute, now - attempt.sent_at)
 
-    def _deliver_prompt(self, row: LedgerRow, said: Row) -> None:
-        if row.prompt_logprobs is not None and said.logprobs is not None:
-            skip = len(row.prompt_logprobs) + 1 - said.position
-            if skip >= 0:
-                row.prompt_logprobs += said.logprobs[skip : row.num_prompt - said.position]
-                if not row.lacks_prompt:
-                    row.wake()
-
-    def _deliver(self, row: LedgerRow, said: Row) -> bool:
-        length = row.length
-        skip = length - said.position
-        if skip < 0 or (row.wants_logprobs and said.logprobs is None):
-            return False
-        stop = skip + row.max_len - length
-        tokens = said.tokens[skip:stop]
-        row.deliver(tokens)
-        if row.wants_logprobs and said.logprobs is not None:
-            row.logprobs.extend(said.logprobs[skip:stop])
-        return bool(tokens)
-
-    def _conclude(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, said: Row) -> None:
-        """The row ends the request, or does not fit to what was delivered."""
-        end, length = said.position + len(said.tokens), row.length
-        if said.finish and end == length:
-            self._finish(row, attempt, worker, said.finish)
-        elif length == row.max_len and end >= length:
-            self._finish(row, attempt, worker, FinishReason.LENGTH, cut=not said.finish)
-        else:
-            # Tokens are missing between what was delivered and this row: not what was agreed, so begin again there.
-            self._fail(row, attempt, None, FailureCode.HANDOFF)
-
-    def _note_cached(self, worker: WorkerId, row: LedgerRow, attempt: Attempt, cached: int) -> None:
+    def _note_cached(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt, cached: int) -> None:
         if worker != attempt.plan.computes.id:
             return
         if attempt.predicted_cached is not None:
             self._observer.cached_tokens(attempt.predicted_cached, cached)
             attempt.to_compute += attempt.predicted_cached - cached
-        if row.cached_tokens is None:
-            row.cached_tokens = min(cached, row.num_prompt)
+        if entry.cached_tokens is None:
+            entry.cached_tokens = min(cached, entry.num_prompt)
+
+    # How attempts end
+
+    def _conclude(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt, row: Row) -> None:
+        """Ends the choice with this row, or the attempt where the row does not fit to the delivered tokens."""
+        end, length = row.position + len(row.tokens), entry.length
+        if row.finish and end == length:
+            self._finish(entry, attempt, worker, row.finish)
+        elif length == entry.max_len and end >= length:
+            self._finish(entry, attempt, worker, FinishReason.LENGTH, cut=not row.finish)
+        else:
+            # Tokens are missing between the delivered ones and this row. The next attempt begins before the gap.
+            self._fail(entry, attempt, None, FailureCode.HANDOFF)
 
     def _finish(
-        self, row: LedgerRow, attempt: Attempt, worker: WorkerId, reason: FinishReason, cut: bool = False
+        self, entry: LedgerEntry, attempt: Attempt, worker: WorkerId, reason: FinishReason, cut: bool = False
     ) -> None:
-        row.finish = reason
+        entry.finish = reason
         if cut:
-            self._give_up(row, "not_needed")
-        elif attempt.phase is Phase.DECODE:
-            self._give_up(row, "completed", abort=False)
+            self._end_attempt(entry, HandoffOutcome.NOT_NEEDED)
+        elif attempt.phase is AttemptPhase.DECODE:
+            self._end_attempt(entry, HandoffOutcome.COMPLETED, abort=False)
         else:
-            self._give_up(row, "not_needed", over_at=worker)
-        self.close(row)
+            self._end_attempt(entry, HandoffOutcome.NOT_NEEDED, over_at=worker)
+        self.close(entry)
 
-    def _fail(self, row: LedgerRow, attempt: Attempt, worker: WorkerId | None, code: FailureCode) -> None:
-        self._give_up(row, f"failed_{code.name.lower()}", over_at=worker)
+    def _fail(self, entry: LedgerEntry, attempt: Attempt, worker: WorkerId | None, code: FailureCode) -> None:
+        self._end_attempt(entry, HandoffOutcome.failed_with(code), over_at=worker)
+        retries = entry.retries
         if code is FailureCode.DEADLINE:
-            self.close(row, Expired("the request's deadline passed"))
+            self.close(entry, Expired("the request's deadline passed"))
         elif code is FailureCode.NOT_NOW and worker is not None:
-            row.attempts -= 1
-            row.avoid[worker] = self._clock() + min(FIRST_BACKOFF_S * 2**row.refusals, LONGEST_BACKOFF_S)
-            row.refusals += 1
-            row.wake()
+            retries.attempts -= 1
+            retries.avoid[worker] = self._clock() + min(FIRST_BACKOFF_S * 2**retries.refusals, LONGEST_BACKOFF_S)
+            retries.refusals += 1
+            entry.wake()
         elif code is FailureCode.TOO_LARGE and worker is not None:
-            row.attempts -= 1
+            retries.attempts -= 1
             if attempt.group is None:  # a choice alone may fit where all of them do not
-                row.larger_than = max(row.larger_than, attempt.candidate(worker).num_blocks)
-            row.wake()
+                retries.larger_than = max(retries.larger_than, attempt.candidate(worker).num_blocks)
+            entry.wake()
         else:
-            self._again(row, f"the last one with {code.name}")
+            self._retry_or_close(entry, f"the last one with {code.name}")
 
-    def _again(self, row: LedgerRow, why: str) -> None:
-        if row.attempts >= MAX_ATTEMPTS:
-            self.close(row, Failed(f"{row.attempts} attempts failed, {why}"))
+    def _retry_or_close(self, entry: LedgerEntry, why: str) -> None:
+        if entry.retries.attempts >= MAX_ATTEMPTS:
+            self.close(entry, Failed(f"{entry.retries.attempts} attempts failed, {why}"))
         else:
-            row.wake()
+            entry.wake()
 
-    def _give_up(self, row: LedgerRow, outcome: str, *, over_at: WorkerId | None = None, abort: bool = True) -> None:
-        """Ends the row's attempt, aborting it at every worker where it is not over already."""
-        attempt = row.attempt
+    def _end_attempt(
+        self,
+        entry: LedgerEntry,
+        outcome: HandoffOutcome,
+        *,
+        over_at: WorkerId | None = None,
+        abort: bool = True,
+    ) -> None:
+        """Ends the entry's attempt, and aborts it at every worker but `over_at`, where it has ended already."""
+        attempt = entry.attempt
         assert attempt is not None
-        row.attempt = None
+        entry.attempt = None
         del self._by_handle[attempt.handle]
-        self._settle_queue(attempt)
-        _count_down(self.assigned, attempt.plan.generates.id, 1)
-        if attempt.phase is Phase.DECODE:
-            _count_down(self.generating, attempt.plan.generates.id, 1)
-        handles, forked = [attempt.handle], attempt.phase is Phase.DECODE
-        if (group := attempt.group) is not None:
-            group.handles.remove(attempt.handle)
-            if not group.handles:
-                del self._groups[group.handle]
-            forked = group.forked or bool(group.handles)  # the prompt goes on, or went on, for another choice
-            handles += [] if forked else [group.handle]
-        if attempt.split and not forked:
+        self.workload.remove(attempt)
+        ended, handoff_over = self._handles_ended_with(attempt)
+        if attempt.split and not handoff_over:
             self._observer.handoff_ended(outcome)
         for worker in attempt.workers():
             if abort and worker.id != over_at:
-                for handle in handles:
+                for handle in ended:
                     self._send(worker.id, Abort(handle))
 
-    def _settle_queue(self, attempt: Attempt) -> None:
-        _count_down(self.queued_tokens, attempt.plan.computes.id, attempt.queued_tokens)
-        attempt.queued_tokens = 0
-        if (blocks := self.queued_blocks.get(attempt.plan.computes.id)) is not None:
-            blocks.difference_update(attempt.queued_blocks)
-            if not blocks:
-                del self.queued_blocks[attempt.plan.computes.id]
-        attempt.queued_blocks = ()
+    def _handles_ended_with(self, attempt: Attempt) -> tuple[list[int], bool]:
+        """The handles that end with an attempt, and whether its handoff was over before, or goes on for its group.
+
+        A group's handle ends with its last attempt, unless the prompt was forked.
+        """
+        if (group := attempt.group) is None:
+            return [attempt.handle], attempt.phase is AttemptPhase.DECODE
+        group.handles.remove(attempt.handle)
+        if not group.handles:
+            del self._groups[group.handle]
+        if group.forked or group.handles:
+            return [attempt.handle], True
+        return [attempt.handle, group.handle], False
 
 
 def handles_needed(num_choices: int) -> int:
-    """For an attempt at so many choices of one prompt."""
+    """The number of handles for an attempt at so many choices of one prompt."""
     return 1 if num_choices == 1 else 1 + num_choices
-
-
-def _count_down(counter: Counter[WorkerId], worker: WorkerId, by: int) -> None:
-    counter[worker] -= by
-    if not counter[worker]:
-        del counter[worker]  # workers come and go; their names do not stay

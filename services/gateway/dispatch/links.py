@@ -1,9 +1,9 @@
 """Streams to workers: one for each address, kept up for as long as the gateway runs.
 
-A session is one life of a stream: hello, then commands down and frames up until something breaks. Whatever was going
-on over a session ends with it. All that a worker says is handed on from the reading task, without waiting; commands
-wait in one bounded queue, in the order in which they were given. A worker counts as lost when its stream ends, when it
-answers no ping, when it is silent for too long, or when it does not read.
+A session is one life of a stream: hello, then commands down and frames up until something breaks. All attempts on a
+worker end with its session. The reading task hands a worker's messages on without waiting; commands wait in one bounded
+queue, in the order in which they were given. A worker counts as lost when its stream ends, or when it answers no ping,
+is silent for too long, or does not read.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from services.protocol.wire import WireError, deserialize_worker_message, serial
 CONNECT = "/baton.v1.Worker/Connect"
 
 HELLO_TIMEOUT_S = 5.0
-# A worker says something about once a second, and after every step. One that is silent for longer than any step takes,
-# a large model's on a small machine, while it still answers pings, hangs.
+# A worker sends a message about once a second, and after every step. A worker that answers pings but is silent for
+# longer than any step takes, that of a large model on a small machine included, hangs.
 SILENCE_TIMEOUT_S = 120.0
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
 MAX_QUEUED_COMMANDS = 16_384
-_ENOUGH_BYTES = 256 << 10  # of commands in one message; what comes after so many has to wait for the next
+_ENOUGH_BYTES = 256 << 10  # of commands in one message; further commands wait for the next
 
 log = structlog.get_logger()
 
 
 class LinkLost(Exception):
-    """A session ended, or did not begin.
+    """Says why a session ended, or did not begin.
 
     LinkLost
     └── LinkRefused   the two sides do not speak the same protocol
@@ -48,53 +48,53 @@ class LinkLost(Exception):
 
 
 class LinkRefused(LinkLost):
-    """Trying again helps only after one side was replaced."""
+    """The worker does not fit; another try helps only after one side was replaced."""
 
 
 class LinkListener(Protocol):
-    """Who is told what happens on the links. No method may wait."""
+    """Is told what happens on the links. No method may wait."""
 
     def gateway_hello(self) -> GatewayHello:
-        """Who this gateway is, and the highest handle that it has allocated by now."""
+        """The gateway's id, and the highest handle that it has allocated by now."""
 
     def worker_up(self, link: "WorkerLink", hello: WorkerHello) -> None:
-        """A session began. Raises LinkRefused for a worker that is not wanted."""
+        """A session began. Raises LinkRefused for a worker that does not fit."""
 
-    def worker_said(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
-        """A frame or block events; none is missing."""
+    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+        """A worker sent a frame or block events. The messages come in order, and none is missing."""
 
     def worker_down(self, worker: WorkerId) -> None:
         """The session ended."""
 
 
 class WorkerLink:
-    """The stream to whatever worker lives at `address`, through all its lives."""
+    """The streams to the workers that live at `address`, one after the other."""
 
     def __init__(self, address: str, listener: LinkListener) -> None:
         self.address = address
-        self.tried = False  # it was connected, or could not be
+        self.tried = False  # a first session began, or could not
         self._listener = listener
         self._session: _Session | None = None
 
     @property
     def connected(self) -> bool:
-        """True while a session is there."""
+        """True while there is a session."""
         return self._session is not None
 
     def send(self, command: Command) -> None:
-        """Queues a command; dropped when no session is there, or when it ends first."""
+        """Queues a command. It is not sent when there is no session, or when the session ends first."""
         if self._session is not None:
             self._session.queue(command)
 
     def reset(self, why: str) -> None:
-        """Ends the session, if there is one; the next begins at once."""
+        """Ends the session, if there is one; the next one begins at once."""
         if self._session is not None:
             self._session.fail(why)
 
     async def run(self) -> NoReturn:
         """Connects again and again, until cancelled."""
         backoff_s = FIRST_BACKOFF_S
-        said: str | None = None  # the last trouble that was logged, so that it is said once
+        logged: str | None = None  # the last reason that was logged, so that each is logged once
         while True:
             try:
                 await self._run_session()
@@ -103,10 +103,10 @@ class WorkerLink:
                 why, greeted = str(lost), self._session is not None
                 self._session = None
                 if greeted:
-                    backoff_s, said = FIRST_BACKOFF_S, None
-                if why != said:
+                    backoff_s, logged = FIRST_BACKOFF_S, None
+                if why != logged:
                     log.warning("worker not connected", address=self.address, reason=why)
-                    said = why
+                    logged = why
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
 
@@ -125,7 +125,7 @@ class WorkerLink:
 
 
 class _Session:
-    """One life of a stream."""
+    """A life of a stream."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", listener: LinkListener) -> None:
         self._call = call
@@ -169,7 +169,7 @@ class _Session:
             task.result()
 
     def queue(self, command: Command) -> None:
-        """Puts a command behind the others; a worker that does not read them loses its stream."""
+        """Puts a command behind the others. Ends the session of a worker that leaves too many unread."""
         try:
             self._commands.put_nowait(command)
         except asyncio.QueueFull:
@@ -199,7 +199,7 @@ class _Session:
                 raise LinkLost("it said hello twice")
             if isinstance(message, BlockEvents):
                 self._check_sequence(message)
-            self._listener.worker_said(self.worker, message)
+            self._listener.worker_sent(self.worker, message)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -224,7 +224,7 @@ class _Session:
             raw = await self._call.read()
             if isinstance(raw, bytes):
                 return deserialize_worker_message(raw)
-            raise LinkLost(await self._how_it_ended())
+            raise LinkLost(await self._describe_end())
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from error
         except WireError as error:
@@ -236,9 +236,9 @@ class _Session:
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from error
         except asyncio.InvalidStateError:
-            raise LinkLost(await self._how_it_ended()) from None
+            raise LinkLost(await self._describe_end()) from None
 
-    async def _how_it_ended(self) -> str:
+    async def _describe_end(self) -> str:
         return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
 
 

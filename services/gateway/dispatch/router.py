@@ -1,14 +1,14 @@
-"""Which workers a request goes to: a pure function of what is known of them.
+"""Routing: chooses the workers for a request, as a pure function of what is known of them.
 
 A worker's cost is the prompt tokens that it would compute or fetch for this request, plus those queued there already,
-plus what its running sequences are worth in the same coin, plus the tokens for which it has no free block. The
-cheapest wins; between equals the turn decides. The costs of a pair's two sides do not depend on each other, so the
-best pair is found without trying all of them.
+plus a number of tokens for each running sequence, plus the tokens for which it has no free block. The cheapest worker
+wins; between equals the turn decides. The costs of a pair's two workers do not depend on each other, so the best pair
+is found without trying all pairs.
 
-Whether the best pair or the best decode worker alone gets the request is, in automatic mode, a question of time: of
-what this request will wait, and of what it makes others wait. Computing a prompt on a decode worker holds up all that
-generate there. A prefill worker on the same host takes cores from them as well, but no more than it shares, and a
-handoff takes time of its own. All that is known of these is in `Figures`, which costs.py learns.
+In automatic mode, time decides whether the best pair or the best decode worker alone gets the request: the time that
+this request waits, and the time that it makes others wait. A prompt computed on a decode worker holds up all sequences
+that generate there. A prefill worker on the same host takes cores from them too, but no more than it shares, and a
+handoff takes time of its own. `Figures` holds these times, which costs.py learns.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,21 +19,21 @@ from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
 from services.protocol.frames import Load
 
-# What one running sequence weighs against prompt tokens still to be computed. A decode step handles one token of each
+# The weight of one running sequence against prompt tokens still to be computed. A decode step handles one token of each
 # running sequence, so a sequence delays a newcomer by about as much as a small piece of a prompt.
 SEQUENCE_COST = 16
 
-# In automatic mode one request in so many takes the plan that looks worse, so that it stays known what that costs;
-# unless it looks far worse.
+# In automatic mode one request in this many takes the plan that looks worse, so that its cost stays known; unless it
+# looks far worse.
 TRIAL_EVERY = 64
 _TRIAL_LIMIT = 3.0
-# The share of its cores that a decode worker loses to a busy prefill worker of its host, until it was seen.
+# The share of its cores that a decode worker loses to a busy prefill worker of its host, until that was measured.
 _SHARED_AT_FIRST = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A live worker, as it looks to one request."""
+    """A live worker, as one request sees it."""
 
     id: WorkerId
     address: str
@@ -44,24 +44,24 @@ class Candidate:
     num_blocks: int
     load: Load
     depth: int = 0  # leading blocks of this prompt in its cache
-    queued_tokens: int = 0  # sent there by this gateway, without an answer so far
-    assigned: int = 0  # attempts of this gateway that it generates for, or will
-    generating: int = 0  # those of them for which it has begun
+    queued_tokens: int = 0  # see Workload
+    assigned: int = 0  # see Workload
+    generating: int = 0  # see Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a request needs of its workers."""
+    """A request's demands on its workers."""
 
     num_tokens: int  # to be in KV before the next token
-    one_token: bool = False  # it ends with the next token
-    larger_than: int = 0  # blocks of a worker that was too small for it
+    one_token: bool = False  # the request ends with the next token
+    larger_than: int = 0  # blocks of the largest worker that was too small
     avoid: frozenset[WorkerId] = frozenset()  # workers that refused it just now
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When a request is split."""
+    """The rule by which a request is split between two workers."""
 
     handoff: HandoffMode
     threshold: int | None = None  # for HandoffMode.AUTO: uncached tokens at the decode worker; None: by what is learned
@@ -75,13 +75,13 @@ class Line:
     per_token_s: float
 
     def at(self, tokens: float) -> float:
-        """In seconds."""
+        """The time for so many tokens, in seconds."""
         return self.base_s + self.per_token_s * tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What plans were seen to cost. None: not known so far."""
+    """Measured costs of plans. None: not known so far."""
 
     prefill: Line | None = None  # to the first token at a prefill worker, by tokens to compute
     alone: Line | None = None  # the same at a decode worker without a handoff
@@ -90,10 +90,10 @@ class Figures:
 
 
 class Why(StrEnum):
-    """What decided between a pair and a decode worker alone."""
+    """The reason for a pair or for a decode worker alone."""
 
-    FORCED = "forced"  # the policy has no choice
-    NO_PAIR = "no pair"  # none is there, or none can pair
+    FORCED = "forced"  # the policy leaves no choice
+    NO_PAIR = "no pair"  # there is no prefill worker, or none that can pair
     ONE_TOKEN = "one token"  # nothing would be left to do after a handoff
     CACHED = "cached"  # all but a block is in decode's cache
     THRESHOLD = "threshold"  # the policy's own
@@ -101,23 +101,38 @@ class Why(StrEnum):
     SOONER = "sooner"  # less waiting, its own and others'
 
 
+class PlanKind(StrEnum):
+    """The roles of a plan's workers."""
+
+    PAIR = "pair"
+    DECODE = "decode"  # a decode worker alone
+    PREFILL = "prefill"  # a prefill worker alone
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where to send a request: to a pair, or to one worker alone."""
+    """The workers that get a request: a pair, or one worker alone."""
 
     prefill: Candidate | None
     decode: Candidate | None
     why: Why = Why.FORCED
-    pair_s: float | None = None  # what was expected of a pair, and of a decode worker alone, where that was asked
+    pair_s: float | None = None  # expected of a pair, and of a decode worker alone; None: not computed
     alone_s: float | None = None
 
     @property
     def split(self) -> bool:
-        """True when KV is to be handed over."""
+        """True when the plan needs a handoff."""
         return self.prefill is not None and self.decode is not None
 
+    @property
+    def kind(self) -> PlanKind:
+        """The roles of the plan's workers."""
+        if self.split:
+            return PlanKind.PAIR
+        return PlanKind.DECODE if self.decode is not None else PlanKind.PREFILL
+
     def workers(self) -> list[Candidate]:
-        """All that are sent the request."""
+        """All workers that are sent the request."""
         return [worker for worker in (self.prefill, self.decode) if worker is not None]
 
     @property
@@ -129,7 +144,7 @@ class Plan:
 
     @property
     def generates(self) -> Candidate:
-        """The worker that generates the rest."""
+        """The worker that generates all tokens, or all but the first."""
         worker = self.decode or self.prefill
         assert worker is not None
         return worker
@@ -139,7 +154,7 @@ _NOTHING_KNOWN = Figures()
 
 
 class NoPlan(Enum):
-    """Why a request goes nowhere."""
+    """The reason why a request is sent to no worker."""
 
     NO_WORKER = "no worker that can run it is connected"
     TOO_LARGE = "it fits no worker that is connected"
@@ -149,7 +164,7 @@ class NoPlan(Enum):
 def make_plan(
     candidates: Iterable[Candidate], demand: Demand, policy: Policy, turn: int, figures: Figures = _NOTHING_KNOWN
 ) -> Plan | NoPlan:
-    """The cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
+    """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
     able = [worker for worker in candidates if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
     fitting = [worker for worker in able if _fits(worker, demand)]
     ready = [worker for worker in fitting if worker.id not in demand.avoid]
@@ -167,7 +182,7 @@ def make_plan(
 
 
 def uncached_tokens(worker: Candidate, num_tokens: int) -> int:
-    """Tokens of a prompt that this worker does not hold. The last token is always computed."""
+    """The number of a prompt's tokens that this worker does not cache. The last token is always computed."""
     full_blocks = (num_tokens - 1) // worker.block_size
     return num_tokens - min(worker.depth, full_blocks) * worker.block_size
 
@@ -214,16 +229,16 @@ def _pair_or_alone(pair: Plan, alone: Plan, demand: Demand, policy: Policy, figu
 
 
 def _alone_s(decode: Candidate, uncached: int, figures: Figures) -> float | None:
-    """What the request waits for its first token, plus what all that generate there wait for it to be computed."""
+    """The request's wait for its first token, plus the waits of all sequences that generate there, in seconds."""
     if figures.alone is None:
         return None
     return figures.alone.at(_queued(decode) + uncached) + figures.alone.per_token_s * uncached * _generating(decode)
 
 
 def _pair_s(pair: Plan, demand: Demand, figures: Figures) -> float | None:
-    """What the request waits for its first and for its second token, plus what all others at decode wait for it.
+    """The request's waits for its first and second token, plus the waits of all others at decode, in seconds.
 
-    Where the two share cores, computing takes longer beside a decode worker that has something to do.
+    Where the two workers share cores, a prompt takes longer beside a decode worker that has sequences.
     """
     prefill, decode = pair.computes, pair.generates
     if figures.prefill is None or figures.handoff is None:
@@ -242,12 +257,12 @@ def _shared(prefill: Candidate, decode: Candidate, figures: Figures) -> float:
 
 
 def _queued(worker: Candidate) -> int:
-    # The worker's own word is a moment old, this gateway's count knows nothing of other gateways: the larger holds.
+    # The worker's own figure is a moment old, and this gateway's count leaves out other gateways: the larger one holds.
     return max(worker.load.waiting_tokens, worker.queued_tokens)
 
 
 def _generating(worker: Candidate) -> int:
-    """Sequences that computing would hold up: not those that still wait themselves."""
+    """The number of sequences that a prompt would hold up: those that generate already."""
     return max(worker.generating, worker.load.running - (worker.assigned - worker.generating))
 
 
@@ -262,8 +277,8 @@ def _best_pair(prefills: Sequence[Candidate], decodes: Sequence[Candidate], dema
 
 
 def _can_pair(prefill: Candidate, decode: Candidate) -> bool:
-    speak = prefill.pairs_by == decode.pairs_by and not prefill.transports.isdisjoint(decode.transports)
-    return speak and prefill.id not in decode.load.avoid
+    compatible = prefill.pairs_by == decode.pairs_by and not prefill.transports.isdisjoint(decode.transports)
+    return compatible and prefill.id not in decode.load.avoid
 
 
 def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: Demand) -> NoPlan:

@@ -1,7 +1,7 @@
-"""HTTP as uvicorn parses it, with a bound on how long a request's head may take and with the API's words for errors.
+"""uvicorn's HTTP protocol, with a bound on the time that a request's head may take, and with the API's error texts.
 
-Without the bound a connection that says nothing, or a byte now and then, stays open for ever. Beyond ASGI, an
-application may write to a stream that it has begun without waiting (`STREAM_WRITER`).
+Without the bound, a connection that sends nothing, or a byte now and then, stays open for ever. Beyond ASGI, an
+application can write to a stream that it has begun without waiting (`STREAM_WRITER`).
 """
 
 import asyncio
@@ -21,17 +21,17 @@ STREAM_WRITER = "baton.stream_writer"  # in the scope's extensions: a StreamWrit
 
 
 class PendingWrites:
-    """Connections with something to write, until this turn of the loop is over.
+    """Connections with unwritten data, all of which are flushed at the end of this turn of the loop.
 
-    A frame brings tokens for many streams. Written one after the other, between the work on each, every write would
-    wake a client that had fallen asleep again: measured, that made a write cost twice as much.
+    A frame brings tokens for many streams. If each were written as soon as its token was handled, every write would
+    wake a client that had fallen asleep again; a write then cost twice as much.
     """
 
     def __init__(self) -> None:
         self._connections: list[GatheringTransport] = []
 
     def add(self, connection: "GatheringTransport") -> None:
-        """Has its `flush` called soon."""
+        """Has `flush` of this connection called soon."""
         if not self._connections:
             asyncio.get_running_loop().call_soon(self._flush)
         self._connections.append(connection)
@@ -46,10 +46,11 @@ class PendingWrites:
 
 
 class GatheringTransport:
-    """A transport that sends what is written to it in one turn of the loop as one: a head and first events.
+    """A transport that joins all writes of one turn of the loop, such as a head and the first events.
 
-    What else a transport can do passes by what is still unwritten; uvicorn asks for nothing of the kind.
-    lost: the connection; nothing is written any more.
+    Other methods go to the wrapped transport at once, ahead of unwritten data, which is harmless for those that uvicorn
+    calls.
+    lost: the connection is lost, and nothing is written any more.
     """
 
     __slots__ = ("_pending", "_transport", "_unwritten", "lost")
@@ -70,13 +71,13 @@ class GatheringTransport:
         self._unwritten.append(data)
 
     def write_chunk(self, body: bytes) -> None:
-        """The same, in HTTP's chunked encoding."""
+        """Writes a part of a body in HTTP's chunked encoding."""
         if not self._unwritten:
             self._pending.add(self)
         self._unwritten.append(b"%x\r\n%b\r\n" % (len(body), body))
 
     def flush(self) -> None:
-        """What was written goes out."""
+        """Sends what is unwritten."""
         data = b"".join(self._unwritten)
         self._unwritten.clear()
         if data and not self.lost:
@@ -89,17 +90,17 @@ class GatheringTransport:
 
 
 class StreamWriter:
-    """Writes to one answer that has begun. What ASGI's `send` does, without a coroutine for each piece.
+    """Writes to one answer that has begun, as ASGI's `send` does, without a coroutine for each part.
 
-    write: some of the body, where it is ready.
+    write: writes a part of the body; call it only when `ready`.
     """
 
     def __init__(self, cycle: RequestResponseCycle, connection: GatheringTransport) -> None:
-        self._cycle = weakref.ref(cycle)  # whose scope holds this
+        self._cycle = weakref.ref(cycle)  # weak, since the cycle's scope holds this writer
         self.write = connection.write_chunk
 
     def ready(self) -> bool:
-        """False: the client has not read enough of what came before, or the answer is none of that kind."""
+        """True while the client keeps up and the answer is in chunked encoding and incomplete."""
         cycle = self._cycle()
         if cycle is None or cycle.flow.write_paused:
             return False
@@ -107,19 +108,19 @@ class StreamWriter:
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. The time runs from when it is made, and from the first byte of each further request."""
+    """A connection. The head's time runs from the connection's start, and from each further request's first byte."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, pending: PendingWrites, **kwargs: Any) -> None:
-        """`pending`: of all connections. The rest is uvicorn's."""
+        """`pending`: one object for all connections. The other arguments are uvicorn's."""
         super().__init__(*args, **kwargs)
         self._pending = pending
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         """See asyncio.Protocol."""
         self._connection = GatheringTransport(transport, self._pending)
-        super().connection_made(self._connection)  # type: ignore[arg-type]  # as good as one
+        super().connection_made(self._connection)  # type: ignore[arg-type]  # has all that uvicorn uses of a transport
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -129,19 +130,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Starts the timer at a request's first byte."""
         super().on_message_begin()
         if self._head_timer is None:
             self._wait_for_head()
 
     def on_headers_complete(self) -> None:
-        """A request's head is there."""
+        """Stops the timer: the request's head is complete."""
         self._stop_waiting()
         super().on_headers_complete()
         self.scope["extensions"] = {STREAM_WRITER: StreamWriter(self.cycle, self._connection)}  # type: ignore[dict-item]  # our own
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is no HTTP, and lets go of whoever sent it."""
+        """Answers bytes that are no HTTP, and closes the connection."""
         body = invalid(msg, None).envelope()
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)

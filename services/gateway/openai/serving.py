@@ -1,7 +1,6 @@
-"""Serves an ASGI app on one address until a signal says stop; answers in progress may then end."""
+"""Serves an ASGI app on one address until a signal; answers in progress may then end."""
 
 import asyncio
-import errno
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -13,34 +12,18 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.gateway.listening import DRAIN_S
 from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites
 
-# After the first signal, how long answers in progress may take to end.
-DRAIN_S = 30
-# Idle connections are for clients to close: one that we close may just be getting the client's next request, which is
-# then lost. Clients and proxies let go after 5 to 60 s.
+# Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
+# Clients and proxies close them after 5 to 60 s.
 KEEP_ALIVE_S = 75
-BACKLOG = 2048
 
 log = structlog.get_logger()
 
 
-class ListenError(Exception):
-    """The address cannot be listened on: one line for the person who named it."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises ListenError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        why = "is in use already" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
-        raise ListenError(f"{host}:{port} {why}") from error
-
-
 def http_config(app: ASGIApp) -> uvicorn.Config:
-    """How the gateway speaks HTTP."""
+    """uvicorn's settings for the gateway."""
     return uvicorn.Config(
         app,
         http=partial(BoundedHttpProtocol, pending=PendingWrites()),  # type: ignore[arg-type]  # called as a class is
@@ -58,7 +41,7 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
 
 
 async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[], object] = lambda: None) -> None:
-    """Answers HTTP until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S.
+    """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S.
 
     `on_stopping` is called between the two.
     """
@@ -67,7 +50,7 @@ async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[],
 
 
 class _Server(uvicorn.Server):
-    """Stops when told by a signal, and leaves it at that: uvicorn would raise the signal again at the end."""
+    """Stops at a signal, and does not raise the signal again at the end, as uvicorn does."""
 
     def __init__(self, config: uvicorn.Config, on_stopping: Callable[[], object]) -> None:
         super().__init__(config)
@@ -75,7 +58,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The first signal lets answers in progress end, a second one does not wait for them."""
+        """Lets answers in progress end at the first signal, and cuts them off at the second."""
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGTERM, signal.SIGINT)
         for number in numbers:

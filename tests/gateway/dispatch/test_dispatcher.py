@@ -1,4 +1,4 @@
-"""The dispatch side against real peers: workers that speak the protocol over real streams."""
+"""The dispatch side against scripted workers, which speak the protocol over real streams."""
 
 import asyncio
 import itertools
@@ -25,16 +25,16 @@ from tests.gateway.dispatch_stack import (
     OTHER_DECODE,
     PREFILL,
     PROMPT,
-    decode_peer,
+    decode_worker,
     eventually,
     first,
-    prefill_peer,
+    prefill_worker,
     read_all,
     request,
     running,
 )
 from tests.gateway.scripted_worker import (
-    PeerWorker,
+    ScriptedWorker,
     continuation,
     empty_frame,
     tokens_of,
@@ -44,7 +44,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
 async def test_a_pair_gets_the_request_at_once_and_under_one_handle():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()):
         at_prefill, at_decode = await prefill.submit(), await decode.submit()
         assert at_prefill.handle == at_decode.handle == 1
@@ -56,7 +56,7 @@ async def test_a_pair_gets_the_request_at_once_and_under_one_handle():
 
 
 async def test_tokens_of_a_pair_come_once_and_in_order():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(prefill, decode) as stack:
         async with stack.dispatcher.generate(request()) as generation:
@@ -80,7 +80,7 @@ async def test_tokens_of_a_pair_come_once_and_in_order():
 
 async def test_a_prompt_that_a_worker_is_to_compute_counts_as_cached_there_for_the_next():
     """The index hears of blocks when they are there; requests that came together would all be taken to compute them."""
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(decode) as stack:
         async with stack.dispatcher.generate(request()):
@@ -96,7 +96,7 @@ async def test_a_prompt_that_a_worker_is_to_compute_counts_as_cached_there_for_t
 
 
 async def test_all_tokens_since_the_last_call_come_in_one_delta():
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         submit = await decode.submit()
@@ -108,7 +108,7 @@ async def test_all_tokens_since_the_last_call_come_in_one_delta():
 
 
 async def test_a_request_that_ends_at_its_first_token_is_aborted_at_decode():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         submit = await prefill.submit()
         prefill.say_tokens(submit, [2], finish=STOP, cached=0)
@@ -119,7 +119,7 @@ async def test_a_request_that_ends_at_its_first_token_is_aborted_at_decode():
 
 
 async def test_a_request_for_one_token_goes_to_prefill_alone():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request(max_tokens=1)) as generation:
         submit = await prefill.submit()
         assert submit.handoff is None
@@ -129,7 +129,7 @@ async def test_a_request_for_one_token_goes_to_prefill_alone():
 
 
 async def test_logprobs_come_with_their_tokens_and_a_token_without_them_is_not_delivered():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 3)
     async with (
         running(prefill, decode) as stack,
@@ -153,7 +153,7 @@ async def test_logprobs_come_with_their_tokens_and_a_token_without_them_is_not_d
 @pytest.mark.parametrize("delivered", [0, 1, 4])
 async def test_a_request_continues_with_the_same_tokens_after_the_stream_breaks(delivered: int):
     """Whatever was delivered is the start of the next attempt, under a new handle."""
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         submit = await decode.submit()
@@ -175,7 +175,7 @@ async def test_a_request_continues_with_the_same_tokens_after_the_stream_breaks(
 
 
 async def test_streams_of_a_living_worker_may_break_more_often_than_attempts_may_fail():
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 8)
     assert len(tokens) > MAX_ATTEMPTS
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
@@ -189,7 +189,7 @@ async def test_streams_of_a_living_worker_may_break_more_often_than_attempts_may
 
 
 async def test_rows_of_a_handle_that_was_given_up_are_dropped():
-    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
+    decode, other = decode_worker(), decode_worker(OTHER_DECODE)
     async with running(decode, other) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
         await eventually(lambda: bool(decode.submits or other.submits))
@@ -203,7 +203,7 @@ async def test_rows_of_a_handle_that_was_given_up_are_dropped():
         assert (await reading)[0] == continuation(PROMPT, 8)
 
 
-async def eventually_next(left: PeerWorker, right: PeerWorker, after: int) -> Any:
+async def eventually_next(left: ScriptedWorker, right: ScriptedWorker, after: int) -> Any:
     """The first submit at either worker with a handle above `after`."""
     found: list[Any] = []
 
@@ -216,7 +216,7 @@ async def eventually_next(left: PeerWorker, right: PeerWorker, after: int) -> An
 
 
 async def test_prefill_lost_before_decodes_first_row_means_a_new_attempt():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         submit = await decode.submit()
@@ -234,7 +234,7 @@ async def test_prefill_lost_before_decodes_first_row_means_a_new_attempt():
 
 @pytest.mark.parametrize("how", ["lost", "failed"])
 async def test_prefills_word_ends_with_decodes_first_row(how: str):
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         submit = await decode.submit()
@@ -255,7 +255,7 @@ async def test_prefills_word_ends_with_decodes_first_row(how: str):
 
 
 async def test_a_failure_at_one_worker_aborts_the_other():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
         for attempt in range(1, 5):
@@ -274,7 +274,7 @@ async def test_a_failure_at_one_worker_aborts_the_other():
 
 
 async def test_a_reader_that_leaves_ends_the_request_at_both_workers():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack:
         async with stack.dispatcher.generate(request()):
             submit = await decode.submit()
@@ -285,7 +285,7 @@ async def test_a_reader_that_leaves_ends_the_request_at_both_workers():
 
 
 async def test_a_cancelled_reader_ends_the_request_too():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode) as stack:
 
         async def read() -> None:
@@ -300,7 +300,7 @@ async def test_a_cancelled_reader_ends_the_request_too():
 
 
 async def test_handles_rise_at_each_worker_and_are_never_used_twice():
-    prefill, decode, other = prefill_peer(), decode_peer(), decode_peer(OTHER_DECODE)
+    prefill, decode, other = prefill_worker(), decode_worker(), decode_worker(OTHER_DECODE)
     async with running(prefill, decode, other) as stack:
 
         async def one() -> None:
@@ -317,7 +317,7 @@ async def test_handles_rise_at_each_worker_and_are_never_used_twice():
 
 async def test_not_now_costs_no_attempt():
     """A worker that is alone and refuses for a while is asked again, more often than attempts would allow."""
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
         for number in range(1, MAX_ATTEMPTS + 1):
@@ -328,7 +328,7 @@ async def test_not_now_costs_no_attempt():
 
 
 async def test_not_now_goes_to_another_worker_first():
-    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
+    decode, other = decode_worker(), decode_worker(OTHER_DECODE)
     async with running(decode, other) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
         await eventually(lambda: bool(decode.submits or other.submits))
@@ -340,7 +340,7 @@ async def test_not_now_goes_to_another_worker_first():
 
 
 async def test_too_large_is_refused_for_good():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
         decode.fail(await decode.submit(), FailureCode.TOO_LARGE)
@@ -350,7 +350,7 @@ async def test_too_large_is_refused_for_good():
 
 
 async def test_too_large_for_one_worker_goes_to_a_larger_one():
-    small, large = decode_peer(num_blocks=8), decode_peer(OTHER_DECODE, num_blocks=64)
+    small, large = decode_worker(num_blocks=8), decode_worker(OTHER_DECODE, num_blocks=64)
     async with running(small, large) as stack:
         large.say(empty_frame(load=Load(running=50, available_blocks=64)))
         await eventually(lambda: large.address in stack.counts.loads)
@@ -363,7 +363,7 @@ async def test_too_large_for_one_worker_goes_to_a_larger_one():
 
 
 async def test_a_prompt_that_fits_no_pool_is_refused_before_it_is_sent():
-    decode = decode_peer(num_blocks=2)
+    decode = decode_worker(num_blocks=2)
     async with running(decode) as stack:
         with pytest.raises(TooLarge):
             async with stack.dispatcher.generate(request()):
@@ -373,7 +373,7 @@ async def test_a_prompt_that_fits_no_pool_is_refused_before_it_is_sent():
 
 
 async def test_without_a_decode_worker_new_requests_are_unavailable_at_once():
-    prefill = prefill_peer()
+    prefill = prefill_worker()
     async with running(prefill) as stack:
         assert not stack.dispatcher.ready()
         with pytest.raises(Unavailable):
@@ -385,7 +385,7 @@ async def test_without_a_decode_worker_new_requests_are_unavailable_at_once():
 
 
 async def test_more_requests_than_allowed_are_refused_before_any_work():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode, max_waiting=2) as stack:
         async with stack.dispatcher.generate(request()), stack.dispatcher.generate(request()):
             with pytest.raises(Unavailable):
@@ -398,7 +398,7 @@ async def test_more_requests_than_allowed_are_refused_before_any_work():
 
 
 async def test_the_deadline_ends_a_request_everywhere():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request(timeout_s=0.2)) as generation:
         submit = await decode.submit()
         with pytest.raises(Expired):
@@ -408,7 +408,7 @@ async def test_the_deadline_ends_a_request_everywhere():
 
 
 async def test_a_running_request_without_a_worker_waits_until_its_deadline():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode) as stack, stack.dispatcher.generate(request(timeout_s=4)) as generation:
         await decode.submit()
         decode.refuses = "gone for good"
@@ -420,7 +420,7 @@ async def test_a_running_request_without_a_worker_waits_until_its_deadline():
 
 
 async def test_tokens_missing_in_between_begin_a_new_attempt():
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
@@ -435,7 +435,7 @@ async def test_tokens_missing_in_between_begin_a_new_attempt():
 
 
 async def test_a_worker_that_does_not_stop_is_stopped_at_max_tokens():
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 12)
     async with running(decode) as stack, stack.dispatcher.generate(request()) as generation:
         submit = await decode.submit()
@@ -446,7 +446,7 @@ async def test_a_worker_that_does_not_stop_is_stopped_at_max_tokens():
 
 
 async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 8)
     async with running(decode) as stack:
         stack.dispatcher._ledger.highest_handle = MAX_HANDLE - 1
@@ -467,7 +467,7 @@ async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
 async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pytest.MonkeyPatch):
     """A machine that stood still breaks all streams at once, and one worker comes back before the other."""
     monkeypatch.setattr(dispatcher, "_REUNION_S", 3600.0)
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
         await decode.submit()
@@ -487,7 +487,7 @@ async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pyte
 
 async def test_every_request_of_many_completes_while_streams_keep_breaking():
     """Peers that run every request at their own pace and lose their streams twice; nothing is lost or repeated."""
-    workers = [prefill_peer(), decode_peer(), decode_peer(OTHER_DECODE)]
+    workers = [prefill_worker(), decode_worker(), decode_worker(OTHER_DECODE)]
     prompts = [list(range(at, at + 9)) for at in range(24)]
     async with running(*workers) as stack:
         engines = [asyncio.create_task(run_everything(worker)) for worker in workers]
@@ -511,7 +511,7 @@ async def test_every_request_of_many_completes_while_streams_keep_breaking():
         assert stack.counts.attempts > len(prompts), "no attempt met a broken stream"
 
 
-async def run_everything(worker: PeerWorker) -> None:
+async def run_everything(worker: ScriptedWorker) -> None:
     """Answers every submit token by token until it is aborted or done."""
     async with asyncio.TaskGroup() as group:
         for number in itertools.count(1):
@@ -519,7 +519,7 @@ async def run_everything(worker: PeerWorker) -> None:
             group.create_task(run_one(worker, worker.submits[number - 1]))
 
 
-async def run_one(worker: PeerWorker, submit: Any) -> None:
+async def run_one(worker: ScriptedWorker, submit: Any) -> None:
     capsule = submit.capsule
     tokens = continuation(tokens_of(capsule), capsule.max_len - len(capsule.token_ids))
     only_first = worker.hello.role is WorkerRole.PREFILL

@@ -16,10 +16,10 @@ from services.protocol.outcomes import FailureCode, FinishReason
 from tests.gateway.dispatch_stack import (
     DECODE,
     PROMPT,
-    decode_peer,
+    decode_worker,
     eventually,
     first,
-    prefill_peer,
+    prefill_worker,
     read_all,
     request,
     running,
@@ -48,7 +48,7 @@ async def read_choices(generation: Generation, num_choices: int) -> list[list[in
 
 async def test_choices_are_sent_as_one_and_come_apart_after_the_first_token():
     """One ends at its first token, one is ended by its client, one goes through decode."""
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 4)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request(4, seeds=(7, 8, 9))) as generation:
         at_prefill, at_decode = await prefill.submit(), await decode.submit()
@@ -72,7 +72,7 @@ async def test_choices_are_sent_as_one_and_come_apart_after_the_first_token():
 
 
 async def test_choices_go_on_one_by_one_after_their_handoff_failed():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 4)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request(4, seeds=(7, 8))) as generation:
         submit = await decode.submit()
@@ -95,7 +95,7 @@ async def test_choices_go_on_one_by_one_after_their_handoff_failed():
 
 
 async def test_a_client_that_leaves_ends_the_prompt_and_all_its_choices():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack:
         async with stack.dispatcher.generate(request(seeds=(7, 8))):
             await decode.submit()
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_ends_the_prompt_and_all_its_choices():
 
 
 async def test_choices_that_do_not_fit_together_are_tried_alone():
-    decode = decode_peer()
+    decode = decode_worker()
     tokens = continuation(PROMPT, 2)
     async with running(decode) as stack, stack.dispatcher.generate(request(2, seeds=(7, 8))) as generation:
         reading = asyncio.create_task(read_choices(generation, 2))
@@ -119,8 +119,8 @@ async def test_choices_that_do_not_fit_together_are_tried_alone():
 
 
 async def test_more_choices_than_a_worker_has_slots_go_in_parts():
-    """A peer has eight slots: one for the prompt, seven for choices."""
-    decode = decode_peer()
+    """A scripted worker has eight slots: one for the prompt, seven for choices."""
+    decode = decode_worker()
     async with running(decode) as stack, stack.dispatcher.generate(request(seeds=tuple(range(9)))):
         both = await decode.submit(1), await decode.submit(2)
         assert [submit.seeds for submit in both] == [tuple(range(7)), (7, 8)]
@@ -143,8 +143,8 @@ def scores_frame(handle: int, prompt: list[int]) -> Frame:
 
 @pytest.mark.parametrize("seeds", [(7,), (7, 8)])
 async def test_a_prompt_s_logprobs_come_before_any_token(seeds: tuple[int, ...]):
-    """Of a group under the prompt's handle, for each choice."""
-    prefill, decode = prefill_peer(), decode_peer()
+    """A group's come under the prompt's handle, for each choice."""
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 2)
     wanted = request(2, seeds=seeds, num_prompt_logprobs=0)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(wanted) as generation:
@@ -168,7 +168,7 @@ async def test_a_prompt_s_logprobs_come_before_any_token(seeds: tuple[int, ...])
 
 
 async def test_decode_ahead_of_the_prompt_s_logprobs_costs_an_attempt():
-    prefill, decode = prefill_peer(), decode_peer()
+    prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 2)
     wanted = request(2, num_prompt_logprobs=0)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(wanted) as generation:

@@ -13,7 +13,8 @@ from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
 from services.gateway.api.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.dispatch.costs import CostModel
-from services.gateway.dispatch.ledger import MAX_ATTEMPTS, Ledger, LedgerRow
+from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.ledger import MAX_ATTEMPTS, Ledger
 from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Load, Row, TokenLogprobs
@@ -68,29 +69,32 @@ class Bench:
     def cached_tokens(self, predicted: int, actual: int) -> None:
         self.cached.append((predicted, actual))
 
-    def wake(self, row: LedgerRow) -> None:
+    def on_news(self, entry: LedgerEntry) -> None:
         self.woken += 1
 
-    def open(self, max_tokens: int = 5, logprobs: int | None = None) -> LedgerRow:
+    def on_error(self, error: Exception) -> None:
+        raise error
+
+    def open(self, max_tokens: int = 5, logprobs: int | None = None) -> LedgerEntry:
         sampling = SamplingParams(max_tokens=max_tokens, num_logprobs=logprobs)
         request = GenerationRequest("r", (Capsule(np.array(PROMPT, np.int32), len(PROMPT), sampling),), 10.0)
-        return self.ledger.open(request, 0, self.wake)
+        return self.ledger.open(request, 0, self)
 
-    def started(self, plan: Plan = PAIR, **request: Any) -> LedgerRow:
-        row = self.open(**request)
-        self.ledger.start([row], plan)
+    def started(self, plan: Plan = PAIR, **request: Any) -> LedgerEntry:
+        entry = self.open(**request)
+        self.ledger.start([entry], plan)
         self.sent.clear()
-        return row
+        return entry
 
     def say(self, worker: Candidate, handle: int, position: int, tokens: list[int], **rest: Any) -> None:
-        said = Row(handle, position, tokens, **{"finish": NONE, "cached": -1, "logprobs": None, **rest})
-        self.ledger.on_rows(worker.id, [said])
+        row = Row(handle, position, tokens, **{"finish": NONE, "cached": -1, "logprobs": None, **rest})
+        self.ledger.on_rows(worker.id, [row])
 
     def fail(self, worker: Candidate, handle: int, code: FailureCode) -> None:
         self.ledger.on_failure(worker.id, Failure(handle, code))
 
     def aborted(self) -> list[int]:
-        """Who was sent an abort, and nothing else was sent."""
+        """The workers that were sent an abort. Fails when anything else was sent."""
         assert all(isinstance(command, Abort) for _, command in self.sent)
         return [worker for worker, _ in self.sent]
 
@@ -100,15 +104,15 @@ def bench() -> Bench:
     return Bench()
 
 
-def taken(row: LedgerRow) -> list[int]:
-    delta = row.take()
+def taken(entry: LedgerEntry) -> list[int]:
+    delta = entry.take()
     return delta.tokens if delta else []
 
 
 def test_an_attempt_is_sent_to_both_workers_in_one_step(bench: Bench):
-    row = bench.open()
+    entry = bench.open()
     bench.now += 4
-    bench.ledger.start([row], PAIR)
+    bench.ledger.start([entry], PAIR)
     (to_prefill, first), (to_decode, second) = bench.sent
     assert (to_prefill, to_decode) == (P.id, D.id)
     assert isinstance(first, Submit)
@@ -119,8 +123,8 @@ def test_an_attempt_is_sent_to_both_workers_in_one_step(bench: Bench):
 
 
 def test_a_worker_alone_hears_of_no_handoff(bench: Bench):
-    row = bench.open()
-    bench.ledger.start([row], DECODE_ALONE)
+    entry = bench.open()
+    bench.ledger.start([entry], DECODE_ALONE)
     ((_, submit),) = bench.sent
     assert isinstance(submit, Submit)
     assert submit.handoff is None
@@ -128,177 +132,177 @@ def test_a_worker_alone_hears_of_no_handoff(bench: Bench):
 
 @pytest.mark.parametrize("order", [(P, D), (D, P)], ids=["prefill first", "decode first"])
 def test_the_first_token_is_delivered_once_whoever_says_it_first(bench: Bench, order: tuple[Candidate, Candidate]):
-    row = bench.started()
+    entry = bench.started()
     for worker in order:
         bench.say(worker, 1, 3, [50], cached=2 if worker is P else 0)
-    assert row.take() == Delta([50], None, NONE, 2)
-    assert row.take() is None
+    assert entry.take() == Delta([50], None, NONE, 2)
+    assert entry.take() is None
     assert bench.woken == 1
 
 
 def test_a_row_that_repeats_and_goes_on_delivers_what_is_new(bench: Bench):
-    row = bench.started(DECODE_ALONE)
+    entry = bench.started(DECODE_ALONE)
     bench.say(D, 1, 3, [50, 51])
     bench.say(D, 1, 4, [51, 52])
-    assert taken(row) == [50, 51, 52]
+    assert taken(entry) == [50, 51, 52]
 
 
-def test_rows_of_others_are_dropped(bench: Bench):
-    """Of unknown handles, of a worker that has no part in the attempt, and of handles given up."""
-    row = bench.started(DECODE_ALONE)
+def test_rows_of_others_are_ignored(bench: Bench):
+    """Rows of unknown handles, of a worker that has no part in the attempt, and of handles whose attempt ended."""
+    entry = bench.started(DECODE_ALONE)
     bench.say(D, 9, 3, [1])
     bench.say(P, 1, 3, [1])
     bench.fail(D, 1, FailureCode.HANDOFF)
     bench.say(D, 1, 3, [1])
-    assert row.take() is None
+    assert entry.take() is None
 
 
 def test_a_token_counts_as_delivered_only_with_its_logprobs(bench: Bench):
-    row = bench.started(logprobs=0)
+    entry = bench.started(logprobs=0)
     bench.say(P, 1, 3, [50])
-    assert row.take() is None
+    assert entry.take() is None
     bench.say(D, 1, 3, [50], logprobs=[TokenLogprobs(-0.1, ())])
-    assert row.take() == Delta([50], [TokenLogprobs(-0.1, ())], NONE, 0)
+    assert entry.take() == Delta([50], [TokenLogprobs(-0.1, ())], NONE, 0)
 
 
 def test_a_new_attempt_starts_from_what_was_delivered(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(P, 1, 3, [50])
     bench.say(D, 1, 3, [50, 51])
     bench.fail(D, 1, FailureCode.HANDOFF)
-    assert row.attempt is None
+    assert entry.attempt is None
     bench.sent.clear()
-    bench.ledger.start([row], DECODE_ALONE)
+    bench.ledger.start([entry], DECODE_ALONE)
     ((_, submit),) = bench.sent
     assert isinstance(submit, Submit)
     assert submit.handle == 2
     assert submit.capsule.token_ids.tolist() == [*PROMPT, 50, 51]
     assert submit.capsule.num_prompt == 3
     bench.say(D, 2, 5, [52, 53, 54], finish=LENGTH)
-    assert row.take() == Delta([50, 51, 52, 53, 54], None, LENGTH, 0)
+    assert entry.take() == Delta([50, 51, 52, 53, 54], None, LENGTH, 0)
 
 
 def test_finish_at_the_first_token_aborts_decode(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(P, 1, 3, [2], finish=STOP)
     assert bench.aborted() == [D.id]
-    assert row.take() == Delta([2], None, STOP, 0)
+    assert entry.take() == Delta([2], None, STOP, 0)
     assert len(bench.ledger) == 0
     assert bench.handoffs == {"not_needed": 1}
 
 
 def test_finish_at_decode_aborts_nobody(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(D, 1, 3, [50])
     bench.say(D, 1, 4, [51], finish=STOP)
     assert bench.sent == []
-    assert row.finish is STOP
+    assert entry.finish is STOP
     assert bench.handoffs == {"completed": 1}
 
 
 def test_prefills_failure_before_decodes_first_row_ends_the_attempt(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(P, 1, 3, [50])
     bench.fail(P, 1, FailureCode.HANDOFF)
-    assert row.attempt is None
+    assert entry.attempt is None
     assert bench.aborted() == [D.id]
     assert bench.handoffs == {"failed_handoff": 1}
 
 
 def test_prefills_word_ends_with_decodes_first_row(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(D, 1, 3, [50])
     bench.fail(P, 1, FailureCode.HANDOFF)
     bench.ledger.on_lost(P.id)
-    assert row.attempt is not None
+    assert entry.attempt is not None
     assert bench.sent == []
 
 
 def test_a_lost_decode_worker_means_an_abort_at_prefill_at_any_time(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(D, 1, 3, [50])
     bench.ledger.on_lost(D.id)
-    assert row.attempt is None
+    assert entry.attempt is None
     assert bench.aborted() == [P.id]
 
 
 def test_attempts_are_bounded(bench: Bench):
-    row = bench.open()
+    entry = bench.open()
     for handle in range(1, MAX_ATTEMPTS + 1):
-        assert row.error is None
-        bench.ledger.start([row], PAIR)
+        assert entry.error() is None
+        bench.ledger.start([entry], PAIR)
         bench.fail(D, handle, FailureCode.HANDOFF)
-    assert isinstance(row.error, Failed)
+    assert isinstance(entry.error(), Failed)
     assert len(bench.ledger) == 0
 
 
-def lose_stream(bench: Bench, row: LedgerRow, token: bool, returns: Candidate) -> None:
+def lose_stream(bench: Bench, entry: LedgerEntry, token: bool, returns: Candidate) -> None:
     """An attempt ends with decode's stream, after a token or before; then a worker's stream is there again."""
-    assert row.error is None
-    bench.ledger.start([row], PAIR)
+    assert entry.error() is None
+    bench.ledger.start([entry], PAIR)
     if token:
-        bench.say(D, bench.ledger.highest_handle, row.length, [50])
+        bench.say(D, bench.ledger.highest_handle, entry.length, [50])
     bench.ledger.on_lost(D.id)
     bench.ledger.on_return(returns.id)
 
 
 def test_attempts_that_got_on_until_a_living_worker_s_stream_broke_do_not_count(bench: Bench):
-    row = bench.open(max_tokens=100)
+    entry = bench.open(max_tokens=100)
     for _ in range(3 * MAX_ATTEMPTS):
-        lose_stream(bench, row, token=True, returns=D)
-    assert row.attempts == 0
-    assert len(taken(row)) == 3 * MAX_ATTEMPTS
+        lose_stream(bench, entry, token=True, returns=D)
+    assert entry.retries.attempts == 0
+    assert len(taken(entry)) == 3 * MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize(("token", "returns"), [(False, D), (True, P)])
 def test_attempts_that_may_be_why_a_stream_broke_or_that_a_worker_died_with_are_bounded(
     bench: Bench, token: bool, returns: Candidate
 ):
-    row = bench.open(max_tokens=100)
+    entry = bench.open(max_tokens=100)
     for _ in range(MAX_ATTEMPTS):
-        lose_stream(bench, row, token, returns)
-    assert isinstance(row.error, Failed)
+        lose_stream(bench, entry, token, returns)
+    assert isinstance(entry.error(), Failed)
 
 
 def test_what_was_delivered_before_an_error_can_still_be_taken(bench: Bench):
-    row = bench.started(DECODE_ALONE)
+    entry = bench.started(DECODE_ALONE)
     bench.say(D, 1, 3, [50])
-    bench.ledger.close(row, Failed("it did"))
-    assert taken(row) == [50]
-    assert row.take() is None
+    bench.ledger.close(entry, Failed("it did"))
+    assert taken(entry) == [50]
+    assert entry.take() is None
 
 
 def test_not_now_costs_no_attempt_and_is_left_alone_longer_each_time(bench: Bench):
-    row = bench.open()
+    entry = bench.open()
     waits = []
     for handle in range(1, 9):
-        bench.ledger.start([row], DECODE_ALONE)
+        bench.ledger.start([entry], DECODE_ALONE)
         bench.fail(D, handle, FailureCode.NOT_NOW)
-        waits.append(row.avoid[D.id] - bench.now)
-        assert row.still_avoided(bench.now) == {D.id}
+        waits.append(entry.retries.avoid[D.id] - bench.now)
+        assert entry.retries.still_avoided(bench.now) == {D.id}
         bench.now += waits[-1] + 0.001
-        assert row.still_avoided(bench.now) == frozenset()
-    assert row.attempts == 0
+        assert entry.retries.still_avoided(bench.now) == frozenset()
+    assert entry.retries.attempts == 0
     assert waits == sorted(waits)
     assert waits[-1] == waits[-2] == 1.0
-    bench.ledger.start([row], DECODE_ALONE)
+    bench.ledger.start([entry], DECODE_ALONE)
     bench.say(D, 9, 3, [50])
-    assert row.refusals == 0
+    assert entry.retries.refusals == 0
 
 
 def test_too_large_asks_for_a_larger_worker(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.fail(D, 1, FailureCode.TOO_LARGE)
-    assert row.larger_than == D.num_blocks
-    assert row.attempts == 0
-    assert row.error is None
-    bench.ledger.close(row, TooLarge("no worker is"))
+    assert entry.retries.larger_than == D.num_blocks
+    assert entry.retries.attempts == 0
+    assert entry.error() is None
+    bench.ledger.close(entry, TooLarge("no worker is"))
 
 
 def test_a_workers_deadline_is_the_requests(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.fail(P, 1, FailureCode.DEADLINE)
-    assert isinstance(row.error, Expired)
+    assert isinstance(entry.error(), Expired)
     assert bench.aborted() == [D.id]
 
 
@@ -306,57 +310,64 @@ def test_a_deadline_says_whether_there_was_a_worker(bench: Bench):
     running, waiting = bench.started(), bench.open()
     bench.ledger.on_deadline(running)
     bench.ledger.on_deadline(waiting)
-    assert isinstance(running.error, Expired)
-    assert isinstance(waiting.error, Unavailable)
+    assert isinstance(running.error(), Expired)
+    assert isinstance(waiting.error(), Unavailable)
 
 
 def test_closing_twice_is_closing_once(bench: Bench):
-    row = bench.started()
-    bench.ledger.close(row)
-    bench.ledger.close(row, Failed("too late"))
+    entry = bench.started()
+    bench.ledger.close(entry)
+    bench.ledger.close(entry, Failed("too late"))
     assert bench.aborted() == [P.id, D.id]
-    assert row.error is None
+    assert entry.error() is None
 
 
 def test_more_tokens_than_allowed_are_cut_and_the_worker_is_stopped(bench: Bench):
-    row = bench.started(DECODE_ALONE, max_tokens=2)
+    entry = bench.started(DECODE_ALONE, max_tokens=2)
     bench.say(D, 1, 3, [50, 51, 52])
-    assert row.take() == Delta([50, 51], None, LENGTH, 0)
+    assert entry.take() == Delta([50, 51], None, LENGTH, 0)
     assert bench.aborted() == [D.id]
 
 
 def test_tokens_missing_in_between_end_the_attempt(bench: Bench):
-    row = bench.started(DECODE_ALONE)
+    entry = bench.started(DECODE_ALONE)
     bench.say(D, 1, 3, [50])
     bench.say(D, 1, 5, [52])
-    assert row.attempt is None
+    assert entry.attempt is None
     assert bench.aborted() == [D.id]
-    assert taken(row) == [50]
+    assert taken(entry) == [50]
 
 
 def test_a_finish_without_tokens_ends_the_request(bench: Bench):
-    row = bench.started(DECODE_ALONE)
+    entry = bench.started(DECODE_ALONE)
     bench.say(D, 1, 3, [50])
     bench.say(D, 1, 4, [], finish=LENGTH)
-    assert row.take() == Delta([50], None, LENGTH, 0)
+    assert entry.take() == Delta([50], None, LENGTH, 0)
 
 
 def test_cached_tokens_are_those_of_the_worker_that_computed_the_prompt(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     bench.say(D, 1, 3, [50], cached=0)
     bench.say(P, 1, 3, [50], cached=2)
-    assert row.cached_tokens == 2
+    assert entry.cached_tokens == 2
     assert bench.cached == [(0, 2)]
 
 
 def test_what_is_queued_at_a_worker_is_counted_until_it_answers(bench: Bench):
-    row = bench.started()
-    assert bench.ledger.queued_tokens == {P.id: 3}
-    assert bench.ledger.assigned == {D.id: 1}
+    entry = bench.started()
+    assert bench.ledger.workload.queued_tokens == {P.id: 3}
+    assert bench.ledger.workload.assigned == {D.id: 1}
     bench.say(P, 1, 3, [50])
-    assert bench.ledger.queued_tokens == {}
-    bench.ledger.close(row)
-    assert bench.ledger.assigned == {}
+    assert bench.ledger.workload.queued_tokens == {}
+    bench.ledger.close(entry)
+    assert bench.ledger.workload.assigned == {}
+
+
+@pytest.mark.parametrize("code", FailureCode)
+def test_every_failure_has_its_outcome(bench: Bench, code: FailureCode):
+    bench.started()
+    bench.fail(D, 1, code)
+    assert bench.handoffs == {f"failed_{code.name.lower()}": 1}
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -365,16 +376,16 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.bench = Bench()
-        self.row = self.bench.open(max_tokens=len(TOKENS))
+        self.entry = self.bench.open(max_tokens=len(TOKENS))
         self.got: list[int] = []
         self.streams: dict[int, list[Row]] = {P.id: [], D.id: []}
 
-    @precondition(lambda self: self.row.attempt is None and not self.row.closed)
+    @precondition(lambda self: self.entry.attempt is None and not self.entry.closed)
     @rule(plan=st.sampled_from([PAIR, DECODE_ALONE]))
     def start(self, plan: Plan) -> None:
-        self.bench.ledger.start([self.row], plan)
-        assert self.row.attempt is not None
-        handle, start = self.row.attempt.handle, len(self.row.generated)
+        self.bench.ledger.start([self.entry], plan)
+        assert self.entry.attempt is not None
+        handle, start = self.entry.attempt.handle, len(self.entry.generated)
         last = len(TOKENS) - 1
         for at in range(start, last + 1):
             row = Row(handle, 3 + at, [TOKENS[at]], LENGTH if at == last else NONE, -1, None)
@@ -398,23 +409,23 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        self.got += taken(self.row)
+        self.got += taken(self.entry)
 
     @invariant()
     def delivered_is_a_prefix(self) -> None:
-        assert self.row.generated.tolist() == TOKENS[: len(self.row.generated)]
+        assert self.entry.generated.tolist() == TOKENS[: len(self.entry.generated)]
         assert self.got == TOKENS[: len(self.got)]
-        if self.row.finish:
-            assert self.row.generated.tolist() == TOKENS
+        if self.entry.finish:
+            assert self.entry.generated.tolist() == TOKENS
 
     @invariant()
-    def an_ended_row_leaves_nothing(self) -> None:
+    def an_ended_entry_leaves_nothing(self) -> None:
         ledger = self.bench.ledger
-        if self.row.closed:
+        if self.entry.closed:
             assert len(ledger) == 0
-            assert not ledger.queued_tokens
-            assert not ledger.assigned
-            assert (self.row.error is None) == bool(self.row.finish)
+            assert not ledger.workload.queued_tokens
+            assert not ledger.workload.assigned
+            assert (self.entry.error() is None) == bool(self.entry.finish)
 
 
 AnyOrder.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
@@ -444,11 +455,11 @@ def test_what_attempts_take_is_learned(bench: Bench):
 
 
 def test_sequences_that_are_being_generated_are_counted(bench: Bench):
-    row = bench.started()
+    entry = bench.started()
     handle = bench.ledger.highest_handle
     bench.say(P, handle, 3, [50])
-    assert (bench.ledger.assigned[D.id], bench.ledger.generating[D.id]) == (1, 0)
+    assert (bench.ledger.workload.assigned[D.id], bench.ledger.workload.generating[D.id]) == (1, 0)
     bench.say(D, handle, 3, [50])
-    assert (bench.ledger.assigned[D.id], bench.ledger.generating[D.id]) == (1, 1)
-    bench.ledger.close(row)
-    assert (bench.ledger.assigned[D.id], bench.ledger.generating[D.id]) == (0, 0)
+    assert (bench.ledger.workload.assigned[D.id], bench.ledger.workload.generating[D.id]) == (1, 1)
+    bench.ledger.close(entry)
+    assert (bench.ledger.workload.assigned[D.id], bench.ledger.workload.generating[D.id]) == (0, 0)

@@ -103,7 +103,7 @@ def test_auto_spares_a_decode_worker_that_generates_a_long_prompt():
 
 
 def test_auto_leaves_a_prompt_to_a_decode_worker_that_has_nothing_to_do():
-    """It would wait longer with a handoff, and nobody else waits."""
+    """The prompt would wait longer with a handoff, and nobody else waits."""
     assert ids(auto(prefill(1), decode(2))) == (None, 2)
 
 

@@ -26,9 +26,9 @@ from tests.gateway.dispatch_stack import (
     OTHER_DECODE,
     PROMPT,
     Counts,
-    decode_peer,
+    decode_worker,
     eventually,
-    prefill_peer,
+    prefill_worker,
     read_all,
     request,
     running,
@@ -41,7 +41,7 @@ from tests.gateway.scripted_worker import (
 
 
 async def test_ready_when_a_decode_worker_is_there_and_every_address_was_tried():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode, addresses=("127.0.0.1:1",)) as stack:
         await eventually(stack.dispatcher.ready)
         assert stack.dispatcher.max_model_len == 256
@@ -56,7 +56,7 @@ async def test_commands_that_wait_together_go_together_until_that_is_much(
 ):
     """And one by one to a worker that knows no other way."""
     monkeypatch.setattr(links, "_ENOUGH_BYTES", 1000)
-    decode = decode_peer()
+    decode = decode_worker()
     decode.hello = replace(decode.hello, protocol_minor=protocol_minor)
     prompts = [PROMPT, PROMPT[1:], PROMPT[2:], [1] * 250, PROMPT[3:], PROMPT[4:]]
     async with running(decode, handoff=HandoffMode.NEVER) as stack, AsyncExitStack() as generations:
@@ -68,7 +68,7 @@ async def test_commands_that_wait_together_go_together_until_that_is_much(
 
 
 async def test_a_restarted_worker_is_a_new_one_and_its_old_cache_is_forgotten():
-    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
+    decode, other = decode_worker(), decode_worker(OTHER_DECODE)
     chain = block_hashes(root_hash("f" * 32), np.array(PROMPT, np.int32), 4)
     decode.events_at_start = BlockEvents(0, True, chain, [])
     async with running(decode, other) as stack:
@@ -89,7 +89,7 @@ async def test_a_restarted_worker_is_a_new_one_and_its_old_cache_is_forgotten():
 
 
 async def test_a_gap_in_block_events_makes_the_link_ask_for_a_new_snapshot():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode) as stack:
         decode.say(BlockEvents(0, True, [], []))
         decode.say(BlockEvents(1, False, [], []))
@@ -99,8 +99,8 @@ async def test_a_gap_in_block_events_makes_the_link_ask_for_a_new_snapshot():
 
 
 async def test_workers_that_speak_another_major_version_are_not_used():
-    decode = decode_peer(protocol_major=2)
-    prefill = prefill_peer()
+    decode = decode_worker(protocol_major=2)
+    prefill = prefill_worker()
     prefill.refuses = "protocol 1 is too old for this worker"
     async with serving(decode), serving(prefill), running(addresses=(decode.address, prefill.address)) as stack:
         await decode.until(lambda: len(decode.hellos) >= 2)
@@ -108,7 +108,7 @@ async def test_workers_that_speak_another_major_version_are_not_used():
 
 
 async def test_a_message_that_makes_no_sense_costs_the_worker_its_stream():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode):
         frame = empty_frame()
         frame.counts = np.array([3], np.uint32)
@@ -117,7 +117,7 @@ async def test_a_message_that_makes_no_sense_costs_the_worker_its_stream():
 
 
 async def test_bytes_moved_are_counted_from_a_workers_first_word_on_across_its_streams():
-    decode = decode_peer()
+    decode = decode_worker()
     async with running(decode) as stack:
         for moved in (100, 150, 150):
             decode.say(empty_frame(load=Load(bytes_moved=moved, available_blocks=9)))
@@ -132,10 +132,10 @@ async def test_bytes_moved_are_counted_from_a_workers_first_word_on_across_its_s
 FROZEN_WORKER = """
 import asyncio, sys
 from services.config import WorkerRole
-from tests.gateway.scripted_worker import PeerWorker, serving, worker_hello
+from tests.gateway.scripted_worker import ScriptedWorker, serving, worker_hello
 
 async def main():
-    async with serving(PeerWorker(worker_hello(WorkerRole.DECODE, 0xD9))) as worker:
+    async with serving(ScriptedWorker(worker_hello(WorkerRole.DECODE, 0xD9))) as worker:
         print(worker.address, flush=True)
         await asyncio.sleep(60)
 
@@ -149,7 +149,7 @@ async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere():
     try:
         assert process.stdout is not None
         address = await asyncio.to_thread(process.stdout.readline)
-        decode = decode_peer()
+        decode = decode_worker()
         async with running(addresses=(address.strip(),)) as stack, serving(decode):
             await stack.connected(1)
             async with stack.dispatcher.generate(request()) as generation:
@@ -168,7 +168,7 @@ async def test_a_stopped_worker_is_noticed_and_its_requests_go_on_elsewhere():
 
 
 async def test_a_worker_of_another_model_is_not_taken():
-    ours, theirs = decode_peer(model="ours"), decode_peer(OTHER_DECODE, model="theirs")
+    ours, theirs = decode_worker(model="ours"), decode_worker(OTHER_DECODE, model="theirs")
     async with serving(ours), serving(theirs):
         counts, addresses = Counts(), [ours.address, theirs.address]
         policy = Policy(HandoffMode.NEVER, 64)
@@ -182,7 +182,7 @@ async def test_a_worker_of_another_model_is_not_taken():
 
 
 async def test_workers_without_a_transport_in_common_never_pair_and_the_log_says_so():
-    prefill, decode = prefill_peer(transports=("nixl",)), decode_peer(transports=("grpc",))
+    prefill, decode = prefill_worker(transports=("nixl",)), decode_worker(transports=("grpc",))
     with structlog.testing.capture_logs() as logs:
         async with running(prefill, decode) as stack, stack.dispatcher.generate(request()):
             assert (await decode.submit()).handoff is None
@@ -192,7 +192,7 @@ async def test_workers_without_a_transport_in_common_never_pair_and_the_log_says
 
 
 async def test_a_live_worker_says_what_computes_its_steps():
-    decode = decode_peer(kernels="avx512")
+    decode = decode_worker(kernels="avx512")
     async with running(decode) as stack:
         assert [worker["kernels"] for worker in stack.live] == ["avx512"]
         assert stack.counts.kernels == {decode.address: "avx512"}
@@ -203,7 +203,7 @@ async def test_a_live_worker_says_what_computes_its_steps():
 
 
 async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
-    decode, other = decode_peer(), decode_peer(OTHER_DECODE)
+    decode, other = decode_worker(), decode_worker(OTHER_DECODE)
     async with running() as stack, serving(decode), serving(other):
         stack.dispatcher.set_addresses([decode.address, other.address])
         await stack.connected(2)
@@ -224,7 +224,7 @@ async def test_addresses_come_and_go_but_a_live_stream_outlasts_the_list():
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_link_ends_when_told_to_in_the_moment_in_which_its_stream_breaks(turns: int):
-    async with serving(decode_peer()) as decode:
+    async with serving(decode_worker()) as decode:
         counts = Counts()
         dispatcher = Dispatcher([decode.address], Policy(HandoffMode.NEVER, 64), 9, MemoryPrefixIndex(), counts)
         task = asyncio.create_task(dispatcher.run())

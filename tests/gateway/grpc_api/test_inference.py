@@ -17,8 +17,8 @@ from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, 
 from services.gateway.api.request_runner import make_runners
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.listening import ListenError
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.serving import ListenError
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs

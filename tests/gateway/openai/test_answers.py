@@ -223,7 +223,7 @@ ERRORS: list[tuple[GenerationError, int, str]] = [
 async def test_error_before_the_first_token_is_a_status(
     api: Api, error: GenerationError, status: int, code: str, stream: bool, entered: bool
 ):
-    """Of a stream too, since its 200 waits for the first token."""
+    """A stream gets its status too, since its 200 waits for the first token."""
     if entered:
         api.generator.script = Script([], error=error)
     else:

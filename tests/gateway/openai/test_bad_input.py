@@ -110,7 +110,7 @@ async def test_body_over_the_limit(api: Api):
 
 
 async def raw_answer(api: Api, *parts: bytes) -> bytes:
-    """What comes back for these bytes until the server closes the connection."""
+    """Returns the answer to these bytes, up to where the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     answer = b""
     with contextlib.suppress(ConnectionError):  # closed while we still write

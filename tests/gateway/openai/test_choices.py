@@ -141,7 +141,7 @@ async def test_echo_shows_the_prompt_before_each_choice(api: Api, stream: bool):
 
 
 def prompt_scores(prompt: list[int]) -> list[TokenLogprobs]:
-    """Of all tokens but the first: three alternatives, the token itself the second of them."""
+    """Each token but the first has three alternatives, the token itself the second of them."""
     return [
         TokenLogprobs(-1.0 - index, ((1, -0.5), (token, -1.0 - index), (2, -9.0)))
         for index, token in enumerate(prompt[1:])

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.schema import ChatRequest, CompletionRequest
+from services.gateway.api.chat import ChatRequest
+from services.gateway.api.completions import CompletionRequest
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 from tests.gateway.running_api import Api, running_api
 

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from services.gateway.openai.serving import ListenError, listen
+from services.gateway.listening import ListenError, listen
 
 SERVER = """
 import asyncio
-from services.gateway.openai.serving import listen, serve
+from services.gateway.listening import listen
+from services.gateway.openai.serving import serve
 
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
