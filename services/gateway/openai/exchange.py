@@ -44,7 +44,7 @@ class Exchange:
         self.request_id = sane_or_new_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
 
     async def read_json(self, limit: int) -> bytes:
-        """Returns the whole body. Raises ClientGone, and ApiError where it is no JSON, above `limit` bytes or too slow."""
+        """Returns the whole body. Raises ClientGone, and ApiError if it is no JSON, above `limit` bytes or too slow."""
         media_type = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")

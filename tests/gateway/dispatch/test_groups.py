@@ -143,7 +143,7 @@ def scores_frame(handle: int, prompt: list[int]) -> Frame:
 
 @pytest.mark.parametrize("seeds", [(7,), (7, 8)])
 async def test_a_prompt_s_logprobs_come_before_any_token(seeds: tuple[int, ...]):
-    """A group's come under the prompt's handle, for each choice."""
+    """A group gets them under the prompt's handle, for each choice."""
     prefill, decode = prefill_worker(), decode_worker()
     tokens = continuation(PROMPT, 2)
     wanted = request(2, seeds=seeds, num_prompt_logprobs=0)
