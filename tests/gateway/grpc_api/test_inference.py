@@ -154,6 +154,12 @@ async def test_absent_parameters_are_the_model_s_and_zero_is_not_absent(served: 
     assert zero.temperature == 0.0
 
 
+async def test_a_chat_takes_no_prompt_logprobs(served: Served):
+    refusal = await served.refusal(chat={"messages": [{"role": "user", "content": "Hi"}]}, prompt_logprobs=1)
+    assert refusal.code() is Code.INVALID_ARGUMENT
+    assert refusal.details() == "prompt_logprobs: 'prompt_logprobs' is not supported by this server."
+
+
 async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):
     served.generator.script = Script(delta_per_token(served.tokens("one STOP two")))
     answers = await served.generate(chat={"messages": [{"role": "user", "content": "Hi"}]}, stop=["STOP"])
