@@ -1,1 +1,1 @@
-"""The gateway: speaks the OpenAI API, pairs workers for every request, owns each handoff from start to end."""
+"""The gateway: speaks the OpenAI API and gRPC, routes every request, owns each attempt from start to end."""

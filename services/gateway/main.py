@@ -10,15 +10,16 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.config import GatewayConfig
-from services.gateway.discovery import follow_registry
-from services.gateway.dispatch import Dispatcher
+from services.gateway.api.request_runner import Runners, make_runners
+from services.gateway.dispatch.discovery import follow_registry
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.listening import ListenError, listen
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import DEFAULT_MAX_BODY_BYTES, create_app
-from services.gateway.openai.request_runner import Runners, make_runners
-from services.gateway.router import Policy
-from services.gateway.serving import ListenError, listen, serve
+from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
 from services.gc_debug import GcWatch

@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from services.config import WorkerRole
-from services.gateway.router import Plan
 from services.gc_debug import GcWatch
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
@@ -33,7 +32,7 @@ _DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
 class GatewayMetrics:
-    """What the API side sees (requests, tokens, times) and what the dispatch side sees (handoffs, workers)."""
+    """The metrics of the API side (requests, tokens, times) and of the dispatch side (handoffs, workers)."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -58,7 +57,7 @@ class GatewayMetrics:
         registry.register(self._loads)
 
     def show_collections(self, watch: GcWatch) -> None:
-        """Garbage collections of the gateway's own process."""
+        """Adds metrics of garbage collections in the gateway's own process."""
         collections = Gauge(
             "baton_gateway_gc_collections", "Garbage collections since it started.", registry=self.registry
         )
@@ -69,49 +68,48 @@ class GatewayMetrics:
         pauses.set_function(lambda: watch.pause_s * 1e6)
 
     def render(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     # The dispatch side's observer
 
     def attempt_started(self) -> None:
-        """A request was sent to its worker or pair."""
+        """See LedgerObserver."""
         self._attempts.inc()
 
     def handoff_ended(self, outcome: str) -> None:
-        """An attempt at a pair ended."""
+        """See LedgerObserver."""
         self._handoffs.labels(outcome).inc()
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
-        """What the index promised of a prompt, and what the worker found."""
+        """See LedgerObserver."""
         self._predicted.inc(predicted)
         self._actual.inc(actual)
 
     def worker_up(self, worker: str, hello: WorkerHello) -> None:
-        """Its stream began."""
+        """See DispatchObserver."""
         self._loads.kernels[worker, hello.role] = hello.kernels
 
     def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
-        """The latest word of a live worker."""
+        """See DispatchObserver."""
         self._loads.latest[worker, role] = load
 
     def worker_gone(self, worker: str, role: WorkerRole) -> None:
-        """Its stream ended."""
+        """See DispatchObserver."""
         self._loads.kernels.pop((worker, role), None)
         self._loads.latest.pop((worker, role), None)
 
-    def planned(self, plan: Plan) -> None:
-        """A request goes to these workers."""
-        kind = "pair" if plan.split else "decode" if plan.decode else "prefill"
-        self._plans.labels(kind, plan.why.value).inc()
+    def planned(self, workers: str, why: str) -> None:
+        """See PlacementObserver."""
+        self._plans.labels(workers, why).inc()
 
     def kv_bytes_moved(self, count: int) -> None:
-        """So many more KV bytes were read from other workers."""
+        """See DispatchObserver."""
         self._moved.inc(count)
 
 
 class TokenMetrics(Collector):
-    """What every token pays for. One thread both fills and reads it, so it needs no lock."""
+    """The metrics that every token adds to. One thread both adds and reads, so there is no lock."""
 
     def __init__(self) -> None:
         self.generated = 0  # tokens, for clients
@@ -119,12 +117,12 @@ class TokenMetrics(Collector):
         self._gaps_s = 0.0
 
     def note_token(self, gap_s: float) -> None:
-        """One more, and how long its choice had none."""
+        """Counts a token that came `gap_s` after the choice's last one."""
         self.generated += 1
         self.note_gap(gap_s)
 
     def note_gap(self, seconds: float) -> None:
-        """Between two deltas of one choice."""
+        """Counts the time between two deltas of one choice."""
         self._gaps[bisect_left(_ITL_BUCKETS, seconds)] += 1
         self._gaps_s += seconds
 
@@ -138,7 +136,7 @@ class TokenMetrics(Collector):
 
 
 class WorkerLoads(Collector):
-    """What live workers said last, with every frame of theirs: it becomes metrics only when somebody asks."""
+    """The last loads that live workers reported, which come with every frame: they become metrics only when read."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, WorkerRole], str] = {}  # see WorkerHello

@@ -15,10 +15,10 @@ import pytest
 
 from kvtransfer.transports.memory import MemoryFabric
 from services.config import HandoffMode, WorkerRole
-from services.gateway.discovery import follow_registry
-from services.gateway.dispatch import Dispatcher
-from services.gateway.generation import GenerationRequest
-from services.gateway.router import Policy
+from services.gateway.api.generation import GenerationRequest
+from services.gateway.dispatch.discovery import follow_registry
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.router import Policy
 from services.prefix_index import registry
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.redis_client import DEAD, LEASES, Client, connect, tree_key

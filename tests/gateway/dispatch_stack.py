@@ -1,4 +1,4 @@
-"""A dispatcher and the peers that it is tried against."""
+"""A dispatcher and the scripted workers that it is tried against."""
 
 import asyncio
 from collections import Counter
@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 
 from services.config import HandoffMode, WorkerRole
-from services.gateway.dispatch import Dispatcher
-from services.gateway.generation import (
+from services.gateway.api.generation import (
     Delta,
     Generation,
     GenerationRequest,
 )
-from services.gateway.router import Plan, Policy, Why
+from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.router import Policy, Why
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 from services.protocol.sampling import SamplingParams
-from tests.gateway.peer import (
-    PeerWorker,
+from tests.gateway.scripted_worker import (
+    ScriptedWorker,
     serving,
     worker_hello,
 )
@@ -64,17 +64,17 @@ class Counts:
         self.kernels.pop(worker, None)
         self.loads.pop(worker, None)
 
-    def planned(self, plan: Plan) -> None:
-        self.plans[plan.why] += 1
+    def planned(self, workers: str, why: str) -> None:
+        self.plans[Why(why)] += 1
 
     def kv_bytes_moved(self, count: int) -> None:
         self.bytes_moved += count
 
 
 class Stack:
-    """A dispatcher and its peers."""
+    """A dispatcher and its scripted workers."""
 
-    def __init__(self, dispatcher: Dispatcher, counts: Counts, workers: list[PeerWorker]) -> None:
+    def __init__(self, dispatcher: Dispatcher, counts: Counts, workers: list[ScriptedWorker]) -> None:
         self.dispatcher = dispatcher
         self.counts = counts
         self.workers = workers
@@ -104,7 +104,7 @@ async def eventually(condition: Callable[[], bool], timeout_s: float = 120.0) ->
 
 @asynccontextmanager
 async def running(
-    *workers: PeerWorker,
+    *workers: ScriptedWorker,
     handoff: HandoffMode = HandoffMode.ALWAYS,
     max_waiting: int = 100,
     addresses: tuple[str, ...] = (),
@@ -126,12 +126,12 @@ async def running(
                 await task
 
 
-def prefill_peer(**hello: Any) -> PeerWorker:
-    return PeerWorker(worker_hello(WorkerRole.PREFILL, PREFILL, **hello))
+def prefill_worker(**hello: Any) -> ScriptedWorker:
+    return ScriptedWorker(worker_hello(WorkerRole.PREFILL, PREFILL, **hello))
 
 
-def decode_peer(worker_id: int = DECODE, **hello: Any) -> PeerWorker:
-    return PeerWorker(worker_hello(WorkerRole.DECODE, worker_id, **hello))
+def decode_worker(worker_id: int = DECODE, **hello: Any) -> ScriptedWorker:
+    return ScriptedWorker(worker_hello(WorkerRole.DECODE, worker_id, **hello))
 
 
 def request(

@@ -1,18 +1,18 @@
 """A Generator without workers: gives scripted deltas, and remembers what it was asked and how it was left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from services.gateway.generation import Delta, GenerationError, GenerationRequest, TakeToken
+from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, Sink
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 
 
 @dataclass
 class Script:
-    """What every request gets: these deltas for each of its choices in turn, then `error`."""
+    """The deltas that every request gets for each of its choices in turn, then `error`."""
 
     deltas: Iterable[Delta]
     for_all: bool = True  # False: the deltas say themselves for which choice they are
@@ -53,6 +53,7 @@ class ScriptedGenerator:
 class ScriptedGeneration:
     def __init__(self, script: Script, num_choices: int, ended: list[int]) -> None:
         self._script = script
+        self._num_choices = num_choices
         self._deltas = self._all(num_choices) if script.for_all else iter(script.deltas)
         self._ended = ended
         self._over: set[int] = set()
@@ -66,13 +67,14 @@ class ScriptedGeneration:
         self._ended.append(choice)
         self._over.add(choice)
 
-    async def relay(self, take: Callable[[Delta], bool], takers: Sequence[TakeToken] | None = None) -> None:
+    async def relay(self, sink: Sink) -> None:
+        take_token = [sink.token_taker(choice) for choice in range(self._num_choices)]
         goes_on = True
         while goes_on:
             delta = await self.next()
             plain = delta == Delta(delta.tokens, None, FinishReason.NONE, delta.cached_tokens, delta.choice)
-            if not (plain and len(delta.tokens) == 1 and takers and takers[delta.choice](delta.tokens[0])):
-                goes_on = take(delta)
+            if not (plain and len(delta.tokens) == 1 and take_token[delta.choice](delta.tokens[0])):
+                goes_on = sink.take(delta)
 
     async def next(self) -> Delta:
         await asyncio.sleep(self._script.pause_s)

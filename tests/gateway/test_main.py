@@ -16,7 +16,7 @@ import pytest
 from services.config import WorkerRole
 from services.protocol.outcomes import FinishReason
 from tests.gateway import tokenizer_files
-from tests.gateway.peer import PeerWorker, serving, worker_hello
+from tests.gateway.scripted_worker import ScriptedWorker, serving, worker_hello
 
 GATEWAY = """
 import sys
@@ -75,8 +75,8 @@ async def how_it_ended(process: Process) -> tuple[int | None, str, str]:
 
 
 async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path, port: int):
-    prefill = PeerWorker(worker_hello(WorkerRole.PREFILL, 0xF1))
-    decode = PeerWorker(worker_hello(WorkerRole.DECODE, 0xD1))
+    prefill = ScriptedWorker(worker_hello(WorkerRole.PREFILL, 0xF1))
+    decode = ScriptedWorker(worker_hello(WorkerRole.DECODE, 0xD1))
     async with (
         serving(prefill),
         serving(decode),

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from services.config import WorkerRole
 from services.gateway.metrics import GatewayMetrics
-from tests.gateway.peer import worker_hello
+from tests.gateway.scripted_worker import worker_hello
 
 SAMPLE = 'baton_worker_info{kernels="avx2",role="decode",worker="host:1"} 1.0'
 

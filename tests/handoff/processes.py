@@ -20,10 +20,11 @@ from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sequences import Sequences
-from services.gateway.costs import CostModel
-from services.gateway.generation import GenerationRequest
-from services.gateway.ledger import Ledger, LedgerRow, handles_needed
-from services.gateway.router import Candidate, Plan
+from services.gateway.api.generation import GenerationRequest
+from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.ledger import Ledger, handles_needed
+from services.gateway.dispatch.router import Candidate, Plan
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Load
@@ -154,7 +155,7 @@ class Client:
     """A client of one choice; ended exactly once, in one way."""
 
     ask: Ask
-    row: LedgerRow
+    entry: LedgerEntry
     got: list[int] = field(default_factory=list)
     finished: bool = False
     left: bool = False  # went away itself, or its gateway died
@@ -163,16 +164,16 @@ class Client:
     @property
     def ended(self) -> bool:
         """True when there is nothing to wait for."""
-        return self.finished or self.left or self.row.error is not None
+        return self.finished or self.left or self.entry.error() is not None
 
     def read(self, ledger: Ledger) -> None:
         """Takes what is there and compares it."""
-        while not self.ended and (delta := self.row.take()) is not None:
+        while not self.ended and (delta := self.entry.take()) is not None:
             self.got += delta.tokens
             expected = self.ask.expected()
             if self.ask.stop_string_at is not None and len(self.got) >= len(expected):
                 del self.got[len(expected) :]
-                ledger.close(self.row)
+                ledger.close(self.entry)
                 self.finished = True
             self._compare(expected)
             if delta.finish is not FinishReason.NONE:
@@ -201,8 +202,8 @@ class GatewayNode:
     def ask(self, ask: Ask) -> Client:
         """A client's request comes. Returns its first choice."""
         request = ask.generation_request()
-        rows = [self.ledger.open(request, choice, lambda row: None) for choice in range(ask.num_choices)]
-        clients = [Client(ask, row) for row in rows]
+        entries = [self.ledger.open(request, choice, _NoReader()) for choice in range(ask.num_choices)]
+        clients = [Client(ask, entry) for entry in entries]
         self.clients += clients
         self._place(clients)
         self.look_after()
@@ -212,7 +213,7 @@ class GatewayNode:
         """Readers read, and requests without an attempt get one."""
         for client in self.open_clients():
             client.read(self.ledger)
-            if not client.ended and client.row.attempt is None:
+            if not client.ended and client.entry.attempt is None:
                 self._place([client])
 
     def open_clients(self) -> Iterator[Client]:
@@ -222,14 +223,13 @@ class GatewayNode:
     def clock_moved(self, now: float) -> None:
         """Deadlines."""
         for client in list(self.open_clients()):
-            if now >= client.row.deadline:
-                self.ledger.on_deadline(client.row)
+            if now >= client.entry.deadline:
+                self.ledger.on_deadline(client.entry)
         self.look_after()
 
     def _place(self, clients: list[Client]) -> None:
         client = clients[0]
-        row, ask = client.row, client.ask
-        avoided = row.still_avoided(self._clock())
+        ask, avoided = client.ask, client.entry.retries.still_avoided(self._clock())
         ready = [stream.worker.candidate() for id, stream in self.workers.items() if id not in avoided]
         prefills = sorted((worker for worker in ready if worker.role is WorkerRole.PREFILL), key=lambda w: w.id)
         decodes = sorted((worker for worker in ready if worker.role is WorkerRole.DECODE), key=lambda w: w.id)
@@ -245,7 +245,7 @@ class GatewayNode:
         before = self.ledger.highest_handle
         for handle in range(before + 1, before + 1 + handles_needed(len(clients))):
             self.ask_of_handle[handle] = ask
-        self.ledger.start([each.row for each in clients], Plan(prefill, decode))
+        self.ledger.start([each.entry for each in clients], Plan(prefill, decode))
 
     def _send(self, worker: WorkerId, command: Command) -> None:
         stream = self.workers.get(worker)
@@ -254,6 +254,15 @@ class GatewayNode:
         if not self._aborts_prefill and not isinstance(command, Submit) and stream.worker.role is WorkerRole.PREFILL:
             return
         stream.down.append(command)
+
+
+class _NoReader:
+    """An EntryListener. Clients look for themselves, and relay nothing."""
+
+    def on_news(self, entry: LedgerEntry) -> None: ...
+
+    def on_error(self, error: Exception) -> None:
+        raise error
 
 
 class _NoObserver:

@@ -60,11 +60,11 @@ def _check_ends(world: World, must_complete: bool) -> None:
         if len(gateway.ledger):
             raise Violation("the ledger has rows without a client")
         for client in gateway.clients:
-            failed = client.row.error is not None
-            if failed and (client.finished or client.row.finish is not FinishReason.NONE):
+            failed = client.entry.error() is not None
+            if failed and (client.finished or client.entry.finish is not FinishReason.NONE):
                 raise Violation(f"{client.ask} ended twice")
             if must_complete and tuple(client.got) != client.ask.expected():
-                raise Violation(f"{client.ask} got {client.got} though nothing broke: {client.row.error}")
+                raise Violation(f"{client.ask} got {client.got} though nothing broke: {client.entry.error()}")
 
 
 def _check_nothing_is_held(world: World) -> None:

@@ -251,7 +251,7 @@ class World:
     def leave(self, gateway: GatewayNode, client: Client) -> None:
         """A client goes away."""
         client.left = True
-        gateway.ledger.close(client.row)
+        gateway.ledger.close(client.entry)
 
     def advance(self, seconds: float) -> None:
         """The clock moves. Workers look at it when they step."""

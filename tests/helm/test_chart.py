@@ -13,7 +13,7 @@ import yaml
 
 from services.config import HandoffMode, LogFormat, TransportName
 from services.engine_options import Dtype
-from services.gateway.serving import DRAIN_S
+from services.gateway.listening import DRAIN_S
 from tests.helm.chart import CASES, CHART, Helm, Manifest, Refused, containers, deployment, of_kind
 
 TUNED = CHART / "ci" / "tuned-values.yaml"

@@ -1,4 +1,4 @@
-"""A gRPC request as the OpenAI request that says the same, so that one set of rules checks both."""
+"""Translates gRPC requests to the fields of OpenAI requests, so that one set of rules checks both."""
 
 import re
 from typing import Any
@@ -7,7 +7,8 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from protos import inference_pb2
-from services.gateway.openai.errors import ApiError, invalid
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.validation import Neutral
 
 # Parameters that have their OpenAI name and are absent where the client did not set them.
 _OPTIONAL = (
@@ -26,7 +27,9 @@ _OPTIONAL = (
     "repetition_penalty",
     "prompt_logprobs",
 )
-# OpenAI's name of a field, and ours, where they differ.
+# Fields of a GenerateRequest that a chat does not take.
+NOT_FOR_CHATS: Neutral = {"prompt_logprobs": ()}
+# OpenAI's name of a field, and its name here, where they differ.
 _CHAT_NAMES = {
     "messages": "chat.messages",
     "chat_template_kwargs": "chat.template_kwargs",
@@ -37,7 +40,7 @@ _CHAT_NAMES = {
 
 
 def which_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> str:
-    """`text`, `token_ids` or `chat`. Raises ApiError when it is none."""
+    """Returns `text`, `token_ids` or `chat`. Raises ApiError when there is no prompt."""
     which: str | None = request.WhichOneof("prompt")
     if which is None:
         kinds = ", ".join(field.name for field in request.DESCRIPTOR.oneofs_by_name["prompt"].fields)
@@ -46,7 +49,7 @@ def which_prompt(request: inference_pb2.GenerateRequest | inference_pb2.Tokenize
 
 
 def generation_fields(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
-    """What a GenerateRequest says beside its prompt."""
+    """The fields of a GenerateRequest beside its prompt."""
     fields = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
     fields |= {
         "ignore_eos": request.ignore_eos,
@@ -62,7 +65,7 @@ def generation_fields(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
 
 
 def prompt_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
-    """What a request says of its prompt."""
+    """The fields of a request's prompt."""
     match which_prompt(request):
         case "chat":
             return _chat_fields(request.chat)
@@ -90,8 +93,8 @@ def _message(message: inference_pb2.Message) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, **name}
 
 
-def words_of(error: ApiError, request: Message) -> str:
-    """What is wrong, and with which field, by the names that they have here."""
+def grpc_message(error: ApiError, request: Message) -> str:
+    """The error's message, with the fields' names in this API."""
     oneof = request.DESCRIPTOR.oneofs_by_name.get("prompt")
     which = None if oneof is None else request.WhichOneof("prompt")
     names = _CHAT_NAMES if which == "chat" else {"prompt": which or "prompt"}

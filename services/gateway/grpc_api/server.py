@@ -8,8 +8,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Generator
-from services.gateway.serving import DRAIN_S, ListenError
+from services.gateway.api.generation import Generator
+from services.gateway.listening import DRAIN_S, ListenError
 from services.protocol.grpc_options import host_port
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -45,7 +45,7 @@ class GrpcServer:
         return port
 
     async def report_health(self) -> None:
-        """Says SERVING while a request would find a worker. Until cancelled."""
+        """Reports SERVING while a request would find a worker, until cancelled."""
         statuses = health_pb2.HealthCheckResponse
         while True:
             status = statuses.SERVING if self._generator.ready() else statuses.NOT_SERVING
@@ -54,6 +54,6 @@ class GrpcServer:
             await asyncio.sleep(_READY_INTERVAL_S)
 
     async def stop(self) -> None:
-        """Takes no more calls, and waits for those that run, at most DRAIN_S. May be called more than once."""
+        """Refuses further calls, and waits for those that run, at most DRAIN_S. May be called more than once."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(DRAIN_S)

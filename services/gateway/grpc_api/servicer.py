@@ -1,4 +1,4 @@
-"""baton.v1.Inference: gRPC in front of the same runners that serve the OpenAI API."""
+"""baton.v1.Inference: gRPC in front of the runners that serve the OpenAI API too."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,16 +9,15 @@ import grpc
 import structlog
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Expired
-from services.gateway.grpc_api.requests import generation_fields, prompt_fields, words_of
+from services.gateway.api.choice import Update, Usage
+from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
+from services.gateway.api.generation import Expired
+from services.gateway.api.request_record import RequestRecord, sane_or_new_id
+from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
+from services.gateway.api.schema import Request
+from services.gateway.api.validation import Neutral, validate_request
+from services.gateway.grpc_api.requests import NOT_FOR_CHATS, generation_fields, grpc_message, prompt_fields
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.choice import Update, Usage
-from services.gateway.openai.dialect import Request
-from services.gateway.openai.errors import OVERLOADED, ApiError, from_generation_error, internal_error
-from services.gateway.openai.exchange import taken_or_made
-from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Runners
-from services.gateway.openai.validation import validate_request
-from services.gateway.request_record import RequestRecord
 from services.protocol.frames import TokenLogprobs
 
 _CODES = {
@@ -33,13 +32,15 @@ _FINISH_REASONS = {
     "length": inference_pb2.FINISH_REASON_LENGTH,
 }
 
+_NO_FIELDS: Neutral = {}
+
 _AnyRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.ListModelsRequest
 
 log = structlog.get_logger()
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """Lives on the event loop."""
+    """Answers the calls of baton.v1.Inference."""
 
     def __init__(self, runners: Runners, metrics: GatewayMetrics, request_timeout_s: float) -> None:
         self._runners = runners
@@ -52,21 +53,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.GenerateRequest,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
-        """See inference.proto."""
+        """Answers one call. inference.proto has its description."""
         record = RequestRecord(endpoint="grpc.generate", generates=True)
         async with self._answering(record, request, context) as request_id:
             fields = self._fields(request) | generation_fields(request)
             if request.WhichOneof("prompt") == "chat":
-                await self._generate(self._runners.chat, fields, request_id, record, context)
+                chat = _checked(self._runners.chat, fields, NOT_FOR_CHATS)
+                await self._generate(self._runners.chat, chat, request_id, record, context)
             else:
-                await self._generate(self._runners.completions, fields, request_id, record, context)
+                completion = _checked(self._runners.completions, fields)
+                await self._generate(self._runners.completions, completion, request_id, record, context)
 
     async def Tokenize(
         self,
         request: inference_pb2.TokenizeRequest,
         context: "grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse]",
     ) -> inference_pb2.TokenizeResponse:
-        """See inference.proto."""
+        """Answers one call. inference.proto has its description."""
         async with self._answering(RequestRecord(endpoint="grpc.tokenize"), request, context):
             fields = self._fields(request)
             if request.HasField("add_special_tokens"):
@@ -82,7 +85,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.ListModelsRequest,
         context: "grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse]",
     ) -> inference_pb2.ListModelsResponse:
-        """See inference.proto."""
+        """Answers one call. inference.proto has its description."""
         async with self._answering(RequestRecord(endpoint="grpc.models"), request, context):
             max_model_len = self._runners.chat.max_model_len
         model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
@@ -94,13 +97,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _generate(
         self,
         runner: RequestRunner[Request],
-        fields: dict[str, Any],
+        request: Request,
         request_id: str,
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
-        request = _checked(runner, fields)
-        remaining_s = context.time_remaining()  # 0: it is over; None: there is no deadline
+        remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
         async with (
             asyncio.timeout(timeout_s + READING_GRACE_S),
@@ -115,9 +117,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _answering(
         self, record: RequestRecord, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[str]:
-        """Gives the call its request id, and takes care of how it ends."""
+        """Gives the call its request id, and sees to it that it is answered and counted."""
         sent = dict(context.invocation_metadata() or ())
-        request_id = taken_or_made(str(sent.get("x-request-id", "")))
+        request_id = sane_or_new_id(str(sent.get("x-request-id", "")))
         context.set_trailing_metadata((("x-request-id", request_id),))
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             self._metrics.in_flight.inc()
@@ -145,8 +147,8 @@ async def _tokenize(runner: RequestRunner[Request], fields: dict[str, Any]) -> l
     return token_ids
 
 
-def _checked(runner: RequestRunner[Request], fields: dict[str, Any]) -> Request:
-    request = validate_request(fields, runner.dialect.kind, runner.dialect.neutral)
+def _checked(runner: RequestRunner[Request], fields: dict[str, Any], neutral: Neutral = _NO_FIELDS) -> Request:
+    request = validate_request(fields, runner.dialect.kind, neutral)
     runner.check(request)
     return request
 
@@ -154,7 +156,7 @@ def _checked(runner: RequestRunner[Request], fields: dict[str, Any]) -> Request:
 async def _fail(
     record: RequestRecord, error: ApiError, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
 ) -> None:
-    """Ends the call; always raises."""
+    """Ends the call with an error. Always raises."""
     code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
     if error.code == OVERLOADED:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -162,7 +164,7 @@ async def _fail(
     if error.status >= 500 and record.generates:
         log.warning("request failed", reason=str(error.__cause__ or error.message))
     trailing = [*context.trailing_metadata(), *error.headers.items()]
-    await context.abort(code, words_of(error, request), tuple(trailing))
+    await context.abort(code, grpc_message(error, request), tuple(trailing))
 
 
 def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:

@@ -1,1 +1,1 @@
-"""The OpenAI API over HTTP. Nothing here knows a worker; tokens come from a `Generator`."""
+"""The OpenAI API over HTTP: paths, JSON and streams of events. Knows no worker."""

@@ -7,15 +7,19 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.gateway.generation import Generator
+from services.gateway.api.errors import ApiError, internal_error
+from services.gateway.api.generation import Generator
+from services.gateway.api.request_runner import Runners
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.chat import ChatFormat
+from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
-from services.gateway.openai.errors import ApiError, internal_error
 from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes
-from services.gateway.openai.request_runner import Runners
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
+
+log = structlog.get_logger()
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -29,12 +33,14 @@ def create_app(
     request_timeout_s: float,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> ASGIApp:
-    """An ASGI application. `describe_ledger` returns what /debug/ledger shows, in plain JSON values."""
+    """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows."""
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=max_body_bytes)
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
+    chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits)
+    completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits)
     routes = [
-        _route("/v1/chat/completions", GenerationEndpoint(runners.chat, limits), "POST"),
-        _route("/v1/completions", GenerationEndpoint(runners.completions, limits), "POST"),
+        _route("/v1/chat/completions", chat, "POST"),
+        _route("/v1/completions", completions, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model:path}", models.retrieve),
         _route("/health", probes.health),
@@ -46,12 +52,11 @@ def create_app(
 
 
 class Application:
-    """Gives every HTTP request its Exchange, and takes care of how it ends."""
+    """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
 
     def __init__(self, router: Router, metrics: GatewayMetrics) -> None:
         self._router = router
         self._metrics = metrics
-        self._log = structlog.get_logger()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -59,7 +64,7 @@ class Application:
             await self._router(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
-        # With an app in its scope the router raises for what it does not know, instead of answering in plain text.
+        # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
         inner = {**scope, "app": self, "exchange": exchange}
         with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
             self._metrics.in_flight.inc()
@@ -76,17 +81,17 @@ class Application:
             exchange.record.status = STATUS_CLIENT_GONE
         except ApiError as error:
             if error.status >= 500 and exchange.record.generates:
-                self._log.warning("request failed", reason=str(error.__cause__ or error.message))
+                log.warning("request failed", reason=str(error.__cause__ or error.message))
             await exchange.fail(error)
         except HTTPException as error:
             await exchange.fail(_from_router(error))
         except Exception:
-            self._log.exception("request failed")
+            log.exception("request failed")
             await exchange.fail(internal_error())
 
 
 class _Endpoint:
-    """A handler as the router calls it."""
+    """A handler in the form that the router calls."""
 
     def __init__(self, name: str, handler: Handler) -> None:
         self._name = name

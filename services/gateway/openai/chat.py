@@ -1,63 +1,28 @@
-"""POST /v1/chat/completions: messages in, the assistant's message out."""
+"""POST /v1/chat/completions: the assistant's message, in chunks or whole."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from services.gateway.openai.choice import PromptShown, Update, Usage
-from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
-from services.gateway.openai.errors import invalid
+from services.gateway.api.chat import ChatRequest
+from services.gateway.api.choice import Update, Usage
+from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate
 from services.gateway.openai.neutral import CHAT_NEUTRAL
-from services.gateway.openai.prompts import Prompt, check_text_length
-from services.gateway.openai.schema import ChatRequest, Message
-from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 
 
-class ChatDialect:
-    """See Dialect. Without a template there is no chat."""
+class ChatFormat:
+    """See AnswerFormat."""
 
-    endpoint = "chat.completions"
-    kind = ChatRequest
     neutral = CHAT_NEUTRAL
-    prompt_param = "messages"
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._template = template
-
-    async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
-        """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
-        text = self._render(request)
-        check_text_length(self._tokenizer, text, max_tokens, self.prompt_param)
-        return [Prompt(await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))]
-
-    def _render(self, request: ChatRequest) -> str:
-        if self._template is None:
-            raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        kwargs = request.chat_template_kwargs or {}
-        if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
-            raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
-        continued = bool(request.continue_final_message)
-        prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
-        try:
-            return self._template.render(
-                [_as_dict(message) for message in request.messages],
-                add_generation_prompt=prompted,
-                continue_final_message=continued,
-                kwargs=kwargs,
-            )
-        except TemplateError as error:
-            raise invalid(str(error), "messages") from error
-
-    def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
-        """See Dialect."""
-        return None
 
     def answer(self, request: ChatRequest, request_id: str, model: str, created: int) -> "ChatAnswer":
-        """See Dialect."""
+        """See AnswerFormat."""
         return ChatAnswer(self._tokenizer, f"chatcmpl-{request_id}", model, created, with_usage=request.include_usage)
 
 
@@ -116,9 +81,3 @@ class ChatAnswer:
             "logprob": max(logprob, LOWEST_LOGPROB),
             "bytes": list(raw),
         }
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    extra = {"name": message.name, "reasoning_content": message.reasoning_content, "reasoning": message.reasoning}
-    return {"role": role, "content": message.text, **{key: value for key, value in extra.items() if value is not None}}

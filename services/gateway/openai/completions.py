@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts or token ids in, what follows each of them out."""
+"""POST /v1/completions: the continuation of each prompt, in chunks or whole."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,48 +6,24 @@ from typing import Any
 
 import orjson
 
-from services.gateway.openai.choice import PromptShown, Update, Usage
-from services.gateway.openai.dialect import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.api.choice import Update, Usage
+from services.gateway.api.completions import CompletionRequest
+from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate
 from services.gateway.openai.neutral import COMPLETIONS_NEUTRAL
-from services.gateway.openai.prompts import Prompt, as_token_ids, check_text_length, separate_prompts
-from services.gateway.openai.schema import CompletionRequest
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 
 
-class CompletionDialect:
-    """See Dialect."""
+class CompletionFormat:
+    """See AnswerFormat."""
 
-    endpoint = "completions"
-    kind = CompletionRequest
     neutral = COMPLETIONS_NEUTRAL
-    prompt_param = "prompt"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def prompts(self, request: CompletionRequest, max_tokens: int) -> list[Prompt]:
-        """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
-        return [await self._prompt(prompt, request, max_tokens) for prompt in separate_prompts(request.prompt)]
-
-    async def _prompt(self, prompt: str | list[int], request: CompletionRequest, max_tokens: int) -> Prompt:
-        if isinstance(prompt, list):
-            token_ids = as_token_ids(prompt, self.prompt_param)
-            return Prompt(token_ids, self._tokenizer.backend.decode(prompt) if request.echo else "")
-        check_text_length(self._tokenizer, prompt, max_tokens, self.prompt_param)
-        add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
-        token_ids = await self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-        return Prompt(token_ids, prompt if request.echo else "")
-
-    def shown(self, request: CompletionRequest, prompt: Prompt) -> PromptShown | None:
-        """See Dialect."""
-        if not request.echo and request.prompt_logprobs is None:
-            return None
-        echo_logprobs = request.logprobs if request.echo else None
-        return PromptShown(prompt.token_ids.tolist(), prompt.echo, echo_logprobs, request.prompt_logprobs)
-
     def answer(self, request: CompletionRequest, request_id: str, model: str, created: int) -> "CompletionAnswer":
-        """See Dialect."""
+        """See AnswerFormat."""
         return CompletionAnswer(self._tokenizer, f"cmpl-{request_id}", model, created, with_usage=request.include_usage)
 
 
@@ -62,7 +38,7 @@ class CompletionAnswer:
         self._offsets: dict[int, int] = {}  # by choice: in characters, of its next token
 
     def opening(self, num_choices: int) -> bytes:
-        """See Answer: nothing comes before the text."""
+        """See Answer: there are none."""
         return b""
 
     def chunk(self, update: Update) -> bytes:
@@ -107,7 +83,7 @@ class CompletionAnswer:
         }
 
     def _ranked(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        """The alternatives and the token itself, by id. Beyond the alternatives, a token's rank is not known."""
+        """The alternatives and the token itself, by id. The token's rank is known only among the alternatives."""
         ranks: dict[int, tuple[float, int | None]] = {}
         for rank, (other, logprob) in enumerate(logprobs.top, start=1):
             ranks[other] = logprob, rank
@@ -118,7 +94,7 @@ class CompletionAnswer:
         }
 
     def _top(self, token: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """The alternatives and, as OpenAI says, the token itself."""
+        """The alternatives and, as in OpenAI's answers, the token itself, by text."""
         top: dict[str, float] = {}
         for other, logprob in (*logprobs.top, (token, logprobs.sampled)):
             top.setdefault(self._text(other), max(logprob, LOWEST_LOGPROB))

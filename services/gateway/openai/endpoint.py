@@ -1,20 +1,23 @@
-"""The life of a generating request over HTTP: read, checked, run, written to its client."""
+"""Answers generating requests over HTTP: reads, checks and runs each, and writes its answer."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from services.gateway.openai.choice import Update
-from services.gateway.openai.dialect import DONE, Answer, Request
+from services.gateway.api.choice import Update
+from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
+from services.gateway.api.schema import Request
+from services.gateway.api.updates import Updates
+from services.gateway.api.validation import parse_request
+from services.gateway.openai.answer import DONE, Answer, AnswerFormat
 from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.request_runner import READING_GRACE_S, RequestRunner, Updates
-from services.gateway.openai.validation import parse_request
+from services.gateway.openai.http_protocol import StreamWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a client may ask of this gateway."""
+    """The limits of a client's request."""
 
     request_timeout_s: float
     max_body_bytes: int
@@ -23,19 +26,20 @@ class Limits:
 class GenerationEndpoint(Generic[Request]):
     """Answers requests of one dialect."""
 
-    def __init__(self, runner: RequestRunner[Request], limits: Limits) -> None:
+    def __init__(self, runner: RequestRunner[Request], format: AnswerFormat[Request], limits: Limits) -> None:
         self._runner = runner
+        self._format = format
         self._limits = limits
 
     async def __call__(self, exchange: Exchange) -> None:
-        """Raises ApiError, ClientGone."""
-        dialect, timeout_s = self._runner.dialect, self._limits.request_timeout_s
+        """Answers one request. Raises ApiError, ClientGone."""
+        timeout_s = self._limits.request_timeout_s
         exchange.record.generates = True
         body = await exchange.read_json(self._limits.max_body_bytes)
-        request = parse_request(body, dialect.kind, dialect.neutral)
+        request = parse_request(body, self._runner.dialect.kind, self._format.neutral)
         del body
         self._runner.check(request)
-        answer = dialect.answer(request, exchange.request_id, self._runner.model.name, int(time.time()))
+        answer = self._format.answer(request, exchange.request_id, self._runner.model.name, int(time.time()))
         async with (
             exchange.while_connected(timeout_s + READING_GRACE_S),
             self._runner.run(request, exchange.request_id, exchange.record, timeout_s) as updates,
@@ -48,29 +52,45 @@ class GenerationEndpoint(Generic[Request]):
 
 async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_usage: bool) -> None:
     # The status waits for the first token: until then, an error can still be one.
-    update, stream = await updates.next(), exchange.stream
+    update = await updates.next()
     await exchange.start_events()
-    events = answer.opening(updates.num_choices) + answer.chunk(update)
+    stream = _EventStream(exchange.stream, updates, answer)
+    stream.unwritten = answer.opening(updates.num_choices) + answer.chunk(update)
+    while not updates.done:
+        await exchange.write(stream.unwritten)
+        await updates.relay(stream)
+    end = answer.usage_chunk(updates.usage()) if with_usage else b""
+    await exchange.end_events(stream.unwritten + end + DONE)
 
-    def send_on(update: Update) -> bool:
-        """False: the client does not read fast enough, so what comes next has to wait."""
-        nonlocal events
-        events = answer.chunk(update) if update.worth_a_chunk else b""
-        if events and not updates.done:
-            if not stream.ready():
+
+class _EventStream:
+    """An UpdateSink that writes events to a client.
+
+    unwritten: the events of the last update, where the client did not read fast enough, and at the end of the answer.
+    """
+
+    __slots__ = ("_answer", "_text_chunk", "_updates", "_write", "ready", "unwritten")
+
+    def __init__(self, stream: StreamWriter, updates: Updates, answer: Answer) -> None:
+        self._write = stream.write
+        self._updates = updates
+        self._answer = answer
+        self._text_chunk = answer.text_chunk
+        self.ready = stream.ready
+        self.unwritten = b""
+
+    def take(self, update: Update) -> bool:
+        """See UpdateSink."""
+        self.unwritten = self._answer.chunk(update) if update.worth_a_chunk else b""
+        if self.unwritten and not self._updates.done:
+            if not self.ready():
                 return False
-            stream.write(events)
+            self._write(self.unwritten)
         return True
 
-    def send_text(choice: int, text: str) -> None:
-        stream.write(answer.text_chunk(choice, text))
-
-    while not updates.done:
-        await exchange.write(events)
-        await updates.relay(send_on, stream.ready, send_text)
-    if with_usage:
-        events += answer.usage_chunk(updates.usage())
-    await exchange.end_events(events + DONE)
+    def take_text(self, choice: int, text: str) -> None:
+        """See UpdateSink."""
+        self._write(self._text_chunk(choice, text))
 
 
 async def _collect(exchange: Exchange, updates: Updates, answer: Answer) -> None:
@@ -82,7 +102,7 @@ async def _collect(exchange: Exchange, updates: Updates, answer: Answer) -> None
 
 
 def _joined(parts: Sequence[Update]) -> Update:
-    """All updates of one choice as one."""
+    """Joins all updates of one choice to one."""
     first, last = parts[0], parts[-1]
     return Update(
         first.choice,

@@ -4,34 +4,30 @@ Streams write straight to the server: no middleware wraps `send`, so a chunk cos
 """
 
 import asyncio
-import re
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.http_protocol import STREAM_WRITER, StreamWriter
-from services.gateway.openai.errors import ApiError, invalid
-from services.gateway.request_record import RequestRecord
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.request_record import RequestRecord, sane_or_new_id
+from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
 
-# Of a body that is too large: how much more of it is read and thrown away, in multiples of the limit, and for how long.
+# How much more of a body that is too large is read and thrown away, in multiples of the limit, and for how long.
 _DISCARD_LIMITS = 4
 _DISCARD_S = 5.0
 
-STATUS_CLIENT_GONE = 499  # nobody is sent this; it is for logs and metrics
+STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or did not read what it was sent until the request's time was over."""
+    """The client closed its connection, or did not read its answer until the request's time was over."""
 
 
 class Exchange:
-    """Reads one request, answers it once.
+    """One HTTP request, which is read and then answered once.
 
     request_id: the client's X-Request-Id where it is a sane one, else a new one; sent back with every answer.
     stream: writes further events without waiting.
@@ -45,10 +41,10 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._started = False
-        self.request_id = taken_or_made(self._headers.get(b"x-request-id", b"").decode("latin-1"))
+        self.request_id = sane_or_new_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
 
     async def read_json(self, limit: int) -> bytes:
-        """The whole body. Raises ApiError when it is no JSON, larger than `limit` bytes or too slow, and ClientGone."""
+        """Returns the whole body. Raises ClientGone, and ApiError if it is no JSON, above `limit` bytes or too slow."""
         media_type = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")
@@ -76,14 +72,14 @@ class Exchange:
         return body
 
     async def _read(self) -> tuple[bytes, bool]:
-        """More of the body, and whether that was not all of it. Raises ClientGone."""
+        """Returns the next part of the body, and whether there is more. Raises ClientGone."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
 
     async def _refuse_rest(self, limit: int) -> ApiError:
-        """Lets the client finish sending, within reason, since one that is cut off while it sends reads no answer."""
+        """Discards more of the body, within limits, since a client that is cut off while it sends reads no answer."""
         error = _too_large(limit)
         try:
             async with asyncio.timeout(_DISCARD_S):
@@ -99,9 +95,9 @@ class Exchange:
 
     @asynccontextmanager
     async def while_connected(self, at_most_s: float) -> AsyncIterator[None]:
-        """Cancels its body, and raises ClientGone, as soon as the client is gone, and also after `at_most_s`.
+        """Cancels the `async with` block and raises ClientGone when the client is gone, and also after `at_most_s`.
 
-        The body must have been read.
+        The request's body must have been read.
         """
         try:
             async with asyncio.timeout(at_most_s) as deadline:
@@ -127,7 +123,7 @@ class Exchange:
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """The whole answer at once."""
+        """Sends the whole answer at once."""
         more = {"content-type": content_type, "content-length": str(len(body)), **(headers or {})}
         await self._start(status, more)
         await self._send({"type": "http.response.body", "body": body})
@@ -139,15 +135,15 @@ class Exchange:
         await self._start(200, {**headers, "x-accel-buffering": "no"})
 
     async def write(self, events: bytes) -> None:
-        """More events, in one write. Waits while the client does not read."""
+        """Sends more events, in one write. Waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end_events(self, events: bytes) -> None:
-        """The last events."""
+        """Sends the last events."""
         await self._send({"type": "http.response.body", "body": events})
 
     async def fail(self, error: ApiError) -> None:
-        """Answers with an error: as one, or, when a stream has begun, as its last event."""
+        """Answers with an error, which becomes the last event where a stream has begun."""
         self.record.status = error.status
         if self._started:
             await self.end_events(b"data: " + error.envelope() + b"\n\n")
@@ -160,11 +156,6 @@ class Exchange:
         pairs = [(b"x-request-id", self.request_id.encode())]
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
-
-
-def taken_or_made(request_id: str) -> str:
-    """A client's id for its request where it is a sane one, else a new one."""
-    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16)
 
 
 def _too_large(limit: int) -> ApiError:

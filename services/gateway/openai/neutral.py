@@ -1,19 +1,10 @@
-"""Fields that OpenAI or vLLM know and this server does not act on.
+"""Fields that OpenAI or vLLM know and this server does not act on, with the values that ask for nothing."""
 
-A client may send them as long as they ask for nothing: null, or one of the values listed here. Anything else is
-refused by name, since nothing is accepted and ignored.
-"""
-
-from collections.abc import Mapping
-from typing import Any
-
-from services.gateway.openai.errors import ApiError, invalid, unsupported
-
-Neutral = Mapping[str, tuple[object, ...]]
+from services.gateway.api.validation import Neutral
 
 _NOTHING: tuple[object, ...] = ()
 
-# Of both endpoints. null is neutral everywhere.
+# Fields of both endpoints.
 _COMMON: Neutral = {
     "allowed_token_ids": _NOTHING,
     "cache_salt": _NOTHING,
@@ -80,33 +71,3 @@ COMPLETIONS_NEUTRAL: Neutral = {
     "store": (False,),
     "suffix": ("",),
 }
-
-# Not for clients, whatever they hold: between gateways and workers elsewhere. Only null passes.
-_INTERNAL = ("ec_transfer_params", "kv_transfer_params", "vllm_xargs")
-
-
-def without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:
-    """The fields of `body` that ask for something. Raises ApiError for one that asks for what is not supported."""
-    rest: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None:
-            if name not in table and name not in _INTERNAL:
-                rest[name] = value
-        elif name in table:
-            if not any(type(value) is type(neutral) and value == neutral for neutral in table[name]):
-                raise _refusal(name, table[name])
-        else:
-            rest[name] = value
-    return rest
-
-
-def unknown_field(param: str) -> ApiError:
-    """400: a field nobody knows."""
-    return invalid(f"Unrecognized request argument supplied: {param}", param, "unknown_parameter")
-
-
-def _refusal(name: str, neutral: tuple[object, ...]) -> ApiError:
-    if not neutral:
-        return unsupported(name)
-    allowed = " or ".join(repr(value) if not isinstance(value, bool) else str(value).lower() for value in neutral)
-    return unsupported(name, f"'{name}' is not supported by this server; leave it out or set it to {allowed}.")

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from services.gateway.generation import Generator
+from services.gateway.api.errors import unavailable
+from services.gateway.api.generation import Generator
+from services.gateway.api.request_runner import ServedModel
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.errors import unavailable
 from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.request_runner import ServedModel
 
 
 class Models:
@@ -20,11 +20,11 @@ class Models:
         self._generator = generator
 
     async def list(self, exchange: Exchange) -> None:
-        """The one model, as a list."""
+        """Sends a list of the one model."""
         await exchange.respond(200, orjson.dumps({"object": "list", "data": [self._describe()]}))
 
     async def retrieve(self, exchange: Exchange) -> None:
-        """One by its name. Raises ApiError."""
+        """Sends a model by its name. Raises ApiError."""
         self._model.check(exchange.path_params["model"])
         await exchange.respond(200, orjson.dumps(self._describe()))
 
@@ -41,7 +41,7 @@ class Models:
 
 
 class Probes:
-    """What a supervisor, Prometheus and a person who looks into the gateway read."""
+    """The pages for a supervisor, for Prometheus, and for people who look into the gateway."""
 
     def __init__(self, generator: Generator, metrics: GatewayMetrics, describe_ledger: Callable[[], object]) -> None:
         self._generator = generator
@@ -49,19 +49,19 @@ class Probes:
         self._describe_ledger = describe_ledger
 
     async def health(self, exchange: Exchange) -> None:
-        """The process is alive."""
+        """Answers 200: the process is alive."""
         await exchange.respond(200, b'{"status":"ok"}')
 
     async def ready(self, exchange: Exchange) -> None:
-        """A request would find a worker. Raises ApiError."""
+        """Answers 200 when a request would find a worker. Raises ApiError."""
         if not self._generator.ready():
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
         await exchange.respond(200, b'{"status":"ready"}')
 
     async def metrics(self, exchange: Exchange) -> None:
-        """Prometheus' text format."""
+        """Sends the metrics in Prometheus' text format."""
         await exchange.respond(200, self._metrics.render(), CONTENT_TYPE_LATEST)
 
     async def ledger(self, exchange: Exchange) -> None:
-        """The requests in flight, as the dispatch side describes them."""
+        """Sends the dispatch side's description of the requests in flight."""
         await exchange.respond(200, orjson.dumps(self._describe_ledger()))

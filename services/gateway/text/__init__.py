@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat template, incremental detokenizer, stop strings. Knows no HTTP."""
+"""Text to tokens and back: tokenizer, chat template, incremental detokenizer, stop strings. Knows no API."""

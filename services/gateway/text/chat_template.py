@@ -1,7 +1,7 @@
 """Chat templates, rendered as `transformers` renders them.
 
 A template comes with the model, so it is foreign code: it runs in Jinja's immutable sandbox and sees plain JSON values
-only. It is compiled once; every request renders it.
+only. A template is compiled once, and every request renders it.
 """
 
 import json
@@ -23,18 +23,18 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
-# What the gateway itself says to a template; a request's `chat_template_kwargs` must leave them alone.
+# Variables that the gateway itself sets; a request's `chat_template_kwargs` must not.
 RESERVED_KWARGS = frozenset(
     {"messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
 )
 
 
 class TemplateError(Exception):
-    """A template that cannot render these messages. The message is meant for the client."""
+    """The template cannot render these messages. The error's message is meant for the client."""
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens that it may write."""
+    """A compiled template and the special tokens that it may write."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Raises jinja2.TemplateSyntaxError."""
@@ -50,7 +50,7 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text. Values are plain JSON. Raises TemplateError."""
+        """Returns the prompt's text. Arguments are plain JSON. Raises TemplateError."""
         prepared = [_with_reasoning(message) for message in messages]
         if continue_final_message:
             prepared[-1] = self._marked(prepared[-1])
@@ -65,7 +65,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateError as error:
             raise TemplateError(f"The model's chat template refuses these messages: {error.message}") from error
-        except Exception as error:  # whatever the template's own code ran into
+        except Exception as error:  # any error of the template's own code
             raise TemplateError("The model's chat template cannot render these messages.") from error
         return _cut_at_mark(text, messages[-1]["content"]) if continue_final_message else text
 
@@ -76,7 +76,7 @@ class ChatTemplate:
 
 
 def load_chat_template(files: ModelFiles, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The model's own template; None: it has none. Raises ModelError."""
+    """Returns the model's own template; None: it has none. Raises ModelError."""
     source = files.chat_template()
     if source is None:
         return None
@@ -99,7 +99,7 @@ def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut_at_mark(text: str, final_content: str) -> str:
-    """Everything up to the end of the last message's own text, without what the template puts after a message."""
+    """Returns the text up to the end of the last message's content, without what the template puts after a message."""
     mark = _CONTINUE_MARK.strip()
     if mark not in text or final_content.strip() not in text:
         raise TemplateError("The model's chat template cannot continue a message.")
@@ -119,7 +119,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it just renders its body."""
+    """The tag `{% generation %}`, which marks an assistant's text for training. Only renders its body."""
 
     tags = {"generation"}  # noqa: RUF012, jinja2 declares it so
 

@@ -1,7 +1,6 @@
-"""Tokens to text while they come. A character whose bytes are spread over tokens appears with the last of them.
+"""Turns tokens into text as they come. A character whose bytes are spread over tokens appears with the last of them.
 
-What is left of an incomplete character at the end is dropped. The text does not depend on how the tokens were cut into
-pieces.
+An incomplete character at the end is left out. The text does not depend on how the tokens were cut into pieces.
 """
 
 import codecs
@@ -12,11 +11,11 @@ from tokenizers.decoders import DecodeStream
 
 from services.gateway.text.tokenizer import Tokenizer
 
-# How much of the prompt (and later of the text) a decoder sees: enough to know that it is not at the beginning.
+# Tokens of the prompt, and later of the text, that a decoder sees: enough to know that it is not at the beginning.
 _CONTEXT_TOKENS = 4
 
-# A character has at most four bytes. `DecodeStream` keeps what decodes to no character and decodes all of it again
-# with each token (4,000 of them took 14 s), so it is told to forget.
+# A character has at most four bytes. `DecodeStream` keeps tokens that decode to no character, and decodes all of them
+# again with each token (4,000 took 14 s), so a new stream replaces it after this many.
 _MAX_PENDING_TOKENS = 16
 
 
@@ -24,14 +23,14 @@ class Detokenizer(Protocol):
     """The text of one sequence after its prompt."""
 
     def feed(self, tokens: list[int]) -> str:
-        """The text that these tokens complete."""
+        """Returns the text that these tokens complete."""
 
     def feed_one(self, token: int) -> str:
-        """The same, of one token, as streams bring them."""
+        """Returns the text that one token completes: the short form of `feed` for streams."""
 
 
 def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-    """The simplest one that is right for this tokenizer."""
+    """Returns the simplest detokenizer that is right for this tokenizer."""
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_level:
         return ByteDetokenizer(tokenizer, skipped)
@@ -39,14 +38,14 @@ def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_specia
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: joins bytes. Every token costs the same, whatever came before it."""
+    """Joins the bytes of tokens, for byte-level vocabularies. Every token costs the same, whatever came before it."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._skipped = skipped
         self._whole_texts = tokenizer.whole_texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._inside = False  # a character whose last bytes are still to come
+        self._inside = False  # True: the last bytes of a character are still to come
 
     def feed(self, tokens: list[int]) -> str:
         """See Detokenizer. Bytes that cannot be UTF-8 become U+FFFD."""
@@ -62,7 +61,7 @@ class ByteDetokenizer:
 
 
 class StreamDetokenizer:
-    """For vocabularies where a token's text depends on its neighbours: SentencePiece and its spaces."""
+    """Decodes tokens in context, for vocabularies where a token's text depends on its neighbours: SentencePiece."""
 
     def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], prompt: Sequence[int]) -> None:
         self._backend = tokenizer.backend

@@ -1,4 +1,4 @@
-"""The text of one generated sequence: tokens in, text that may be shown out, the stop string noticed."""
+"""The text of one generated sequence: detokenized, and ended by its first stop string."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ from services.gateway.text.stop_strings import StopStrings
 
 
 class Piece(NamedTuple):
-    """What became of some tokens.
+    """The text of some tokens.
 
     text: may be shown now.
-    num_tokens: how many of them count; those after the one that completed a stop string do not.
-    stopped: a stop string ended the text.
+    num_tokens: how many of the tokens count; those after the one that completed a stop string do not.
+    stopped: True when a stop string ended the text.
     """
 
     text: str
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 class SequenceText:
     """Detokenizes one sequence and scans it for stop strings, which end it only after `min_tokens` tokens.
 
-    extend: turns the next token into text, where there are no stop strings to look for; None: `feed` has to.
+    extend: turns the next token into text where there are no stop strings; None: tokens have to go through `feed`.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
@@ -32,7 +32,7 @@ class SequenceText:
         self.extend = None if stops else detokenizer.feed_one
 
     def feed(self, tokens: list[int]) -> Piece:
-        """Takes the next tokens. Not to be called again after a piece that stopped."""
+        """Turns the next tokens into text. Must not be called again after a piece that stopped."""
         if self._stops is None:
             return Piece(self._detokenizer.feed(tokens), len(tokens))
         return self._scan(tokens, self._stops)
@@ -51,5 +51,5 @@ class SequenceText:
         return Piece("".join(shown), len(tokens))
 
     def flush(self) -> str:
-        """What was held back, when the sequence ended in another way."""
+        """Returns the text that was withheld, after the sequence ended in another way."""
         return self._stops.flush() if self._stops is not None else ""

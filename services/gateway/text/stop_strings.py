@@ -1,6 +1,6 @@
-"""Stop strings: where a text has to end, found while it is still growing.
+"""Finds stop strings in a text that still grows.
 
-What could be the beginning of a stop string is held back until it is known not to be one. The stop string that is
+Text that could be the beginning of a stop string is withheld until it is known not to be one. The stop string that is
 complete first wins, so the result does not depend on how the text is cut into pieces.
 """
 
@@ -16,25 +16,25 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         assert all(stops), "an empty stop string would end every text"
         self._stops = tuple(stops)
-        self._held = ""
+        self._withheld = ""
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """Takes more text, returns what may be shown now. Once `matched` is set the text is over."""
+        """Takes more text, and returns the text that may be shown now. Once `matched` is set, the text is over."""
         assert self.matched is None
-        text = self._held + text
+        text = self._withheld + text
         if found := self._first_complete(text):
             start, self.matched = found
-            self._held = ""
+            self._withheld = ""
             return text[:start]
         keep = self._pending_length(text)
-        self._held = text[len(text) - keep :]
+        self._withheld = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """The text that was held back, now that no more will come."""
-        held, self._held = self._held, ""
-        return held
+        """Returns the text that was withheld, when no more will come."""
+        withheld, self._withheld = self._withheld, ""
+        return withheld
 
     def _first_complete(self, text: str) -> tuple[int, str] | None:
         hits = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]

@@ -1,8 +1,7 @@
-"""The model's tokenizer, as the gateway needs it: read from the model's files with the `tokenizers` library.
+"""The model's tokenizer, read from the model's files with the library `tokenizers`.
 
-That one decodes; texts are encoded by a faster library where that does the same (fast_encoder.py).
-
-Nothing here depends on a request; one instance serves all of them.
+`tokenizers` decodes; a faster library encodes where it gives the same ids (fast_encoder.py). Nothing here depends on a
+request, and one instance serves all of them.
 """
 
 import asyncio
@@ -19,18 +18,18 @@ from services.protocol.model_files.base import ModelError, ModelFiles
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "▁"
 
-# Longer texts are tokenized in a thread, so that streams do not wait. Some 10 ms of work, 1 to 4 for `fastokens`.
+# Longer texts are tokenized in a thread, so that streams do not wait. So many take some 10 ms, 1 to 4 by `fastokens`.
 _LONG_TEXT_CHARS = 32_768
 
 
 class Tokenizer:
-    """Encodes text, and says which bytes a token stands for.
+    """Encodes text, and knows the bytes of each token.
 
-    backend: decodes; belongs to `Detokenizer`.
+    backend: decodes, for `Detokenizer`.
     byte_level: True when a text is nothing but the bytes of its tokens, one after the other.
     special_tokens: `bos_token` and the like, for chat templates.
     special_ids: tokens that are not text.
-    whole_texts: what a token adds to a text where that is whole characters; None where it is not, or is special.
+    whole_texts: by token, its text where that is whole characters; None where it is not, or the token is special.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
@@ -54,12 +53,12 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def exceeds(self, text: str, num_tokens: int) -> bool:
-        """True when `text` surely has more tokens than that, known without tokenizing it."""
+        """True when `text` surely has more than `num_tokens` tokens, which is known without tokenizing it."""
         lossless = self.byte_level and self.backend.normalizer is None
         return lossless and len(text) > num_tokens * self._longest_token
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
-        """Token ids of `text`, int32[n]. Special tokens written out in it are recognised either way."""
+        """Returns token ids, int32[n]. Special tokens that are written out in `text` are recognised either way."""
         if len(text) > _LONG_TEXT_CHARS:
             return await asyncio.to_thread(self._encode, text, add_special_tokens)
         return self._encode(text, add_special_tokens)
@@ -70,7 +69,7 @@ class Tokenizer:
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, as UTF-8; it need not be whole characters. Empty: not in the vocabulary."""
+        """The bytes of a token's text in UTF-8, maybe not whole characters. Empty: the vocabulary lacks the token."""
         found = self._bytes_of.get(token_id)
         if found is None:
             found = self._bytes_of[token_id] = self._read_bytes(token_id)
@@ -92,7 +91,7 @@ class Tokenizer:
 
 
 class _WholeTexts(dict[int, str | None]):
-    """By token; filled as tokens are met, and read once for each token of a stream."""
+    """Texts by token, filled as tokens are met, and read once for each token of a stream."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -108,7 +107,7 @@ class _WholeTexts(dict[int, str | None]):
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:
-    """Reads the model's tokenizer, and the names of special tokens. Raises ModelError."""
+    """Reads the model's tokenizer and the names of its special tokens. Raises ModelError."""
     content = files.tokenizer()
     try:
         backend = tokenizers.Tokenizer.from_buffer(content)

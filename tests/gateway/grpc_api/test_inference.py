@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from prometheus_client import CollectorRegistry
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.api.request_runner import make_runners
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.listening import ListenError
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.request_runner import make_runners
-from services.gateway.serving import ListenError
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
@@ -152,6 +152,12 @@ async def test_absent_parameters_are_the_model_s_and_zero_is_not_absent(served: 
     absent, zero = (request.capsules[0].sampling for request in served.generator.requests)
     assert (absent.temperature, absent.max_tokens, absent.num_logprobs) == (1.0, 16, None)
     assert zero.temperature == 0.0
+
+
+async def test_a_chat_takes_no_prompt_logprobs(served: Served):
+    refusal = await served.refusal(chat={"messages": [{"role": "user", "content": "Hi"}]}, prompt_logprobs=1)
+    assert refusal.code() is Code.INVALID_ARGUMENT
+    assert refusal.details() == "prompt_logprobs: 'prompt_logprobs' is not supported by this server."
 
 
 async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):

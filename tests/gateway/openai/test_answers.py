@@ -8,11 +8,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from services.gateway.generation import Delta, Expired, Failed, GenerationError, TooLarge, Unavailable
+from services.gateway.api.generation import Delta, Expired, Failed, GenerationError, TooLarge, Unavailable
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults
 from services.protocol.outcomes import FinishReason
-from tests.gateway.api import Api, events, running_api
+from tests.gateway.running_api import Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -223,7 +223,7 @@ ERRORS: list[tuple[GenerationError, int, str]] = [
 async def test_error_before_the_first_token_is_a_status(
     api: Api, error: GenerationError, status: int, code: str, stream: bool, entered: bool
 ):
-    """Of a stream too, since its 200 waits for the first token."""
+    """A stream gets its status too, since its 200 waits for the first token."""
     if entered:
         api.generator.script = Script([], error=error)
     else:

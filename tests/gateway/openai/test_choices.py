@@ -8,11 +8,11 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from services.gateway.generation import Delta
-from services.gateway.openai.sampling import seed_of_choice
+from services.gateway.api.generation import Delta
+from services.gateway.api.sampling import seed_of_choice
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
-from tests.gateway.api import Api, events, running_api
+from tests.gateway.running_api import Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -141,7 +141,7 @@ async def test_echo_shows_the_prompt_before_each_choice(api: Api, stream: bool):
 
 
 def prompt_scores(prompt: list[int]) -> list[TokenLogprobs]:
-    """Of all tokens but the first: three alternatives, the token itself the second of them."""
+    """Each token but the first has three alternatives, the token itself the second of them."""
     return [
         TokenLogprobs(-1.0 - index, ((1, -0.5), (token, -1.0 - index), (2, -9.0)))
         for index, token in enumerate(prompt[1:])

@@ -9,10 +9,10 @@ import openai
 import pytest
 import pytest_asyncio
 
-from services.gateway.generation import Delta
+from services.gateway.api.generation import Delta
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
-from tests.gateway.api import Api, post_bytes, running_api
+from tests.gateway.running_api import Api, post_bytes, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from services.gateway.api.chat import ChatRequest
+from services.gateway.api.completions import CompletionRequest
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
-from services.gateway.openai.schema import ChatRequest, CompletionRequest
-from tests.gateway.api import Api, running_api
+from tests.gateway.running_api import Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -195,7 +195,7 @@ def test_refusal_of_a_template_reaches_the_client():
     ],
 )
 def test_template_cannot_break_out_or_crash(source: str):
-    """What fails inside a template is the messages' fault, in words without a traceback."""
+    """An error inside a template is a TemplateError without a traceback."""
     with pytest.raises(TemplateError) as caught:
         ChatTemplate(source, {}).render([{"role": "user", "content": "x"}])
     assert "Traceback" not in str(caught.value)

@@ -60,7 +60,7 @@ def byte_level_entries(pre: str) -> dict[str, Any]:
 
 
 def telling_entries(pre: str) -> dict[str, Any]:
-    """A vocabulary whose tokens cross all borders between words: where a text is cut decides what becomes of it."""
+    """A vocabulary whose tokens cross all borders between words, so that the ids depend on where a text is cut."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

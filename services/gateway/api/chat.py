@@ -1,0 +1,146 @@
+"""Chats: requests of messages, and the dialect that makes prompts of them by the model's chat template."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from services.gateway.api.choice import PromptShown
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import Prompt, check_text_length
+from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest, Strict, TokenCount
+from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
+from services.gateway.text.tokenizer import Tokenizer
+
+MAX_MESSAGES = 16_384
+
+
+def _as_parts(value: object) -> object:
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if isinstance(value, list) or value is None:
+        return value
+    raise PydanticCustomError("content_type", "It must be a string or a list of content parts.")
+
+
+class ContentPart(Strict):
+    """A part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+Parts = Annotated[list[ContentPart], Field(min_length=1)]
+
+
+class Message(Strict):
+    """One message of a chat. Templates call the role `developer` `system`."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[Parts | None, BeforeValidator(_as_parts)] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    # Fields that an assistant's answer has when a client sends it back.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @property
+    def text(self) -> str:
+        """The content's parts, joined by line breaks."""
+        return "\n".join(part.text for part in self.content or ())
+
+    @model_validator(mode="after")
+    def _content_where_needed(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise PydanticCustomError("no_content", "Only an assistant's message may have no content.")
+        return self
+
+
+class ChatRequest(CommonRequest):
+    """A chat: messages, of which the assistant's next one is wanted."""
+
+    prompt_param: ClassVar[str] = "messages"
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """See CommonRequest."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def default_tokens(self, room: int) -> int:
+        """See CommonRequest: an answer may fill the context."""
+        return room
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See CommonRequest."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check_combinations(self) -> None:
+        """See CommonRequest."""
+        super().check_combinations()
+        if self.top_logprobs is not None and self.top_logprobs > 0 and not self.logprobs:
+            raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise invalid("'max_tokens' and 'max_completion_tokens' differ; send one of them.", "max_tokens")
+        if self.continue_final_message:
+            if self.add_generation_prompt:
+                raise invalid("It cannot be combined with 'add_generation_prompt'.", "continue_final_message")
+            if self.messages[-1].role != "assistant":
+                raise invalid("The last message must be the assistant's to be continued.", "continue_final_message")
+
+
+class ChatDialect:
+    """See Dialect. Refuses every request where the model has no template."""
+
+    kind = ChatRequest
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+
+    async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
+        """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
+        text = self._render(request)
+        check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
+        return [Prompt(await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))]
+
+    def _render(self, request: ChatRequest) -> str:
+        if self._template is None:
+            raise invalid("This model has no chat template; use /v1/completions.", "messages")
+        kwargs = request.chat_template_kwargs or {}
+        if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
+            raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
+        continued = bool(request.continue_final_message)
+        prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
+        try:
+            return self._template.render(
+                [_as_dict(message) for message in request.messages],
+                add_generation_prompt=prompted,
+                continue_final_message=continued,
+                kwargs=kwargs,
+            )
+        except TemplateError as error:
+            raise invalid(str(error), "messages") from error
+
+    def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
+        """See Dialect."""
+        return None
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    extra = {"name": message.name, "reasoning_content": message.reasoning_content, "reasoning": message.reasoning}
+    return {"role": role, "content": message.text, **{key: value for key, value in extra.items() if value is not None}}

@@ -1,0 +1,113 @@
+"""A choice as its client sees it: text and finish reasons instead of tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from services.gateway.api.generation import Delta
+from services.gateway.text.sequence_text import SequenceText
+from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
+
+_FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Update(NamedTuple):
+    """The part of an answer that one delta adds.
+
+    tokens: without those after the end of a stop string.
+    logprobs: one entry for each of `tokens`; None: not asked for. The entry of a prompt's first token is None, since
+    that token follows nothing.
+    finish_reason: OpenAI's; None: the choice goes on.
+    prompt_logprobs: the prompt's tokens from the second on, with their logprobs, in the first update where they were
+    asked for.
+    """
+
+    choice: int
+    text: str
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None] | None
+    finish_reason: str | None
+    prompt_logprobs: list[tuple[int, TokenLogprobs]] | None = None
+
+    @property
+    def worth_a_chunk(self) -> bool:
+        """True when a client could see the update."""
+        return bool(self.text) or self.finish_reason is not None or bool(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def as_json(self) -> dict[str, object]:
+        """The usage in OpenAI's form."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PromptShown:
+    """The parts of a prompt that its answers show: its text, its tokens with logprobs, or logprobs by themselves."""
+
+    token_ids: list[int]
+    echo: str = ""  # the text
+    echo_logprobs: int | None = None  # alternatives for each echoed token; None: tokens are not echoed
+    prompt_logprobs: int | None = None  # alternatives for each token; None: not asked for
+
+
+class Choice:
+    """Turns the deltas of one choice into updates. An update with a finish reason is the last one."""
+
+    def __init__(self, index: int, text: SequenceText, prompt: PromptShown | None = None) -> None:
+        """prompt: shown in the first update; None: nothing is."""
+        self._index = index
+        self._text = text
+        self._prompt = prompt
+        self.num_generated = 0
+
+    @property
+    def extend(self) -> Callable[[int], str] | None:
+        """Turns a plain token after the first update into text; None: tokens have to go through `take`."""
+        return self._text.extend
+
+    def take(self, delta: Delta) -> Update:
+        """Turns a delta into an update. The token that ended the sequence counts and has logprobs, but is not text."""
+        tokens = delta.tokens
+        piece = self._text.feed(tokens[:-1] if delta.finish is FinishReason.STOP else tokens)
+        text, finish_reason = piece.text, _FINISH_REASONS.get(delta.finish)
+        if piece.stopped:
+            tokens, finish_reason = tokens[: piece.num_tokens], "stop"
+        elif finish_reason is not None:
+            text += self._text.flush()
+        self.num_generated += len(tokens)
+        logprobs: list[TokenLogprobs | None] | None = None
+        if delta.logprobs is not None:
+            logprobs = [*delta.logprobs[: len(tokens)]]
+        update = Update(self._index, text, tokens, logprobs, finish_reason)
+        prompt, self._prompt = self._prompt, None
+        return update if prompt is None else _after_prompt(prompt, delta.prompt_logprobs or [], update)
+
+
+def _after_prompt(prompt: PromptShown, logprobs: list[TokenLogprobs], update: Update) -> Update:
+    """Puts the shown parts of the prompt before a first update."""
+    tokens, echoed = update.tokens, update.logprobs
+    if prompt.echo_logprobs is not None and echoed is not None:
+        tokens = prompt.token_ids + tokens
+        echoed = [None, *_narrowed(logprobs, prompt.echo_logprobs), *echoed]
+    shown = None
+    if prompt.prompt_logprobs is not None:
+        shown = list(zip(prompt.token_ids[1:], _narrowed(logprobs, prompt.prompt_logprobs), strict=True))
+    return Update(update.choice, prompt.echo + update.text, tokens, echoed, update.finish_reason, shown)
+
+
+def _narrowed(logprobs: list[TokenLogprobs], width: int) -> list[TokenLogprobs]:
+    return [TokenLogprobs(entry.sampled, entry.top[:width]) for entry in logprobs]

@@ -1,0 +1,120 @@
+"""Completions: requests of texts or token ids, and the dialect that makes prompts of them."""
+
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from services.gateway.api.choice import PromptShown
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import Prompt, check_text_length
+from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest
+from services.gateway.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 1024
+_DEFAULT_TOKENS = 16
+
+
+def _prompt_type(value: object) -> object:
+    if isinstance(value, str | list):
+        return value
+    raise PydanticCustomError("prompt_type", "It must be a string or an array of token ids.")
+
+
+class CompletionRequest(CommonRequest):
+    """Texts or token ids, of which the continuations are wanted."""
+
+    prompt_param: ClassVar[str] = "prompt"
+
+    prompt: Annotated[str | list[Any], BeforeValidator(_prompt_type)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """See CommonRequest."""
+        return self.max_tokens
+
+    def default_tokens(self, room: int) -> int:
+        """See CommonRequest."""
+        return min(room, _DEFAULT_TOKENS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See CommonRequest."""
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """See CommonRequest: the larger one of those asked for by themselves and those of the echo."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((width for width in asked if width is not None), default=None)
+
+    def check_combinations(self) -> None:
+        """See CommonRequest."""
+        super().check_combinations()
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("'prompt_logprobs' is only allowed when 'stream' is false.", "prompt_logprobs")
+
+
+class CompletionDialect:
+    """See Dialect."""
+
+    kind = CompletionRequest
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def prompts(self, request: CompletionRequest, max_tokens: int) -> list[Prompt]:
+        """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
+        return [await self._prompt(prompt, request, max_tokens) for prompt in _separate_prompts(request.prompt)]
+
+    async def _prompt(self, prompt: str | list[int], request: CompletionRequest, max_tokens: int) -> Prompt:
+        if isinstance(prompt, list):
+            token_ids = _as_token_ids(prompt, request.prompt_param)
+            return Prompt(token_ids, self._tokenizer.backend.decode(prompt) if request.echo else "")
+        check_text_length(self._tokenizer, prompt, max_tokens, request.prompt_param)
+        add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
+        token_ids = await self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        return Prompt(token_ids, prompt if request.echo else "")
+
+    def shown(self, request: CompletionRequest, prompt: Prompt) -> PromptShown | None:
+        """See Dialect."""
+        if not request.echo and request.prompt_logprobs is None:
+            return None
+        echo_logprobs = request.logprobs if request.echo else None
+        return PromptShown(prompt.token_ids.tolist(), prompt.echo, echo_logprobs, request.prompt_logprobs)
+
+
+def _separate_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """Returns the prompts, texts or token ids, of a field in any of the forms that OpenAI allows. Raises ApiError."""
+    several = isinstance(prompt, list) and len(prompt) > 0 and all(isinstance(entry, str | list) for entry in prompt)
+    prompts = prompt if several and isinstance(prompt, list) else [prompt]
+    if len(prompts) > MAX_PROMPTS:
+        raise invalid(
+            f"Invalid 'prompt': it must have at most {MAX_PROMPTS} entries.", "prompt", "array_above_max_length"
+        )
+    for one in prompts:
+        _check_prompt(one)
+    return prompts
+
+
+def _check_prompt(prompt: str | list[Any]) -> None:
+    if len(prompt) == 0:
+        code = "empty_array" if isinstance(prompt, list) else "empty_string"
+        raise invalid("Invalid 'prompt': it must not be empty.", "prompt", code)
+    if isinstance(prompt, list) and not all(type(entry) is int for entry in prompt):
+        raise invalid("Invalid type for 'prompt': expected strings or arrays of token ids.", "prompt", "invalid_type")
+
+
+def _as_token_ids(numbers: list[int], param: str) -> np.ndarray:
+    """Returns a client's own token ids, int32[n]. Raises ApiError for numbers that no model has as token ids."""
+    try:
+        token_ids = np.array(numbers, np.int32)
+    except OverflowError:
+        token_ids = None
+    if token_ids is None or token_ids.min() < 0:
+        raise invalid(f"Invalid '{param}': it has numbers that are no token ids.", param, "invalid_value")
+    return token_ids

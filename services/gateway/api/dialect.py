@@ -1,0 +1,19 @@
+"""The interface of dialects: how the prompts of one kind of request are made."""
+
+from typing import Protocol
+
+from services.gateway.api.choice import PromptShown
+from services.gateway.api.prompts import Prompt
+from services.gateway.api.schema import Request
+
+
+class Dialect(Protocol[Request]):
+    """One kind of request. Fields that kinds have in different forms are read by methods of `kind`."""
+
+    kind: type[Request]
+
+    async def prompts(self, request: Request, max_tokens: int) -> list[Prompt]:
+        """Returns the request's prompts, at least one. Raises ApiError, also for a text longer than `max_tokens`."""
+
+    def shown(self, request: Request, prompt: Prompt) -> PromptShown | None:
+        """The part of a prompt that its answers show; None: nothing."""

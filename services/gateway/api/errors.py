@@ -1,0 +1,74 @@
+"""The errors that clients get: a status, and the envelope that OpenAI clients read.
+
+Messages name fields of the request, and never a class, a path or a traceback.
+"""
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from services.gateway.api.generation import Expired, GenerationError, Overloaded, TooLarge, Unavailable
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+OVERLOADED = "server_overloaded"  # a code
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """An error as a client gets it.
+
+    param: the field at fault, as a path (`messages[0].role`). code: OpenAI's, where it has one.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    type: str = INVALID_REQUEST
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def envelope(self) -> bytes:
+        """The body: `{"error": {message, type, param, code}}`."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+
+def invalid(message: str, param: str | None, code: str | None = None) -> ApiError:
+    """400: the request is wrong."""
+    return ApiError(400, message, param, code)
+
+
+def unsupported(param: str, what: str = "") -> ApiError:
+    """400: the request is right, but Baton does not support what it asks for."""
+    return invalid(what or f"'{param}' is not supported by this server.", param, "unsupported_parameter")
+
+
+def internal_error() -> ApiError:
+    """500, without the reason."""
+    return ApiError(500, "The server failed to answer this request.", code="internal_error", type=SERVER_ERROR)
+
+
+def unavailable(message: str, retry_after_s: int) -> ApiError:
+    """503, with the time until another try is worth while."""
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(503, message, code="service_unavailable", type=SERVER_ERROR, headers=headers)
+
+
+def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError:
+    """Translates the error that ended a generation. `prompt_param`: the field that the prompt is made of."""
+    match error:
+        case Overloaded(retry_after_s=retry_after_s):
+            overloaded = unavailable("The server has too many requests in flight. Try again later.", retry_after_s)
+            overloaded.code = OVERLOADED
+            return overloaded
+        case Unavailable(retry_after_s=retry_after_s):
+            return unavailable("No worker can take this request now. Try again later.", retry_after_s)
+        case TooLarge():
+            message = "This request needs more KV memory than any worker has. Shorten the prompt or lower max_tokens."
+            return invalid(message, prompt_param, "context_length_exceeded")
+        case Expired():
+            message = "The request was not finished within its time limit."
+            return ApiError(504, message, code="timeout", type=SERVER_ERROR)
+        case _:
+            return internal_error()

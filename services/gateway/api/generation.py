@@ -1,0 +1,127 @@
+"""The seam inside the gateway: the API side asks for tokens, the dispatch side has workers generate them.
+
+The API side never sees a worker, an attempt or a handoff; the dispatch side never sees text.
+
+Tokens come to the API side in one of two ways. `Generation.next` waits for them, which takes a turn of the caller's
+task. `Generation.relay` hands them to a `Sink`, and no task wakes for them. A sink has two methods because of what a
+streamed token costs: nearly all rows of frames are one token with nothing beside it, and to make a delta and an update
+of each such token took 1.8 of the gateway's 19.3 µs for it. A sink that refuses a token in the short form gets it in a
+delta, so both forms together carry one sequence, in order.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.protocol.capsule import Capsule
+from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
+
+
+class GenerationError(Exception):
+    """Says why a request ended without a complete answer.
+
+    GenerationError
+    ├── Unavailable   no worker can take the request now, or none could until its deadline
+    │   └── Overloaded    too many other requests are in flight
+    ├── TooLarge      the request fits no worker
+    ├── Expired       the request's deadline passed
+    └── Failed        every attempt failed
+    """
+
+
+class Unavailable(GenerationError):
+    """No worker can take the request now; another try is worth while after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Overloaded(Unavailable):
+    """More requests are in flight than the gateway takes."""
+
+
+class TooLarge(GenerationError):
+    """The prompt does not fit the KV memory of any worker."""
+
+
+class Expired(GenerationError):
+    """The request's deadline passed."""
+
+
+class Failed(GenerationError):
+    """Every attempt failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """All choices of one client request, ordered by prompt."""
+
+    request_id: str
+    capsules: tuple[Capsule, ...]  # by choice
+    timeout_s: float
+    num_choices: int = 1  # of each prompt
+
+
+@dataclass(slots=True)
+class Delta:
+    """New tokens of one choice since its last delta; each position of the sequence once, in order."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None  # of `tokens`; None: not asked for
+    finish: FinishReason
+    cached_tokens: int  # prompt tokens found in a cache; known with the first delta
+    choice: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None  # from the prompt's second token on; in the first delta
+
+
+TakeToken = Callable[[int], bool]  # takes the next token of one choice; False: not taken, so it comes in a delta
+
+
+def never(_token: int) -> bool:
+    """Takes no token: a TakeToken of sinks without a short form."""
+    return False
+
+
+class Sink(Protocol):
+    """Takes the tokens of a request while they are relayed. No method may wait. What one raises, `relay` raises."""
+
+    def take(self, delta: Delta) -> bool:
+        """Takes all that came for a choice since its last delta. False: the sink takes no more now."""
+
+    def token_taker(self, choice: int) -> TakeToken:
+        """The short form of `take` for this choice, for single tokens that have nothing beside them."""
+
+
+class Generation(Protocol):
+    """A running request."""
+
+    async def next(self) -> Delta:
+        """Waits for new tokens of any choice. Returns all that came for it since its last delta.
+
+        Raises GenerationError: an error of one choice is the request's. After a delta with a finish reason there is
+        none for that choice.
+        """
+
+    async def relay(self, sink: Sink) -> None:
+        """Hands tokens to the sink as soon as they come, until `take` returns False. Raises as `next` does.
+
+        The sink is mostly called outside the caller's task, which costs far less than waking it.
+        """
+
+    def end(self, choice: int) -> None:
+        """Ends a choice whose client has all that it wants."""
+
+
+class Generator(Protocol):
+    """The dispatch side, as the API side sees it."""
+
+    max_model_len: int | None  # of the workers that answered; None: none yet
+
+    def ready(self) -> bool:
+        """True when a request would find a worker."""
+
+    def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
+        """Starts a request; leaving the context ends it, wherever it is. Raises GenerationError when entered."""

@@ -1,0 +1,29 @@
+"""Prompts as token ids, and the checks that every prompt passes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.gateway.api.errors import invalid
+from services.gateway.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. token_ids: int32[n]. echo: the text that its answers begin with."""
+
+    token_ids: np.ndarray
+    echo: str = ""
+
+
+def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:
+    """Raises ApiError for a text that surely has more than `max_tokens` tokens, without tokenizing it."""
+    if tokenizer.exceeds(text, max_tokens):
+        message = f"This model's maximum context length is {max_tokens} tokens. However, your {param} is far longer."
+        raise invalid(message, param, "context_length_exceeded")
+
+
+def check_token_ids(token_ids: np.ndarray, vocab_size: int, param: str) -> None:
+    """Raises ApiError for numbers that are not below `vocab_size`."""
+    if token_ids.max() >= vocab_size:
+        raise invalid(f"Invalid '{param}': token ids must be 0 to {vocab_size - 1}.", param, "invalid_value")

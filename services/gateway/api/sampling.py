@@ -1,0 +1,97 @@
+"""The sampling parameters of a request, with every default filled in."""
+
+import secrets
+import struct
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import TypeVar
+
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.schema import CommonRequest
+from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.model_files.info import GenerationDefaults
+from services.protocol.sampling import SamplingParams
+
+Number = TypeVar("Number", int, float)
+
+_SEED_MASK = 2**64 - 1
+
+
+def resolve_sampling(
+    request: CommonRequest,
+    defaults: GenerationDefaults,
+    num_prompt: int,
+    max_model_len: int,
+    vocab_size: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> SamplingParams:
+    """Returns the parameters of the first choice for a prompt of `num_prompt` tokens.
+
+    bad_words: the request's, as tokens. Raises ApiError where the prompt does not fit the context, or a token is not in
+    the vocabulary.
+    """
+    max_tokens = _max_tokens(request, num_prompt, max_model_len)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid(f"'min_tokens' must be at most the maximum of {max_tokens} tokens.", "min_tokens")
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    logit_bias = tuple((request.logit_bias or {}).items())
+    for name, tokens in (("stop_token_ids", stop_token_ids), ("logit_bias", [token for token, _ in logit_bias])):
+        if any(token >= vocab_size for token in tokens):
+            raise invalid(f"Token ids must be below {vocab_size}.", name)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_first(request.temperature, defaults.temperature, 1.0),
+        top_p=_first(request.top_p, defaults.top_p, 1.0),
+        top_k=_first(request.top_k, defaults.top_k, -1) or -1,
+        min_p=_first(request.min_p, defaults.min_p, 0.0),
+        seed=secrets.randbits(64) if request.seed is None else request.seed & _SEED_MASK,
+        min_tokens=min_tokens,
+        ignore_eos=bool(request.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        num_logprobs=request.num_logprobs,
+        num_prompt_logprobs=request.num_prompt_logprobs,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=logit_bias,
+        bad_words=bad_words,
+    )
+
+
+def seed_of_choice(seed: int, index: int) -> int:
+    """The seed of the choice with this number, 64 bits, unsigned. The first choice has the request's own."""
+    if index == 0:
+        return seed
+    return int.from_bytes(blake2b(struct.pack("<QI", seed, index), digest_size=8).digest(), "little")
+
+
+def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Returns the tokens of each word as written at the start of a text and after a space.
+
+    A model can still spell a word in other tokens.
+    """
+    written = [text for word in words for text in (word, " " + word)]
+    encoded = (tuple(tokenizer.backend.encode(text, add_special_tokens=False).ids) for text in written)
+    return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
+
+
+def _first(*values: Number | None) -> Number:
+    return next(value for value in values if value is not None)
+
+
+def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int) -> int:
+    asked, param, room = request.asked_tokens, request.prompt_param, max_model_len - num_prompt
+    if room < 1:
+        raise _too_long(max_model_len, f"your {param} have {num_prompt} tokens", param)
+    if asked is None:
+        return request.default_tokens(room)
+    if asked > room:
+        parts = f"{num_prompt} in the {param}, {asked} in the completion"
+        raise _too_long(max_model_len, f"you requested {num_prompt + asked} tokens ({parts})", param)
+    return asked
+
+
+def _too_long(max_model_len: int, found: str, param: str) -> ApiError:
+    message = f"This model's maximum context length is {max_model_len} tokens. However, {found}."
+    return invalid(message, param, "context_length_exceeded")

@@ -1,0 +1,170 @@
+"""Requests as typed values, every field checked and none unknown: the part that all kinds of request have.
+
+A field without a value (absent or null) is None here; `sampling` fills in the defaults. Each kind of request extends
+CommonRequest, in the module of its dialect.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from services.gateway.api.errors import invalid
+from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_CHOICES = 128
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_LOGPROBS = 20
+TOKEN_ID_LIMIT = 2**31
+
+_TOKEN_KEY = re.compile(r"[0-9]{1,10}")
+
+
+def _logit_bias(value: object) -> object:
+    """Converts JSON's keys, which are strings, to token ids."""
+    if not isinstance(value, dict) or not all(_TOKEN_KEY.fullmatch(str(key)) for key in value):
+        raise PydanticCustomError("logit_bias", "It must be an object whose keys are token ids.")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("logit_bias", "It must have at most {limit} entries.", {"limit": MAX_BIASES})
+    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise PydanticCustomError("logit_bias", "Its values must be numbers from -100 to 100.")
+    return {int(token): float(bias) for token, bias in value.items()}
+
+
+def _as_list(value: object) -> object:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return value
+    raise PydanticCustomError("stop_type", "It must be a string or a list of strings.")
+
+
+def _stop_lengths(stops: list[str]) -> list[str]:
+    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise PydanticCustomError(
+            "stop_length", "Each stop string must have 1 to {limit} characters.", {"limit": MAX_STOP_CHARS}
+        )
+    return stops
+
+
+def _top_k(value: int) -> int:
+    if value < -1:
+        raise PydanticCustomError("top_k", "It must be -1 or 0 (off), or at least 1.")
+    return value
+
+
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STOPS), AfterValidator(_stop_lengths)]
+TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT)]
+TokenCount = Annotated[int, Field(ge=1)]
+
+
+class Strict(BaseModel):
+    """A model that converts nothing and refuses unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Strict):
+    """The `stream_options` of a request: what a stream carries beside its text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: Literal[False] | None = None  # vLLM: usage in every chunk
+    include_obfuscation: Literal[False] | None = None  # OpenAI: padding against an eavesdropper
+
+
+class ResponseFormat(Strict):
+    """The `response_format` of a request; only text is supported."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Any = None
+
+    @model_validator(mode="after")
+    def _only_text(self) -> Self:
+        if self.type != "text":
+            raise PydanticCustomError("unsupported", "Only 'text' is supported by this server.")
+        return self
+
+
+class CommonRequest(Strict, ABC):
+    """The fields of every kind of request.
+
+    prompt_param: the field that the prompt is made of.
+    """
+
+    prompt_param: ClassVar[str]
+
+    model: str
+    max_tokens: TokenCount | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(le=MAX_TOP_K), AfterValidator(_top_k)] | None = None  # -1 and 0: off
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=MAX_REPETITION, allow_inf_nan=False)] | None = None
+    logit_bias: LogitBias | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    # The client's own notes, which ask for nothing.
+    user: str | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """True: the stream ends with a chunk that holds the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    @abstractmethod
+    def asked_tokens(self) -> int | None:
+        """The largest number of tokens that the client wants; None: the request does not say."""
+
+    @abstractmethod
+    def default_tokens(self, room: int) -> int:
+        """The largest number of tokens where the request does not say. `room`: tokens left in the context."""
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report for each generated token; None: no logprobs."""
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives to report for each token of the prompt; None: no logprobs."""
+        return None
+
+    def check_combinations(self) -> None:
+        """Checks fields that only make sense together. Raises ApiError."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+
+
+Request = TypeVar("Request", bound=CommonRequest)

@@ -1,0 +1,41 @@
+"""Ledger entries and workers as plain values, for the people who read `/debug/ledger`."""
+
+from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.fleet import LiveWorker
+
+
+def describe_entry(entry: LedgerEntry, now: float) -> dict[str, object]:
+    """The entry as JSON values. `now` is on the ledger's clock."""
+    attempt = entry.attempt
+    plan = attempt.plan if attempt else None
+    return {
+        "request_id": entry.request.request_id,
+        "handle": attempt.handle if attempt else None,
+        "phase": attempt.phase.value if attempt else "waiting",
+        "prefill": plan.prefill.address if plan and plan.prefill else None,
+        "decode": plan.decode.address if plan and plan.decode else None,
+        "choice": entry.choice,
+        "prompt_tokens": entry.num_prompt,
+        "why": plan.why.value if plan else None,
+        "expected_s": {"pair": plan.pair_s, "alone": plan.alone_s} if plan else None,
+        "tokens_delivered": len(entry.generated),
+        "attempts": entry.retries.attempts,
+        "deadline_in_s": round(entry.deadline - now, 3),
+    }
+
+
+def describe_worker(worker: LiveWorker) -> dict[str, object]:
+    """The worker as JSON values."""
+    return {
+        "address": worker.link.address,
+        "incarnation": f"{worker.id:016x}",
+        "role": worker.hello.role.value,
+        "running": worker.load.running,
+        "waiting": worker.load.waiting,
+        "available_blocks": worker.load.available_blocks,
+        "quarantined_blocks": worker.load.quarantined_blocks,
+        "num_blocks": worker.hello.num_blocks,
+        "transports": worker.hello.transports,
+        "max_num_seqs": worker.hello.max_num_seqs,
+        "kernels": worker.hello.kernels,
+    }

@@ -1,0 +1,266 @@
+"""The dispatch side of the gateway: has workers generate tokens for the API side.
+
+Joins the links to the workers, the ledger and the placement. A request is driven by the task that reads it: its reader
+places it, waits for news, and places it again after an attempt failed. No other task exists for a request or a token.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import NoReturn, Protocol
+
+import structlog
+
+from kvtransfer.ids import GatewayId, WorkerId
+from services.config import WorkerRole
+from services.gateway.api.generation import GenerationRequest, Overloaded, Unavailable
+from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.descriptions import describe_entry, describe_worker
+from services.gateway.dispatch.entry import LedgerEntry
+from services.gateway.dispatch.fleet import Fleet, LiveWorker
+from services.gateway.dispatch.ledger import Ledger, LedgerObserver
+from services.gateway.dispatch.links import LinkRefused, WorkerLink
+from services.gateway.dispatch.placement import Placement, PlacementObserver
+from services.gateway.dispatch.reader import Reader, Relays
+from services.gateway.dispatch.router import NoPlan, Policy
+from services.prefix_index.base import PrefixIndex
+from services.protocol.frames import Failure, Frame, Load
+from services.protocol.messages import BlockEvents, Command, GatewayHello, WorkerHello
+
+# When a machine stalls, all streams break at once. Waiting requests give the second worker of a pair this long to
+# return after the first, or all of them would be served without a handoff.
+_REUNION_S = 0.2
+
+log = structlog.get_logger()
+
+
+class DispatchObserver(LedgerObserver, PlacementObserver, Protocol):
+    """Counts what happens on the dispatch side. `worker` is an address."""
+
+    def worker_up(self, worker: str, hello: WorkerHello) -> None:
+        """A worker's stream began."""
+
+    def worker_load(self, worker: str, role: WorkerRole, load: Load) -> None:
+        """A live worker reported its load."""
+
+    def worker_gone(self, worker: str, role: WorkerRole) -> None:
+        """A worker's stream ended."""
+
+    def kv_bytes_moved(self, count: int) -> None:
+        """Counts KV bytes that a worker read from another one."""
+
+
+class Dispatcher:
+    """A `Generator` over the workers at given addresses. Works while `run` runs."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        policy: Policy,
+        max_waiting: int,
+        index: PrefixIndex,
+        observer: DispatchObserver,
+        model: str = "",
+    ) -> None:
+        """`model`: workers that name another model are refused; empty: no worker is."""
+        self._model = model
+        self._max_waiting = max_waiting
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._links = {address: WorkerLink(address, self) for address in addresses}
+        self._tasks: dict[str, asyncio.Task[NoReturn]] = {}  # of the links, while `run` runs
+        self._fleet = Fleet(index)
+        self._relays = Relays()
+        self._gateway_id = GatewayId(secrets.randbits(64))
+        self._costs = CostModel()
+        self._ledger = Ledger(self._send, self._loop.time, observer, self._costs)
+        self._placement = Placement(self._ledger, self._fleet, policy, self._costs, observer, self._begin_again)
+        self._tried = False  # every address that was known at the start
+        self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
+        self.max_model_len: int | None = None
+
+    async def run(self) -> None:
+        """Keeps the streams to all workers up, until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            for link in self._links.values():
+                self._start_link(link)
+            await asyncio.Event().wait()  # links come and go
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Connects to addresses that are new, and closes links to addresses that are gone, while `run` runs.
+
+        A link with a connected worker stays: its stream tells whether the worker lives, not the list.
+        """
+        wanted = set(addresses)
+        for address in wanted - self._links.keys():
+            self._links[address] = link = WorkerLink(address, self)
+            self._start_link(link)
+        for address in self._links.keys() - wanted:
+            if not self._links[address].connected:
+                del self._links[address]
+                self._tasks.pop(address).cancel()
+
+    def _start_link(self, link: WorkerLink) -> None:
+        self._tasks[link.address] = self._group.create_task(link.run())
+
+    # For the API side
+
+    def ready(self) -> bool:
+        """See Generator. False until every address was tried once, or the first requests would find no pair."""
+        links = self._links.values()
+        self._tried = self._tried or (len(links) > 0 and all(link.tried for link in links))
+        return self._fleet.has(WorkerRole.DECODE) and self._tried
+
+    @asynccontextmanager
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Reader]:
+        """See Generator."""
+        if len(self._ledger) + len(request.capsules) > self._max_waiting:
+            raise Overloaded(f"{len(self._ledger)} of at most {self._max_waiting} choices are in flight already")
+        reader = Reader(self._placement.place, self._ledger.close, self._relays)
+        entries = [self._ledger.open(request, choice, reader) for choice in range(len(request.capsules))]
+        timer = self._loop.call_at(entries[0].deadline, self._expire, entries)
+        try:
+            for first in range(0, len(entries), request.num_choices):
+                no_plan = await self._placement.place(entries[first : first + request.num_choices])
+                if no_plan is NoPlan.NO_WORKER:
+                    raise Unavailable("no worker that can run the request is connected")
+            for entry in entries:
+                entry.check()
+            reader.start(entries)
+            yield reader
+        finally:
+            timer.cancel()
+            for entry in entries:
+                self._ledger.close(entry)
+            reader.stop()
+
+    def _expire(self, entries: Sequence[LedgerEntry]) -> None:
+        for entry in entries:
+            self._ledger.on_deadline(entry)
+
+    # For the links
+
+    def gateway_hello(self) -> GatewayHello:
+        """See LinkListener."""
+        return GatewayHello(self._gateway_id, self._ledger.highest_handle, self._fleet.index.wants_block_events)
+
+    def worker_up(self, link: WorkerLink, hello: WorkerHello) -> None:
+        """See LinkListener."""
+        worker = hello.worker_id
+        if self._fleet.get(worker) is not None:
+            raise LinkRefused("the same worker is connected under another address")
+        if hello.model and self._model and hello.model != self._model:
+            raise LinkRefused("it serves another model: its configuration or tokenizer differs")
+        load = Load(available_blocks=hello.num_blocks)
+        self._fleet.add(live := LiveWorker(worker, link, hello, load))
+        for other in self._fleet.cut_off_from(live):
+            has, others = ", ".join(hello.transports), ", ".join(other.hello.transports)
+            reason = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
+            log.warning("two workers never pair", reason=reason)
+        self._ledger.on_return(worker)
+        self._observer.worker_up(link.address, hello)
+        self._observer.worker_load(link.address, hello.role, load)
+        self.max_model_len = self._fleet.max_model_len()
+        others_missing = any(not other.connected for other in self._links.values() if other is not link)
+        self._loop.call_later(_REUNION_S if others_missing else 0, self._wake_waiting)
+
+    def _wake_waiting(self) -> None:
+        for entry in self._ledger:
+            if entry.attempt is None:
+                entry.wake()
+
+    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+        """See LinkListener."""
+        if self._fleet.get(worker) is None:
+            return
+        if isinstance(message, BlockEvents):
+            self._fleet.index.apply(worker, message)
+            return
+        self._note_step(worker, message)
+        self._ledger.on_rows(worker, message.rows())
+        for failure in message.failures:
+            self._on_failure(worker, failure)
+        if message.load is not None:
+            self._note_load(worker, message.load)
+
+    def worker_down(self, worker: WorkerId) -> None:
+        """See LinkListener."""
+        if self._fleet.get(worker) is None:
+            return
+        gone = self._fleet.remove(worker)
+        self._observer.worker_gone(gone.link.address, gone.hello.role)
+        self._costs.remove_worker(worker)
+        self.max_model_len = self._fleet.max_model_len() or self.max_model_len
+        self._ledger.on_lost(worker)
+
+    # For people
+
+    def describe(self) -> dict[str, object]:
+        """The ledger and the live workers, as plain values."""
+        now = self._loop.time()
+        return {
+            "gateway": f"{self._gateway_id:016x}",
+            "rows": [describe_entry(entry, now) for entry in self._ledger],
+            "workers": [describe_worker(worker) for worker in self._fleet],
+            "learned": asdict(self._costs.figures()),
+        }
+
+    def _begin_again(self) -> None:
+        """Goes on under a new gateway id, when all handles are used up: new streams know none of the old handles.
+
+        Requests in flight continue from their capsules, as after the loss of every worker.
+        """
+        self._gateway_id = GatewayId(secrets.randbits(64))
+        for worker in list(self._fleet):
+            worker.link.reset("the gateway begins a new incarnation")
+            self.worker_down(worker.id)
+        self._ledger.highest_handle = 0
+
+    def _send(self, worker: WorkerId, command: Command) -> None:
+        live = self._fleet.get(worker)
+        if live is not None:
+            live.link.send(command)
+
+    def _on_failure(self, worker: WorkerId, failure: Failure) -> None:
+        if not (entries := self._ledger.find(failure.handle)):
+            return
+        log.info(
+            "attempt failed",
+            request_id=entries[0].request.request_id,
+            handle=failure.handle,
+            worker=f"{worker:016x}",
+            code=failure.code.name,
+            detail=failure.detail,
+        )
+        self._ledger.on_failure(worker, failure)
+
+    def _note_step(self, id: WorkerId, frame: Frame) -> None:
+        """Tells the cost model of a decode worker's step, which ends with a frame."""
+        worker = self._fleet.get(id)
+        if worker is None or worker.hello.role is not WorkerRole.DECODE or not len(frame.handles):
+            return
+        queued_tokens = self._ledger.workload.queued_tokens
+
+        def has_prompts(some: LiveWorker) -> bool:
+            return queued_tokens[some.id] > 0 or some.load.waiting_tokens > 0
+
+        busy = any(has_prompts(other) for other in self._fleet.beside(worker))
+        now, rows = self._loop.time(), len(frame.handles)
+        self._costs.note_step(id, rows, now, prefill_busy=busy, computes_too=has_prompts(worker))
+
+    def _note_load(self, id: WorkerId, load: Load) -> None:
+        worker = self._fleet.get(id)
+        if worker is None:
+            return
+        self._observer.worker_load(worker.link.address, worker.hello.role, load)
+        worker.load = load
+        self._note_bytes_moved(worker.link.address, id, load.bytes_moved)
+
+    def _note_bytes_moved(self, address: str, id: WorkerId, total: int) -> None:
+        """Counts the bytes since the worker's last report, also of an earlier stream; a first report counts nothing."""
+        last_id, last_total = self._bytes_moved.get(address, (None, 0))
+        if last_id == id and total > last_total:
+            self._observer.kv_bytes_moved(total - last_total)
+        self._bytes_moved[address] = (id, total)

@@ -1,0 +1,247 @@
+"""Streams to workers: one for each address, kept up for as long as the gateway runs.
+
+A session is one life of a stream: hello, then commands down and frames up until something breaks. All attempts on a
+worker end with its session. The reading task hands a worker's messages on without waiting; commands wait in one bounded
+queue, in the order in which they were given. A worker counts as lost when its stream ends, or when it answers no ping,
+is silent for too long, or does not read.
+"""
+
+import asyncio
+from typing import NoReturn, Protocol
+
+import grpc
+import structlog
+
+from kvtransfer.ids import WorkerId
+from services.protocol.frames import Frame
+from services.protocol.grpc_options import CLIENT_OPTIONS
+from services.protocol.messages import (
+    COMMANDS_MINOR,
+    PROTOCOL_MAJOR,
+    BlockEvents,
+    Command,
+    Commands,
+    GatewayHello,
+    WorkerHello,
+)
+from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
+
+CONNECT = "/baton.v1.Worker/Connect"
+
+HELLO_TIMEOUT_S = 5.0
+# A worker sends a message about once a second, and after every step. A worker that answers pings but is silent for
+# longer than any step takes, that of a large model on a small machine included, hangs.
+SILENCE_TIMEOUT_S = 120.0
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
+MAX_QUEUED_COMMANDS = 16_384
+_ENOUGH_BYTES = 256 << 10  # of commands in one message; further commands wait for the next
+
+log = structlog.get_logger()
+
+
+class LinkLost(Exception):
+    """Says why a session ended, or did not begin.
+
+    LinkLost
+    └── LinkRefused   the two sides do not speak the same protocol
+    """
+
+
+class LinkRefused(LinkLost):
+    """The worker does not fit; another try helps only after one side was replaced."""
+
+
+class LinkListener(Protocol):
+    """Is told what happens on the links. No method may wait."""
+
+    def gateway_hello(self) -> GatewayHello:
+        """The gateway's id, and the highest handle that it has allocated by now."""
+
+    def worker_up(self, link: "WorkerLink", hello: WorkerHello) -> None:
+        """A session began. Raises LinkRefused for a worker that does not fit."""
+
+    def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
+        """A worker sent a frame or block events. The messages come in order, and none is missing."""
+
+    def worker_down(self, worker: WorkerId) -> None:
+        """The session ended."""
+
+
+class WorkerLink:
+    """The streams to the workers that live at `address`, one after the other."""
+
+    def __init__(self, address: str, listener: LinkListener) -> None:
+        self.address = address
+        self.tried = False  # a first session began, or could not
+        self._listener = listener
+        self._session: _Session | None = None
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a session."""
+        return self._session is not None
+
+    def send(self, command: Command) -> None:
+        """Queues a command. It is not sent when there is no session, or when the session ends first."""
+        if self._session is not None:
+            self._session.queue(command)
+
+    def reset(self, why: str) -> None:
+        """Ends the session, if there is one; the next one begins at once."""
+        if self._session is not None:
+            self._session.fail(why)
+
+    async def run(self) -> NoReturn:
+        """Connects again and again, until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        logged: str | None = None  # the last reason that was logged, so that each is logged once
+        while True:
+            try:
+                await self._run_session()
+            except LinkLost as lost:
+                self.tried = True
+                why, greeted = str(lost), self._session is not None
+                self._session = None
+                if greeted:
+                    backoff_s, logged = FIRST_BACKOFF_S, None
+                if why != logged:
+                    log.warning("worker not connected", address=self.address, reason=why)
+                    logged = why
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+
+    async def _run_session(self) -> None:
+        async with grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS) as channel:
+            session = _Session(channel.stream_stream(CONNECT)(), self._listener)
+            hello = await session.greet()
+            self._listener.worker_up(self, hello)
+            self._session = session
+            self.tried = True
+            log.info("worker connected", address=self.address, role=hello.role.value, worker=f"{session.worker:016x}")
+            try:
+                await session.run()
+            finally:
+                self._listener.worker_down(session.worker)
+
+
+class _Session:
+    """A life of a stream."""
+
+    def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", listener: LinkListener) -> None:
+        self._call = call
+        self._listener = listener
+        self._commands: asyncio.Queue[Command] = asyncio.Queue(MAX_QUEUED_COMMANDS)
+        self._failed = asyncio.Event()
+        self._failure = ""
+        self._heard_at = 0.0
+        self._sequence: int | None = None  # of the last block events
+        self._together = False  # the worker takes several commands in one message
+        self.worker = WorkerId(0)
+
+    async def greet(self) -> WorkerHello:
+        """Exchanges hellos. Raises LinkLost or LinkRefused."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await self._write(serialize_gateway_message(self._listener.gateway_hello()))
+                hello = await self._read()
+        except TimeoutError:
+            raise LinkLost(f"no hello within {HELLO_TIMEOUT_S:g} s") from None
+        if not isinstance(hello, WorkerHello):
+            raise LinkLost("its first message is not a hello")
+        if hello.protocol_major != PROTOCOL_MAJOR:
+            theirs = f"{hello.protocol_major}.{hello.protocol_minor}"
+            raise LinkRefused(f"it speaks protocol {theirs}, this gateway {PROTOCOL_MAJOR}")
+        self.worker = hello.worker_id
+        self._together = hello.protocol_minor >= COMMANDS_MINOR
+        return hello
+
+    async def run(self) -> None:
+        """Carries messages both ways. Always ends in LinkLost."""
+        # No task group: up to Python 3.12 one in which a task fails just as it is cancelled loses the cancellation.
+        tasks = [asyncio.create_task(part) for part in (self._send_commands(), self._receive(), self._watch())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    def queue(self, command: Command) -> None:
+        """Puts a command behind the others. Ends the session of a worker that leaves too many unread."""
+        try:
+            self._commands.put_nowait(command)
+        except asyncio.QueueFull:
+            self.fail(f"it left {MAX_QUEUED_COMMANDS} commands unread")
+
+    def fail(self, why: str) -> None:
+        """Ends the session soon."""
+        self._failure = self._failure or why
+        self._failed.set()
+
+    async def _send_commands(self) -> None:
+        while True:
+            message = bytearray(self._packed(await self._commands.get()))
+            while self._together and len(message) < _ENOUGH_BYTES and not self._commands.empty():
+                message += self._packed(self._commands.get_nowait())
+            await self._write(bytes(message))
+
+    def _packed(self, command: Command) -> bytes:
+        return serialize_gateway_message(Commands((command,)) if self._together else command)
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            message = await self._read()
+            self._heard_at = loop.time()
+            if isinstance(message, WorkerHello):
+                raise LinkLost("it said hello twice")
+            if isinstance(message, BlockEvents):
+                self._check_sequence(message)
+            self._listener.worker_sent(self.worker, message)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
+        while not self._failed.is_set():
+            try:
+                async with asyncio.timeout_at(self._heard_at + SILENCE_TIMEOUT_S):
+                    await self._failed.wait()
+            except TimeoutError:
+                if loop.time() >= self._heard_at + SILENCE_TIMEOUT_S:
+                    self.fail(f"it was silent for {SILENCE_TIMEOUT_S:g} s")
+        raise LinkLost(self._failure)
+
+    def _check_sequence(self, events: BlockEvents) -> None:
+        expected = None if self._sequence is None else self._sequence + 1
+        if not events.snapshot and events.sequence != expected:
+            raise LinkLost(f"block events {events.sequence} came where {expected} was due")
+        self._sequence = events.sequence
+
+    async def _read(self) -> WorkerHello | Frame | BlockEvents:
+        try:
+            raw = await self._call.read()
+            if isinstance(raw, bytes):
+                return deserialize_worker_message(raw)
+            raise LinkLost(await self._describe_end())
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+        except WireError as error:
+            raise LinkLost(f"it sent a message that makes no sense: {error}") from error
+
+    async def _write(self, raw: bytes) -> None:
+        try:
+            await self._call.write(raw)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+        except asyncio.InvalidStateError:
+            raise LinkLost(await self._describe_end()) from None
+
+    async def _describe_end(self) -> str:
+        return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
+
+
+def _translated(error: grpc.aio.AioRpcError) -> LinkLost:
+    kind = LinkRefused if error.code() is grpc.StatusCode.FAILED_PRECONDITION else LinkLost
+    return kind(f"{error.code().name}: {error.details()}")

@@ -1,0 +1,290 @@
+"""Routing: chooses the workers for a request, as a pure function of what is known of them.
+
+A worker's cost is the prompt tokens that it would compute or fetch for this request, plus those queued there already,
+plus a number of tokens for each running sequence, plus the tokens for which it has no free block. The cheapest worker
+wins; between equals the turn decides. The costs of a pair's two workers do not depend on each other, so the best pair
+is found without trying all pairs.
+
+In automatic mode, time decides whether the best pair or the best decode worker alone gets the request: the time that
+this request waits, and the time that it makes others wait. A prompt computed on a decode worker holds up all sequences
+that generate there. A prefill worker on the same host takes cores from them too, but no more than it shares, and a
+handoff takes time of its own. `Figures` holds these times, which costs.py learns.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+
+from kvtransfer.ids import WorkerId
+from services.config import HandoffMode, WorkerRole
+from services.protocol.frames import Load
+
+# The weight of one running sequence against prompt tokens still to be computed. A decode step handles one token of each
+# running sequence, so a sequence delays a newcomer by about as much as a small piece of a prompt.
+SEQUENCE_COST = 16
+
+# In automatic mode one request in this many takes the plan that looks worse, so that its cost stays known; unless it
+# looks far worse.
+TRIAL_EVERY = 64
+_TRIAL_LIMIT = 3.0
+# The share of its cores that a decode worker loses to a busy prefill worker of its host, until that was measured.
+_SHARED_AT_FIRST = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A live worker, as one request sees it."""
+
+    id: WorkerId
+    address: str
+    role: WorkerRole
+    pairs_by: tuple[str, int]  # fingerprint, kv protocol: equal ones can hand over to each other ...
+    transports: frozenset[str]  # ... if they have one of these in common
+    block_size: int
+    num_blocks: int
+    load: Load
+    depth: int = 0  # leading blocks of this prompt in its cache
+    queued_tokens: int = 0  # see Workload
+    assigned: int = 0  # see Workload
+    generating: int = 0  # see Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """A request's demands on its workers."""
+
+    num_tokens: int  # to be in KV before the next token
+    one_token: bool = False  # the request ends with the next token
+    larger_than: int = 0  # blocks of the largest worker that was too small
+    avoid: frozenset[WorkerId] = frozenset()  # workers that refused it just now
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rule by which a request is split between two workers."""
+
+    handoff: HandoffMode
+    threshold: int | None = None  # for HandoffMode.AUTO: uncached tokens at the decode worker; None: by what is learned
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds for a number of tokens."""
+
+    base_s: float
+    per_token_s: float
+
+    def at(self, tokens: float) -> float:
+        """The time for so many tokens, in seconds."""
+        return self.base_s + self.per_token_s * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Measured costs of plans. None: not known so far."""
+
+    prefill: Line | None = None  # to the first token at a prefill worker, by tokens to compute
+    alone: Line | None = None  # the same at a decode worker without a handoff
+    handoff: Line | None = None  # from the first token to the second, beyond a step, by tokens to fetch
+    shared: float | None = None  # of a decode worker's time, lost to a busy prefill worker of its host; 0 to 1
+
+
+class Why(StrEnum):
+    """The reason for a pair or for a decode worker alone."""
+
+    FORCED = "forced"  # the policy leaves no choice
+    NO_PAIR = "no pair"  # there is no prefill worker, or none that can pair
+    ONE_TOKEN = "one token"  # nothing would be left to do after a handoff
+    CACHED = "cached"  # all but a block is in decode's cache
+    THRESHOLD = "threshold"  # the policy's own
+    TRIAL = "trial"  # to learn what it costs
+    SOONER = "sooner"  # less waiting, its own and others'
+
+
+class PlanKind(StrEnum):
+    """The roles of a plan's workers."""
+
+    PAIR = "pair"
+    DECODE = "decode"  # a decode worker alone
+    PREFILL = "prefill"  # a prefill worker alone
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The workers that get a request: a pair, or one worker alone."""
+
+    prefill: Candidate | None
+    decode: Candidate | None
+    why: Why = Why.FORCED
+    pair_s: float | None = None  # expected of a pair, and of a decode worker alone; None: not computed
+    alone_s: float | None = None
+
+    @property
+    def split(self) -> bool:
+        """True when the plan needs a handoff."""
+        return self.prefill is not None and self.decode is not None
+
+    @property
+    def kind(self) -> PlanKind:
+        """The roles of the plan's workers."""
+        if self.split:
+            return PlanKind.PAIR
+        return PlanKind.DECODE if self.decode is not None else PlanKind.PREFILL
+
+    def workers(self) -> list[Candidate]:
+        """All workers that are sent the request."""
+        return [worker for worker in (self.prefill, self.decode) if worker is not None]
+
+    @property
+    def computes(self) -> Candidate:
+        """The worker that computes the prompt."""
+        worker = self.prefill or self.decode
+        assert worker is not None
+        return worker
+
+    @property
+    def generates(self) -> Candidate:
+        """The worker that generates all tokens, or all but the first."""
+        worker = self.decode or self.prefill
+        assert worker is not None
+        return worker
+
+
+_NOTHING_KNOWN = Figures()
+
+
+class NoPlan(Enum):
+    """The reason why a request is sent to no worker."""
+
+    NO_WORKER = "no worker that can run it is connected"
+    TOO_LARGE = "it fits no worker that is connected"
+    NOT_NOW = "every worker that could run it refused it just now"
+
+
+def make_plan(
+    candidates: Iterable[Candidate], demand: Demand, policy: Policy, turn: int, figures: Figures = _NOTHING_KNOWN
+) -> Plan | NoPlan:
+    """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
+    able = [worker for worker in candidates if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
+    fitting = [worker for worker in able if _fits(worker, demand)]
+    ready = [worker for worker in fitting if worker.id not in demand.avoid]
+    prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)
+    decodes = _by_cost((worker for worker in ready if worker.role is WorkerRole.DECODE), demand, turn)
+    if demand.one_token and prefills and (policy.handoff is not HandoffMode.NEVER or not decodes):
+        return Plan(prefills[0], None, Why.ONE_TOKEN)
+    if decodes:
+        pair = None if policy.handoff is HandoffMode.NEVER else _best_pair(prefills, decodes, demand)
+        alone = Plan(None, decodes[0], Why.FORCED if policy.handoff is HandoffMode.NEVER else Why.NO_PAIR)
+        if pair is None or policy.handoff is HandoffMode.ALWAYS:
+            return pair or alone
+        return _pair_or_alone(pair, alone, demand, policy, figures, turn)
+    return _why_not(able, fitting, demand)
+
+
+def uncached_tokens(worker: Candidate, num_tokens: int) -> int:
+    """The number of a prompt's tokens that this worker does not cache. The last token is always computed."""
+    full_blocks = (num_tokens - 1) // worker.block_size
+    return num_tokens - min(worker.depth, full_blocks) * worker.block_size
+
+
+def _may_prefill(demand: Demand, policy: Policy) -> bool:
+    return demand.one_token or policy.handoff is not HandoffMode.NEVER
+
+
+def _fits(worker: Candidate, demand: Demand) -> bool:
+    tokens = demand.num_tokens + (worker.role is WorkerRole.DECODE)  # decode holds the next position too
+    needed = -(-tokens // worker.block_size)
+    return worker.num_blocks >= needed and worker.num_blocks > demand.larger_than
+
+
+def _by_cost(workers: Iterable[Candidate], demand: Demand, turn: int) -> list[Candidate]:
+    rotated = sorted(workers, key=lambda worker: worker.id)
+    if rotated:
+        at = turn % len(rotated)
+        rotated = rotated[at:] + rotated[:at]
+    return sorted(rotated, key=lambda worker: _cost(worker, demand.num_tokens))
+
+
+def _cost(worker: Candidate, num_tokens: int) -> int:
+    sequences = max(worker.load.running + worker.load.waiting, worker.assigned)
+    uncached = uncached_tokens(worker, num_tokens)
+    missing = max(0, uncached - worker.load.available_blocks * worker.block_size)
+    return uncached + _queued(worker) + sequences * SEQUENCE_COST + missing
+
+
+def _pair_or_alone(pair: Plan, alone: Plan, demand: Demand, policy: Policy, figures: Figures, turn: int) -> Plan:
+    decode = alone.generates
+    uncached = uncached_tokens(decode, demand.num_tokens)
+    if policy.threshold is not None:
+        return replace(pair if uncached > policy.threshold else alone, why=Why.THRESHOLD)
+    if uncached <= decode.block_size:
+        return replace(alone, why=Why.CACHED)
+    pair_s, alone_s = _pair_s(pair, demand, figures), _alone_s(decode, uncached, figures)
+    if pair_s is None or alone_s is None:
+        return replace(pair if turn % 2 == 0 else alone, why=Why.TRIAL)
+    best, other = (pair, alone) if pair_s < alone_s else (alone, pair)
+    trial = turn % TRIAL_EVERY == TRIAL_EVERY - 1 and max(pair_s, alone_s) < _TRIAL_LIMIT * min(pair_s, alone_s)
+    why = Why.TRIAL if trial else Why.SOONER
+    return replace(other if trial else best, why=why, pair_s=pair_s, alone_s=alone_s)
+
+
+def _alone_s(decode: Candidate, uncached: int, figures: Figures) -> float | None:
+    """The request's wait for its first token, plus the waits of all sequences that generate there, in seconds."""
+    if figures.alone is None:
+        return None
+    return figures.alone.at(_queued(decode) + uncached) + figures.alone.per_token_s * uncached * _generating(decode)
+
+
+def _pair_s(pair: Plan, demand: Demand, figures: Figures) -> float | None:
+    """The request's waits for its first and second token, plus the waits of all others at decode, in seconds.
+
+    Where the two workers share cores, a prompt takes longer beside a decode worker that has sequences.
+    """
+    prefill, decode = pair.computes, pair.generates
+    if figures.prefill is None or figures.handoff is None:
+        return None
+    others = max(decode.load.running + decode.load.waiting, decode.assigned)
+    shared = _shared(prefill, decode, figures) if others else 0.0
+    compute_s = figures.prefill.per_token_s * uncached_tokens(prefill, demand.num_tokens) / (1 - shared)
+    waits_s = figures.prefill.at(_queued(prefill)) + figures.handoff.at(uncached_tokens(decode, demand.num_tokens))
+    return waits_s + compute_s * (1 + shared * others)
+
+
+def _shared(prefill: Candidate, decode: Candidate, figures: Figures) -> float:
+    if prefill.address.rpartition(":")[0] != decode.address.rpartition(":")[0]:
+        return 0.0
+    return _SHARED_AT_FIRST if figures.shared is None else figures.shared
+
+
+def _queued(worker: Candidate) -> int:
+    # The worker's own figure is a moment old, and this gateway's count leaves out other gateways: the larger one holds.
+    return max(worker.load.waiting_tokens, worker.queued_tokens)
+
+
+def _generating(worker: Candidate) -> int:
+    """The number of sequences that a prompt would hold up: those that generate already."""
+    return max(worker.generating, worker.load.running - (worker.assigned - worker.generating))
+
+
+def _best_pair(prefills: Sequence[Candidate], decodes: Sequence[Candidate], demand: Demand) -> Plan | None:
+    """Both lists are cheapest first, so the first prefill that a decode worker can pair with is its best."""
+    pairs = []
+    for decode in decodes:
+        partner = next((prefill for prefill in prefills if _can_pair(prefill, decode)), None)
+        if partner is not None:
+            pairs.append((_cost(partner, demand.num_tokens) + _cost(decode, demand.num_tokens), Plan(partner, decode)))
+    return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
+
+
+def _can_pair(prefill: Candidate, decode: Candidate) -> bool:
+    compatible = prefill.pairs_by == decode.pairs_by and not prefill.transports.isdisjoint(decode.transports)
+    return compatible and prefill.id not in decode.load.avoid
+
+
+def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: Demand) -> NoPlan:
+    def could_run(workers: Sequence[Candidate]) -> bool:
+        return any(worker.role is WorkerRole.DECODE or demand.one_token for worker in workers)
+
+    if not could_run(able):
+        return NoPlan.NO_WORKER
+    return NoPlan.NOT_NOW if could_run(fitting) else NoPlan.TOO_LARGE

@@ -1,0 +1,21 @@
+"""The gateway's ports: how they are opened, and how long open requests may take once they close."""
+
+import errno
+import socket
+
+DRAIN_S = 30  # for answers in progress, after the first signal
+BACKLOG = 2048
+
+
+class ListenError(Exception):
+    """The address cannot be listened on. The message is one line, for the person who chose the address."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket; port 0 takes a free one. Raises ListenError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = "is in use already" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
+        raise ListenError(f"{host}:{port} {why}") from error

@@ -1,0 +1,79 @@
+"""Serves an ASGI app on one address until a signal; answers in progress may then end."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+import structlog
+import uvicorn
+from starlette.types import ASGIApp
+
+from services.gateway.listening import DRAIN_S
+from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites
+
+# Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
+# Clients and proxies close them after 5 to 60 s.
+KEEP_ALIVE_S = 75
+
+log = structlog.get_logger()
+
+
+def http_config(app: ASGIApp) -> uvicorn.Config:
+    """uvicorn's settings for the gateway."""
+    return uvicorn.Config(
+        app,
+        http=partial(BoundedHttpProtocol, pending=PendingWrites()),  # type: ignore[arg-type]  # called as a class is
+        loop="none",  # there is one already
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,  # the process has configured logging
+        log_level="warning",
+        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        server_header=False,
+        proxy_headers=False,  # nothing here asks for the client's address
+    )
+
+
+async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[], object] = lambda: None) -> None:
+    """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S.
+
+    `on_stopping` is called between the two.
+    """
+    server = _Server(http_config(app), on_stopping)
+    await server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Stops at a signal, and does not raise the signal again at the end, as uvicorn does."""
+
+    def __init__(self, config: uvicorn.Config, on_stopping: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_stopping = on_stopping
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Lets answers in progress end at the first signal, and cuts them off at the second."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        for number in numbers:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See capture_signals."""
+        log.info("stopping", signal=signal.Signals(sig).name, at_once=self.should_exit)
+        if self.should_exit:
+            self.force_exit = True
+        else:
+            self.should_exit = True
+            self._on_stopping()

@@ -1,0 +1,366 @@
+"""Bad input to the OpenAI API: each gets its status and one envelope that names the field; nothing reaches a worker."""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from services.gateway.openai import exchange, http_protocol
+from tests.gateway.running_api import MAX_BODY_BYTES, Api, running_api
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def api() -> AsyncIterator[Api]:
+    async with running_api() as running:
+        running.generator.max_model_len = 64
+        yield running
+        assert running.generator.requests == []  # not one of them got any further
+
+
+def assert_refused(
+    response: httpx.Response, param: str | None, code: str | None = None, status: int = 400, says: str = ""
+) -> None:
+    """The envelope, whole, and nothing of our insides in it."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    if code is not None:
+        assert error["code"] == code
+    assert says in error["message"]
+    assert error["message"].strip()
+    for inside in ("Traceback", "pydantic", "orjson", "services", "Error", ".py", "Input should"):
+        assert inside not in error["message"]
+    assert response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"model": "m",}',
+        b"null",
+        b"[]",
+        b"5",
+        b'"x"',
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b"\xef\xbb\xbf{}",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_body_that_is_no_json_object(api: Api, path: str, body: bytes):
+    assert_refused(await api.http.post(path, content=body, headers=JSON), None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        b'{"model":"m","prompt":"x","seed":' + b"9" * 5000 + b"}",
+    ],
+)
+async def test_json_made_to_be_slow_is_refused_fast(api: Api, body: bytes):
+    started = time.monotonic()
+    assert_refused(await api.http.post("/v1/completions", content=body, headers=JSON), None)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+async def test_wrong_content_type(api: Api, content_type: str):
+    headers = {"content-type": content_type}
+    response = await api.http.post("/v1/completions", content=b'{"model":"m","prompt":"x"}', headers=headers)
+    assert_refused(response, None, status=415, says="application/json")
+
+
+async def test_unknown_path_and_method(api: Api):
+    assert_refused(await api.http.get("/v1/nothing"), None, status=404)
+    assert_refused(await api.http.post("/v1/chat/completions/", json={}), None, status=404)
+    wrong_method = await api.http.get("/v1/completions")
+    assert_refused(wrong_method, None, status=405, says="POST")
+    assert wrong_method.headers["allow"] == "POST"
+
+
+async def test_body_over_the_limit(api: Api):
+    big = json.dumps({"model": "m", "prompt": "x" * MAX_BODY_BYTES}).encode()
+    announced = await api.http.post("/v1/completions", content=big, headers=JSON)
+    assert_refused(announced, None, status=413, says=str(MAX_BODY_BYTES))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(big), 65_536):
+            yield big[start : start + 65_536]
+
+    assert_refused(await api.http.post("/v1/completions", content=chunks(), headers=JSON), None, status=413)
+
+
+async def raw_answer(api: Api, *parts: bytes) -> bytes:
+    """Returns the answer to these bytes, up to where the server closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    answer = b""
+    with contextlib.suppress(ConnectionError):  # closed while we still write
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(120):
+            answer = await reader.read()
+    writer.close()
+    return answer
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        HEAD + b"Content-Length: -1\r\n\r\n{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+    ],
+)
+async def test_what_is_no_http_gets_the_envelope_too(api: Api, request_bytes: bytes):
+    head, _, body = (await raw_answer(api, request_bytes)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_connection_that_says_nothing_or_drips_is_closed(api: Api, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.5)
+    assert await raw_answer(api) == b""
+    assert await raw_answer(api, *(HEAD[at : at + 1] for at in range(40))) == b""
+    answered = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    assert (await raw_answer(api, answered, HEAD)).count(b"HTTP/1.1") == 1  # the second request never gets further
+
+
+async def test_a_body_that_does_not_come_is_refused(api: Api, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.5)
+    answer = await raw_answer(api, HEAD + b"Content-Length: 100\r\n\r\n{")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+# (fields, param, code); sent to both endpoints
+BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"temperature": -0.1}, "temperature", "decimal_below_min_value"),
+    ({"temperature": 2.1}, "temperature", "decimal_above_max_value"),
+    ({"temperature": "abc"}, "temperature", "invalid_type"),
+    ({"temperature": True}, "temperature", "invalid_type"),
+    ({"top_p": 0}, "top_p", None),
+    ({"top_p": 1.1}, "top_p", "decimal_above_max_value"),
+    ({"min_p": -0.1}, "min_p", "decimal_below_min_value"),
+    ({"min_p": 1.1}, "min_p", "decimal_above_max_value"),
+    ({"top_k": -2}, "top_k", None),
+    ({"top_k": 1.5}, "top_k", "invalid_type"),
+    ({"top_k": 2**31}, "top_k", "integer_above_max_value"),
+    ({"n": 0}, "n", "integer_below_min_value"),
+    ({"n": -1}, "n", "integer_below_min_value"),
+    ({"n": 129}, "n", "integer_above_max_value"),
+    ({"n": 1.5}, "n", "invalid_type"),
+    ({"presence_penalty": 3}, "presence_penalty", "decimal_above_max_value"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", "decimal_below_min_value"),
+    ({"presence_penalty": "0.5"}, "presence_penalty", "invalid_type"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "decimal_below_min_value"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty", "decimal_below_min_value"),
+    ({"repetition_penalty": 100.1}, "repetition_penalty", "decimal_above_max_value"),
+    ({"max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+    ({"max_tokens": -1}, "max_tokens", "integer_below_min_value"),
+    ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+    ({"min_tokens": -1}, "min_tokens", "integer_below_min_value"),
+    ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", None),
+    ({"model": None}, "model", "missing_required_parameter"),
+    ({"model": 5}, "model", "invalid_type"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "array_above_max_length"),
+    ({"stop": ""}, "stop", None),
+    ({"stop": ["a", ""]}, "stop", None),
+    ({"stop": 5}, "stop", None),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "integer_below_min_value"),
+    ({"stop_token_ids": [100_000]}, "stop_token_ids", None),
+    ({"stream_options": {"include_usage": True}}, "stream_options", None),
+    ({"stream": True, "stream_options": {"nobody": 1}}, "stream_options.nobody", "unknown_parameter"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        "stream_options.continuous_usage_stats",
+        None,
+    ),
+    ({"stream": "foo"}, "stream", "invalid_type"),
+    ({"seed": 2**64}, "seed", None),
+    ({"seed": -(2**63) - 1}, "seed", None),
+    ({"seed": "x"}, "seed", "invalid_type"),
+    ({"nobody_knows_this": 1}, "nobody_knows_this", "unknown_parameter"),
+    ({"nobody_knows_this": None}, "nobody_knows_this", "unknown_parameter"),
+    ({"store": True}, "store", "unsupported_parameter"),
+    ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
+    ({"logit_bias": {"abc": 1}}, "logit_bias", None),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", None),
+    ({"logit_bias": {"5": 101}}, "logit_bias", None),
+    ({"logit_bias": {"5": "1"}}, "logit_bias", None),
+    ({"logit_bias": {"100000": 1}}, "logit_bias", None),
+    ({"logit_bias": {"99999999999": 1}}, "logit_bias", None),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", None),
+    ({"logit_bias": [[5, 1]]}, "logit_bias", None),
+    ({"bad_words": "word"}, "bad_words", "invalid_type"),
+    ({"bad_words": [""]}, "bad_words[0]", None),
+    ({"bad_words": ["x"] * 129}, "bad_words", "array_above_max_length"),
+    ({"cache_salt": "x"}, "cache_salt", "unsupported_parameter"),
+    ({"cache_salt": ""}, "cache_salt", "unsupported_parameter"),
+    ({"guided_regex": "(a+)+$"}, "guided_regex", "unsupported_parameter"),
+    ({"structured_outputs": {"json": {}}}, "structured_outputs", "unsupported_parameter"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_parameter"),
+    ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "poem"}}, "response_format.type", "invalid_value"),
+    ({"kv_transfer_params": {"remote_host": "x"}}, "kv_transfer_params", "unknown_parameter"),
+    ({"priority": False}, "priority", "unsupported_parameter"),
+    ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD_FIELDS, ids=[json.dumps(case[0])[:60] for case in BAD_FIELDS])
+async def test_bad_field(api: Api, fields: dict[str, Any], param: str, code: str | None):
+    for send in (api.chat, api.complete):
+        assert_refused(await send(**fields), param, code)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty"])
+async def test_number_that_is_not_finite(api: Api, field: str, number: bytes):
+    body = b'{"model":"m","prompt":"x","' + field.encode() + b'":' + number + b"}"
+    assert_refused(await api.http.post("/v1/completions", content=body, headers=JSON), field)
+
+
+async def test_unknown_model(api: Api):
+    for response in (await api.chat(model="other"), await api.complete(model="other")):
+        assert_refused(response, "model", "model_not_found", status=404, says="other")
+    assert_refused(await api.http.get("/v1/models/other"), "model", "model_not_found", status=404)
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"messages": None}, "messages", "missing_required_parameter"),
+    ({"messages": []}, "messages", "empty_array"),
+    ({"messages": 5}, "messages", "invalid_type"),
+    ({"messages": [5]}, "messages[0]", "invalid_type"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+    ({"messages": [*user("x"), {"role": "foo", "content": "x"}]}, "messages[1].role", "invalid_value"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": user(None)}, "messages[0]", None),
+    ({"messages": user(5)}, "messages[0].content", None),
+    ({"messages": user([])}, "messages[0].content", "empty_array"),
+    ({"messages": user([{"type": "smell"}])}, "messages[0].content[0].type", "invalid_value"),
+    (
+        {"messages": user([{"type": "image_url", "image_url": {"url": "x"}}])},
+        "messages[0].content[0].type",
+        "invalid_value",
+    ),
+    ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text", "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": "x", "nobody": 1}]}, "messages[0].nobody", "unknown_parameter"),
+    ({"top_logprobs": 3}, "top_logprobs", None),
+    ({"logprobs": False, "top_logprobs": 3}, "top_logprobs", None),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
+    ({"logprobs": 3}, "logprobs", "invalid_type"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "integer_below_min_value"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens", None),
+    ({"tools": []}, "tools", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
+    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"echo": True}, "echo", "unsupported_parameter"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", None),
+    ({"chat_template_kwargs": 5}, "chat_template_kwargs", "invalid_type"),
+    ({"continue_final_message": True}, "continue_final_message", None),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), BAD_CHATS, ids=[json.dumps(case[0])[:60] for case in BAD_CHATS])
+async def test_bad_chat(api: Api, fields: dict[str, Any], param: str, code: str | None):
+    assert_refused(await api.chat(**fields), param, code)
+
+
+async def test_chat_without_messages(api: Api):
+    response = await api.http.post("/v1/chat/completions", json={"model": "m"})
+    assert_refused(response, "messages", "missing_required_parameter")
+
+
+BAD_PROMPTS: list[Any] = [None, "", [], [-1], [100_000], [2**40], [1, "x"], [True], [1.5], [None], {"a": 1}, [[]], [""]]
+
+
+@pytest.mark.parametrize("prompt", BAD_PROMPTS, ids=json.dumps)
+async def test_bad_prompt(api: Api, prompt: Any):
+    assert_refused(await api.complete(prompt=prompt), "prompt")
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"prompt": ["x"] * 1025}, "prompt", "array_above_max_length"),
+    ({"prompt": ["x", ""]}, "prompt", "empty_string"),
+    ({"prompt": [[1], []]}, "prompt", "empty_array"),
+    ({"prompt": ["x", 5]}, "prompt", "invalid_type"),
+    ({"prompt": [[1], [100_000]]}, "prompt", None),
+    ({"prompt": [-1], "echo": True}, "prompt", None),
+    ({"prompt": [2**40], "echo": True}, "prompt", None),
+    ({"prompt": ["x", "word " * 100]}, "prompt", "context_length_exceeded"),
+    ({"logprobs": 21}, "logprobs", "integer_above_max_value"),
+    ({"logprobs": -1}, "logprobs", "integer_below_min_value"),
+    ({"logprobs": True}, "logprobs", "invalid_type"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "integer_below_min_value"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None),
+    ({"echo": "x"}, "echo", "invalid_type"),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"), BAD_COMPLETIONS, ids=[json.dumps(case[0])[:60] for case in BAD_COMPLETIONS]
+)
+async def test_bad_completion(api: Api, fields: dict[str, Any], param: str, code: str | None):
+    assert_refused(await api.complete(**fields), param, code)
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 2}, {"suffix": "x"}])
+async def test_unsupported_in_completions(api: Api, fields: dict[str, Any]):
+    assert_refused(await api.complete(**fields), next(iter(fields)), "unsupported_parameter")
+
+
+@pytest.mark.parametrize("length", [64, 65, 10_000])
+async def test_prompt_longer_than_the_context(api: Api, length: int):
+    """A prompt that fills it leaves no room for a token."""
+    response = await api.complete(prompt=[5] * length)
+    assert_refused(response, "prompt", "context_length_exceeded", says="64")
+    response = await api.chat(messages=user("word " * length))
+    assert_refused(response, "messages", "context_length_exceeded", says="64")
+
+
+async def test_prompt_and_max_tokens_over_the_context(api: Api):
+    response = await api.complete(prompt=[5] * 60, max_tokens=5)
+    assert_refused(response, "prompt", "context_length_exceeded", says="60 in the prompt, 5 in the completion")
+
+
+async def test_hostile_names_are_cut(api: Api):
+    response = await api.complete(**{"x" * 100_000: 1})
+    assert len(response.content) < 1000
+    assert response.status_code == 400

@@ -1,0 +1,103 @@
+"""The API side behind a real HTTP server, over a scripted generator."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from prometheus_client import CollectorRegistry
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
+from services.gateway.api.request_runner import make_runners
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.app import create_app
+from services.gateway.openai.serving import http_config
+from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
+from tests.gateway.tokenizer_files import CHATML, byte_level
+
+MODEL = "m"
+MAX_BODY_BYTES = 1 << 20
+
+
+@dataclass
+class Api:
+    """A running gateway. `base_url` has no /v1."""
+
+    base_url: str
+    generator: ScriptedGenerator
+    tokenizer: Tokenizer
+    http: httpx.AsyncClient
+    port: int
+    logs: list[MutableMapping[str, Any]]
+
+    def tokens(self, text: str) -> list[int]:
+        return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
+
+    async def chat(self, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.http.post("/v1/chat/completions", json=body)
+
+    async def complete(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", **fields})
+
+
+@asynccontextmanager
+async def running_api(
+    *, template: str | None = CHATML, defaults: GenerationDefaults | None = None, request_timeout_s: float = 300.0
+) -> AsyncIterator[Api]:
+    """A gateway on a free port of loopback."""
+    tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
+    generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
+    metrics = GatewayMetrics(CollectorRegistry())
+    model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
+    chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+    app = create_app(
+        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
+        generator=generator,
+        metrics=metrics,
+        describe_ledger=lambda: {"rows": []},
+        request_timeout_s=request_timeout_s,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
+    port = listener.getsockname()[1]
+    config = http_config(app)
+    config.timeout_graceful_shutdown = 5  # a test that failed may have left a client behind
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    base_url = f"http://127.0.0.1:{port}"
+    try:
+        with capture_logs(processors=[merge_contextvars]) as logs:
+            async with httpx.AsyncClient(base_url=base_url, timeout=120) as http:
+                yield Api(base_url, generator, tokenizer, http, port, logs)
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+def post_bytes(path: str, fields: dict[str, Any]) -> bytes:
+    """A request as it goes over the wire, for clients that misbehave."""
+    body = json.dumps({"model": MODEL, **fields}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of each server-sent event; the last one may be "[DONE]"."""
+    found = []
+    for block in response.text.split("\n\n")[:-1]:
+        assert block.startswith("data: ")
+        data = block.removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found
