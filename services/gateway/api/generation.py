@@ -4,9 +4,10 @@ The API side never sees a worker, an attempt or a handoff; the dispatch side nev
 
 Tokens come to the API side in one of two ways. `Generation.next` waits for them, which takes a turn of the caller's
 task. `Generation.relay` hands them to a `Sink`, and no task wakes for them. A sink has two methods because of what a
-streamed token costs: nearly all rows of frames are one token with nothing beside it, and to make a delta and an update
-of each such token took 1.8 of the gateway's 19.3 µs for it. A sink that refuses a token in the short form gets it in a
-delta, so both forms together carry one sequence, in order.
+streamed token costs: nearly all rows of frames are one token with nothing beside it. From the row to the bytes of the
+event, such a token takes 1.6 µs in the short form, and 5.1 µs as a delta and an update (128 streams in one process),
+where all that a streamed token costs the gateway is some 14 µs. A sink that refuses a token in the short form gets it
+in a delta, so both forms together carry one sequence, in order.
 """
 
 from collections.abc import Callable
