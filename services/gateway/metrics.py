@@ -14,7 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 from services.config import WorkerRole
 from services.gateway.router import Plan
-from services.gc_debug import GcWatch
+from services.process.gc_watch import GcWatch
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 
