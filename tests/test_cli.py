@@ -4,15 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import typing
 from pathlib import Path
 
 import pytest
-import typer
 
-from services import cli, engine_options
-from services.config import CPU_ISA_VARIABLE, EngineConfig
+from services.cli import checks
+from services.config import CPU_ISA_VARIABLE
+from services.config.engine import EngineConfig, parse_fraction, parse_memory, parse_split_keys
+from services.config.option import OptionError, Refusal, options_of
 from services.engine.kernels.cpu import isa
+from services.process.configs import parse_generation_config, parse_redis_url, parse_workers
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,8 +53,8 @@ def test_a_class_of_processors_that_there_is_not_is_one_line(
 def test_a_class_above_the_processors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isa, "host_features", lambda: dict.fromkeys(("avx2", "fma", "f16c", "bmi", "bmi2"), True))
     monkeypatch.setenv(CPU_ISA_VARIABLE, "avx512")
-    with pytest.raises(cli.Refusal, match=r"BATON_CPU_ISA=avx512: this processor lacks .*; its class is avx2"):
-        cli._checked(EngineConfig(model=Path()))
+    with pytest.raises(Refusal, match=r"BATON_CPU_ISA=avx512: this processor lacks .*; its class is avx2"):
+        checks.check_engine(EngineConfig(model=Path()))
 
 
 def test_the_help_and_the_documents_name_every_class_of_processors() -> None:
@@ -63,8 +64,7 @@ def test_the_help_and_the_documents_name_every_class_of_processors() -> None:
 
 
 def _help_of(option: str) -> str:
-    _, settings = typing.get_args(typing.get_type_hints(engine_options.EngineOptions, include_extras=True)[option])
-    text: str = settings.help
+    (text,) = (field.option.help for field in options_of(EngineConfig) if field.name == option)
     return text
 
 
@@ -103,12 +103,12 @@ def test_a_gguf_file_is_found_by_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_sampling_defaults_that_make_no_sense_are_refused(text: str, named: str) -> None:
-    with pytest.raises(cli.Refusal, match=named):
-        cli.parse_generation_config(text)
+    with pytest.raises(Refusal, match=named):
+        parse_generation_config(text)
 
 
 def test_sampling_defaults_are_read() -> None:
-    values = cli.parse_generation_config('{"temperature": 0, "top_k": 0, "min_p": null}')
+    values = parse_generation_config('{"temperature": 0, "top_k": 0, "min_p": null}')
     assert values == {"temperature": 0.0, "top_k": -1}
 
 
@@ -149,8 +149,8 @@ def test_help_names_the_options(option: str) -> None:
 def test_a_process_that_is_told_to_end_while_it_loads_ends() -> None:
     """By a handler of its own: for process 1, as in a container, there is no other end."""
     code = (
-        "import time; from services import cli; cli.app = lambda: (print('loading', flush=True), time.sleep(300)); "
-        "cli.main()"
+        "import time; from services.cli import commands, main; "
+        "commands.app = lambda: (print('loading', flush=True), time.sleep(300)); main()"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -161,7 +161,7 @@ def test_a_process_that_is_told_to_end_while_it_loads_ends() -> None:
 
 def test_help_loads_neither_torch_nor_grpc() -> None:
     code = (
-        "import sys\nfrom services.cli import app\n"
+        "import sys\nfrom services.cli.commands import app\n"
         "try: app(['--help'])\n"
         "except SystemExit: print([name for name in ('torch', 'grpc', 'numpy') if name in sys.modules])"
     )
@@ -174,41 +174,41 @@ def test_help_loads_neither_torch_nor_grpc() -> None:
     [("4096", 4096), ("512MiB", 512 << 20), ("4GiB", 4 << 30), ("1.5 kib", 1536), ("2gb", 2 * 10**9)],
 )
 def test_memory_is_read_in_the_units_people_write(text: str, num_bytes: int) -> None:
-    assert engine_options.parse_memory(text) == num_bytes
+    assert parse_memory(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "4x", "-1", "GiB", "1e9"])
 def test_what_is_no_memory_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        engine_options.parse_memory(text)
+    with pytest.raises(OptionError):
+        parse_memory(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-128", "100", "many", ""])
 def test_split_sizes_are_multiples_of_what_kernels_read_at_once(text: str) -> None:
-    assert engine_options.parse_split_keys("256") == 256
-    with pytest.raises(typer.BadParameter):
-        engine_options.parse_split_keys(text)
+    assert parse_split_keys("256") == 256
+    with pytest.raises(OptionError):
+        parse_split_keys(text)
 
 
 @pytest.mark.parametrize(("text", "fraction"), [("0.5", 0.5), ("1", 1.0), (".01", 0.01)])
 def test_a_fraction_is_above_0_and_at_most_1(text: str, fraction: float) -> None:
-    assert engine_options.parse_fraction(text) == fraction
+    assert parse_fraction(text) == fraction
 
 
 @pytest.mark.parametrize("text", ["0", "-0.5", "1.01", "nan", "90%", ""])
 def test_what_is_no_fraction_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        engine_options.parse_fraction(text)
+    with pytest.raises(OptionError):
+        parse_fraction(text)
 
 
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:0", "host:65536", "host:x", "a:1,b"])
 def test_what_is_no_list_of_workers_is_refused(text: str) -> None:
-    with pytest.raises(typer.BadParameter):
-        cli.parse_workers(text)
+    with pytest.raises(OptionError):
+        parse_workers(text)
 
 
 def test_workers_are_read_from_a_list() -> None:
-    assert cli.parse_workers("a:1, [::1]:2,") == ("a:1", "[::1]:2")
+    assert parse_workers("a:1, [::1]:2,") == ("a:1", "[::1]:2")
 
 
 @pytest.mark.parametrize(
@@ -216,21 +216,21 @@ def test_workers_are_read_from_a_list() -> None:
     ["redis://localhost", "rediss://user:p%2Fw@r:6380/1", "unix:///run/redis.sock", "redis+cluster://a:7000"],
 )
 def test_redis_is_named_by_a_url(url: str) -> None:
-    assert cli.parse_redis_url(url) == url
+    assert parse_redis_url(url) == url
 
 
 @pytest.mark.parametrize("url", ["", "localhost:6379", "http://x", "redis://:secret/w@host:6379", "redis://host:port"])
 def test_what_is_no_url_of_redis_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(typer.BadParameter) as refusal:
-        cli.parse_redis_url(url)
+    with pytest.raises(OptionError) as refusal:
+        parse_redis_url(url)
     assert "secret" not in str(refusal.value)
 
 
 def test_an_address_to_advertise_is_one() -> None:
-    assert cli._advertised_host("10.0.0.1", None, "redis://r") == "10.0.0.1"
-    assert cli._advertised_host("0.0.0.0", "10.0.0.2", "redis://r") == "10.0.0.2"
-    assert cli._advertised_host("0.0.0.0", None, None) is None
-    with pytest.raises(cli.Refusal, match="--advertise-host"):
-        cli._advertised_host("0.0.0.0", None, "redis://r")
-    with pytest.raises(cli.Refusal, match="--redis-url"):
-        cli._advertised_host("127.0.0.1", "10.0.0.2", None)
+    assert checks.advertised_host("10.0.0.1", None, "redis://r") == "10.0.0.1"
+    assert checks.advertised_host("0.0.0.0", "10.0.0.2", "redis://r") == "10.0.0.2"
+    assert checks.advertised_host("0.0.0.0", None, None) is None
+    with pytest.raises(Refusal, match="--advertise-host"):
+        checks.advertised_host("0.0.0.0", None, "redis://r")
+    with pytest.raises(Refusal, match="--redis-url"):
+        checks.advertised_host("127.0.0.1", "10.0.0.2", None)

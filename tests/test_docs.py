@@ -11,7 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from kvtransfer.messages import EndReason
 from services.gateway.metrics import GatewayMetrics
-from services.gc_debug import GcWatch
+from services.process.gc_watch import GcWatch
 from services.protocol.outcomes import FailureCode
 
 ROOT = Path(__file__).parent.parent

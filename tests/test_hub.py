@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services import hub
+from services.cli import hub
 from tests.e2e.stack import free_ports, wait_until
 from tests.gateway import tokenizer_files
 from tests.hub_server import TOKEN, Hub, Repository, serving
@@ -19,7 +19,7 @@ from tests.hub_server import TOKEN, Hub, Repository, serving
 ROOT = Path(__file__).parent.parent
 FETCH = """
 import json, sys
-from services import hub
+from services.cli import hub
 answers = []
 for id, revision, weights in json.loads(sys.argv[1]):
     try:

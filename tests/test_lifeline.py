@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services import lifeline
+from services.process import lifeline
 
 ROOT = Path(__file__).parent.parent
-HOLD = "from services import lifeline; lifeline.hold(); print('held', flush=True); import time; time.sleep(60)"
+HOLD = "from services.process import lifeline; lifeline.hold(); print('held', flush=True); import time; time.sleep(60)"
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
@@ -41,7 +41,7 @@ def test_a_process_without_a_named_parent_outlives_it() -> None:
 def test_the_variable_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child's own children would name a grandparent and refuse to start."""
     monkeypatch.setenv(lifeline.PARENT_VARIABLE, str(os.getppid()))
-    code = "import os; from services import lifeline; lifeline.hold(); print(sorted(os.environ))"
+    code = "import os; from services.process import lifeline; lifeline.hold(); print(sorted(os.environ))"
     environment = {**os.environ, **lifeline.environment()}
     child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert child.returncode == 0

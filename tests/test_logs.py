@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from services.config import LogFormat
-from services.logs import configure_logging
+from services.process.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from loadtest.gpu.workers import PairSetup, in_turn, pair_of
 from loadtest.micro.rows import Row
 from loadtest.micro.transport import host_blocks, reading
 from loadtest.micro.worker_pair import Handoff, WorkerPair
-from services.config import Device, TransportName
+from services.config import DeviceKind, TransportName
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 
 _RAW_TIMEOUT_S = 60.0
@@ -80,7 +80,7 @@ def device_blocks(num_blocks: int, block_bytes: int, content: int) -> DeviceBloc
 def _send_raw(pipe: Connection, setup: Setup) -> None:
     sizes = sorted({setup.last_blocks(num_tokens) for num_tokens in setup.prompts})
     block_bytes = setup.pair.layout.block_bytes
-    make_blocks = device_blocks if setup.pair.device is Device.CUDA else host_blocks
+    make_blocks = device_blocks if setup.pair.device is DeviceKind.CUDA else host_blocks
     try:
         with reading(TransportName.NIXL, 2 * sizes[-1], block_bytes, make_blocks) as read:
             read(sizes[0])  # connects

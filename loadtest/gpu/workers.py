@@ -17,7 +17,8 @@ from kvtransfer.layout import KvLayout
 from loadtest.gpu.shapes import BLOCK_SIZE, LLAMA_3_8B
 from loadtest.micro.rows import Row
 from loadtest.micro.worker_pair import WorkerPair, worker_pair
-from services.config import Device, EngineConfig, LoadFormat, TransportName, WorkerRole
+from services.config import DeviceKind, Kernels, LoadFormat, TransportName, WorkerRole
+from services.config.engine import EngineConfig
 from services.decode.scheduler import DecodeScheduler
 from services.engine.models.registry import parse_model_config
 from services.engine.runner.load import load_runner
@@ -36,8 +37,8 @@ class PairSetup:
 
     name: str = "Llama-3-8B"
     shape: dict[str, Any] = field(default_factory=lambda: LLAMA_3_8B)  # config.json
-    device: Device = Device.CUDA
-    kernels: str = "auto"  # on the CPU
+    device: DeviceKind = DeviceKind.CUDA
+    kernels: Kernels = Kernels.AUTO  # on the CPU
     num_threads: int | None = None  # likewise
     kv_memory_bytes: int = 24 << 30  # of each
     max_model_len: int = 17_408

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from loadtest.micro.own_redis import own_redis
-from services import lifeline
 from services.config import REDIS_URL_VARIABLE, HandoffMode, WorkerRole
 from services.launcher.ports import free_ports
 from services.launcher.readiness import Probe, grpc_serving, http_ready
+from services.process import lifeline
 
 MODEL_NAME = "m"
 

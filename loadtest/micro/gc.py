@@ -8,7 +8,7 @@ import gc
 from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack
 from loadtest.micro.rows import Row
 from loadtest.micro.scheduler import gc_objects_per_step
-from services.gc_debug import GcWatch
+from services.process.gc_watch import GcWatch
 
 _BATCHES = (64, 256)
 _PER = 10_000

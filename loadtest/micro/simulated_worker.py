@@ -15,13 +15,13 @@ import numpy as np
 
 from kvtransfer.block_memory import HostBlocks
 from kvtransfer.layout import KvLayout
-from services import lifeline
 from services.config import REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput, StepOutput
 from services.engine.scheduler import Scheduler
-from services.logs import configure_logging
 from services.prefill.scheduler import PrefillScheduler
+from services.process import lifeline
+from services.process.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model

@@ -9,7 +9,6 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from services.config import GatewayConfig
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher
@@ -22,14 +21,15 @@ from services.gateway.openai.app import DEFAULT_MAX_BODY_BYTES, create_app
 from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
-from services.gc_debug import GcWatch
-from services.logs import configure_logging
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
+from services.process.configs import GatewayConfig
+from services.process.gc_watch import GcWatch
+from services.process.logs import configure_logging
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
@@ -45,8 +45,8 @@ log = structlog.get_logger()
 
 def run(config: GatewayConfig) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns the exit code."""
-    configure_logging(config.log_format)
-    gc_watch = GcWatch(config.logged_gc_types)
+    configure_logging(config.process.log_format)
+    gc_watch = GcWatch(config.process.logged_gc_types)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch))
@@ -59,27 +59,29 @@ def run(config: GatewayConfig) -> int:
 async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.show_collections(gc_watch)
-    policy = Policy(config.handoff, config.handoff_threshold)
-    redis = None if config.redis_url is None else connect(config.redis_url, _REGISTRY_TIMEOUT_S)
+    policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
+    redis = None if config.process.redis_url is None else connect(config.process.redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
-    dispatcher = Dispatcher(config.workers, policy, config.max_waiting, _index(redis), metrics, model)
+    dispatcher = Dispatcher(config.worker_addresses, policy, config.max_waiting, _index(redis), metrics, model)
     runners = _runners(config, dispatcher, metrics)
     app = create_app(
         runners=runners,
         generator=dispatcher,
         metrics=metrics,
         describe_ledger=dispatcher.describe,
-        request_timeout_s=config.request_timeout_s,
+        request_timeout_s=config.serving.request_timeout_s,
     )
-    servicer = InferenceServicer(runners, metrics, config.request_timeout_s)
+    servicer = InferenceServicer(runners, metrics, config.serving.request_timeout_s)
     grpc_server = GrpcServer(servicer, dispatcher, DEFAULT_MAX_BODY_BYTES)
-    with listen(config.host, config.port) as listener:
+    with listen(config.serving.host, config.serving.port) as listener:
         host, port = listener.getsockname()[:2]
-        await grpc_server.start(config.host, config.grpc_port)
+        await grpc_server.start(config.serving.host, config.serving.grpc_port)
         gc.collect()
         gc.freeze()  # what is there now stays; no collection needs to look at it again
         gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-        log.info("gateway listening", host=host, port=port, workers=list(config.workers) or "as the registry says")
+        log.info(
+            "gateway listening", host=host, port=port, workers=list(config.worker_addresses) or "as the registry says"
+        )
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]
             if redis is not None:
@@ -101,9 +103,9 @@ def _index(redis: Client | None) -> PrefixIndex:
 
 def _runners(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Runners:
     files = open_model(config.model)
-    model = read_model_info(files, dict(config.generation_overrides))
+    model = read_model_info(files, dict(config.serving.generation_overrides))
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
     chat_template = load_chat_template(files, tokenizer.special_tokens)
-    return make_runners(model, config.served_model_name, tokenizer, chat_template, dispatcher, metrics)
+    return make_runners(model, config.serving.served_model_name, tokenizer, chat_template, dispatcher, metrics)

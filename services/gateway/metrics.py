@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from services.config import WorkerRole
-from services.gc_debug import GcWatch
+from services.process.gc_watch import GcWatch
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 

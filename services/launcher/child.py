@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.launcher.readiness import Probe
@@ -28,11 +28,12 @@ _MAX_HELD_LINES = 200
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start, and how to see that it serves."""
+    """A child to start, and the probe that tells whether it serves."""
 
     name: str
     command: tuple[str, ...]
     probe: Probe
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside that of all children
 
 
 class ChildFailed(Exception):
@@ -78,7 +79,7 @@ class Supervisor:
     ) -> None:
         self.spec = spec
         self.was_ready = asyncio.Event()
-        self._environment = environment
+        self._environment = {**environment, **spec.environment}
         self._listener = listener
         self._policy = policy
         self._grace_s = grace_s
@@ -99,7 +100,7 @@ class Supervisor:
             await asyncio.sleep(delay_s)
 
     def hurry(self) -> None:
-        """No more grace, for a child that is being ended or will be."""
+        """Ends the child's grace, now or when it is told to end."""
         self._grace_s = 0.0
         if self._ending is not None:
             _kill(self._ending)

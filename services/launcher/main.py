@@ -1,15 +1,15 @@
-"""`baton up` from start to end: what can be refused at once, the demo model where it is wanted, then the launcher."""
+"""`baton up` from start to end: the ports, the demo model where it is wanted, then the launcher."""
 
 import asyncio
 import os
 import sys
 from dataclasses import replace
 
-from services.config import UpConfig
 from services.launcher import commands, display, ports, random_model
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
 from services.launcher.restart import RestartPolicy
+from services.process.configs import UpConfig
 
 
 def run(config: UpConfig) -> int:
@@ -19,19 +19,20 @@ def run(config: UpConfig) -> int:
         *worker_ports, redis_port = ports.free_ports("127.0.0.1", commands.num_workers(config) + 1)
     except ports.PortUnavailable as error:
         return _refuse(str(error))
-    with display.Display(config.log_format) as screen:
-        if config.makes_model and not random_model.exists(config.engine.model):
-            screen.starting("random model", f"making it in {config.engine.model}")
+    with display.Display(config.process.log_format) as screen:
+        model = config.workers.engine.model
+        if config.makes_model and not random_model.exists(model):
+            screen.starting("random model", f"making it in {model}")
             try:
-                random_model.make(config.engine.model)
+                random_model.make(model)
             except OSError as error:
-                return _refuse(f"the random model cannot be made in {config.engine.model}: {error.strerror}")
+                return _refuse(f"the random model cannot be made in {model}: {error.strerror}")
             screen.finished("random model")
-        own_redis = config.redis_url is None and commands.has_redis()
+        own_redis = config.process.redis_url is None and commands.has_redis()
         if own_redis:
-            config = replace(config, redis_url=commands.redis_url(redis_port))
+            config = commands.with_redis(config, redis_port)
         stack = commands.stack(config, worker_ports, redis_port if own_redis else None)
-        environment = commands.environment(os.environ, len(stack.workers), config.redis_url)
+        environment = commands.environment(os.environ, len(stack.workers))
         launcher = Launcher(stack, environment, screen, RestartPolicy())
         try:
             asyncio.run(launcher.run(lambda: display.print_ready(config)))
@@ -41,11 +42,10 @@ def run(config: UpConfig) -> int:
 
 
 def _with_ports(config: UpConfig) -> UpConfig:
-    return replace(
-        config,
-        port=_port(config.host, config.port, "--port"),
-        grpc_port=_port(config.host, config.grpc_port, "--grpc-port"),
-    )
+    serving = config.serving
+    port = _port(serving.host, serving.port, "--port")
+    grpc_port = _port(serving.host, serving.grpc_port, "--grpc-port")
+    return replace(config, serving=replace(serving, port=port, grpc_port=grpc_port))
 
 
 def _port(host: str, port: int, option: str) -> int:

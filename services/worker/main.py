@@ -8,12 +8,12 @@ import sys
 import structlog
 
 from kvtransfer.transports.base import TransportError
-from services.config import WorkerConfig
 from services.engine.runner.load import load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
 from services.engine.scheduler import Scheduler
-from services.gc_debug import GcWatch
-from services.logs import configure_logging
+from services.process.configs import WorkerConfig
+from services.process.gc_watch import GcWatch
+from services.process.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import model_digest
@@ -22,13 +22,13 @@ from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     """Runs a worker until SIGTERM or SIGINT; returns the exit code."""
-    configure_logging(config.log_format)
-    gc_watch = GcWatch(config.logged_gc_types)
+    configure_logging(config.process.log_format)
+    gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
@@ -40,23 +40,24 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
 
 
 def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> WorkerParts:
-    loaded = load_runner(config.engine)
+    engine = config.workers.engine
+    loaded = load_runner(engine)
     for notice in loaded.notices:
-        _log.warning(notice)
-    if config.engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
+        log.warning(notice)
+    if engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
         populate(loaded.runner.kv_memory())
     return WorkerParts(
         role=config.role,
         runner=loaded.runner,
         kernels=loaded.kernels,
         scheduler=scheduler,
-        make_transports=make_transports(config.transport),
+        make_transports=make_transports(config.workers.transport),
         fingerprint=loaded.fingerprint,
         eos_token_ids=loaded.eos_token_ids,
         max_model_len=loaded.max_model_len,
-        max_num_seqs=config.engine.max_num_seqs,
-        model=model_digest(open_model(config.engine.model)),
-        redis_url=config.redis_url,
+        max_num_seqs=engine.max_num_seqs,
+        model=model_digest(open_model(engine.model)),
+        redis_url=config.process.redis_url,
         advertised_host=config.advertised_host or config.host,
         gc_watch=gc_watch,
         pipeline_depth=loaded.pipeline_depth,
@@ -72,6 +73,6 @@ async def _serve(worker: Worker, address: str) -> int:
     gc.freeze()  # what the model and the libraries made stays; no collection needs to look at it again
     reason = await worker.ended
     if reason is not None:
-        _log.error("this worker ends", reason=reason)
+        log.error("this worker ends", reason=reason)
     await worker.stop()
     return 0 if reason is None else 1

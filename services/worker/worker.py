@@ -33,8 +33,8 @@ from services.config import WorkerRole
 from services.engine.engine import Engine
 from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
-from services.gc_debug import GcWatch
 from services.prefix_index.registry import WorkerRecord
+from services.process.gc_watch import GcWatch
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
 from services.worker.core import CoreOutputs, WorkerCore

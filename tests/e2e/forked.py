@@ -5,7 +5,8 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from services import cli, lifeline
+from services import cli
+from services.process import lifeline
 from tests.forkserver import FORKSERVER
 
 

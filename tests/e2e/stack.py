@@ -16,7 +16,7 @@ from typing import Any
 
 import openai
 
-from services import lifeline
+from services.process import lifeline
 from tests.e2e.forked import WorkerProcess
 
 

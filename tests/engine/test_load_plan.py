@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.config import Device, EngineConfig, KvCacheDtype, LoadFormat, Quantization
+from services.config import DeviceKind, KvCacheDtype, LoadFormat, Quantization
+from services.config.engine import EngineConfig
 from services.engine.runner.load_plan import check_capability, plan_load
 from services.protocol.model_files.base import ModelError
 from tests.checkpoints import save_tensors, write_checkpoint
@@ -37,7 +38,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine(directory: Path, **options: Any) -> EngineConfig:
-    return EngineConfig(model=directory, **{"device": Device.AUTO, **options})
+    return EngineConfig(model=directory, **{"device": DeviceKind.AUTO, **options})
 
 
 def refusal(directory: Path, **options: Any) -> str:
@@ -49,13 +50,13 @@ def refusal(directory: Path, **options: Any) -> str:
 @pytest.mark.usefixtures("no_gpu")
 def test_auto_is_the_cpu_where_there_is_no_gpu_and_cuda_is_refused(directory: Path) -> None:
     assert plan_load(engine(directory)).device == torch.device("cpu")
-    assert refusal(directory, device=Device.CUDA) == "device 'cuda': torch sees no CUDA GPU here"
+    assert refusal(directory, device=DeviceKind.CUDA) == "device 'cuda': torch sees no CUDA GPU here"
 
 
 @pytest.mark.usefixtures("gpu")
 def test_auto_is_the_gpu_where_there_is_one(directory: Path) -> None:
     assert plan_load(engine(directory)).device == torch.device("cuda:0")
-    assert plan_load(engine(directory, device=Device.CPU)).device == torch.device("cpu")
+    assert plan_load(engine(directory, device=DeviceKind.CPU)).device == torch.device("cpu")
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -70,7 +71,7 @@ def test_auto_is_the_gpu_where_there_is_one(directory: Path) -> None:
 )
 def test_options_for_gpus_are_refused_elsewhere(options: dict[str, Any], name: str, directory: Path) -> None:
     assert refusal(directory, **options) == f"{name} is for GPUs alone: torch sees no CUDA GPU here"
-    assert refusal(directory, device=Device.CPU, **options) == f"{name} is for GPUs alone: the device is the CPU"
+    assert refusal(directory, device=DeviceKind.CPU, **options) == f"{name} is for GPUs alone: the device is the CPU"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -135,7 +136,7 @@ def test_fp8_needs_a_model_that_computes_in_few_bits(
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_that_is_not_nvidias_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert refusal(directory, device=Device.CUDA) == "device 'cuda': torch sees no CUDA GPU here"
+    assert refusal(directory, device=DeviceKind.CUDA) == "device 'cuda': torch sees no CUDA GPU here"
 
 
 @pytest.mark.usefixtures("gpu")
@@ -148,12 +149,12 @@ def test_kv_that_was_rounded_otherwise_is_not_interchangeable(directory: Path) -
         FP8_KV | {"dtype": "float16"},
         FP8_KV | FP8_WEIGHTS,
         {"load_format": LoadFormat.DUMMY},
-        {"load_format": LoadFormat.DUMMY, "device": Device.CPU},
+        {"load_format": LoadFormat.DUMMY, "device": DeviceKind.CPU},
     ]
     found = [plan_load(engine(directory, **options)).fingerprint() for options in kinds]
     assert len(set(found)) == len(kinds)
     assert found == [plan_load(engine(directory, **options)).fingerprint() for options in kinds]
-    on_cpu = plan_load(engine(directory, device=Device.CPU)).fingerprint()
+    on_cpu = plan_load(engine(directory, device=DeviceKind.CPU)).fingerprint()
     assert on_cpu == found[0], "a CPU's KV of a checkpoint is as good as a GPU's"
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.config import Device, EngineConfig
+from services.config import DeviceKind
+from services.config.engine import EngineConfig
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.kernels.cpu import team
@@ -64,7 +65,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 def load(directory: Path, **options: Any) -> TorchRunner:
     """A runner with a small pool, on one thread: for tiny matrices more of them only wait for each other."""
     chosen = {"kv_memory_bytes": 8 << 20, "num_threads": 1, **options}
-    runner = load_runner(EngineConfig(model=directory, device=Device.CPU, **chosen)).runner
+    runner = load_runner(EngineConfig(model=directory, device=DeviceKind.CPU, **chosen)).runner
     assert isinstance(runner, TorchRunner)
     return runner
 

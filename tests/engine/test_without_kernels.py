@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.config import Device, EngineConfig
+from services.config import DeviceKind
+from services.config.engine import EngineConfig
 from services.engine.kernels.cpu import isa
 from services.engine.runner.load import load_runner
 from tests.checkpoints import write_checkpoint
@@ -39,4 +40,4 @@ def test_a_model_without_kernels_is_torchs(options: dict[str, str], tmp_path: Pa
 
 
 def config(directory: Path, **options: Any) -> EngineConfig:
-    return EngineConfig(model=directory, device=Device.CPU, kv_memory_bytes=8 << 20, num_threads=1, **options)
+    return EngineConfig(model=directory, device=DeviceKind.CPU, kv_memory_bytes=8 << 20, num_threads=1, **options)

@@ -21,11 +21,12 @@ from tests.gateway.scripted_worker import ScriptedWorker, serving, worker_hello
 GATEWAY = """
 import sys
 from pathlib import Path
-from services.config import GatewayConfig, HandoffMode
+from services.config import HandoffMode
+from services.process.configs import GatewayConfig, ServingSettings
 from services.gateway.main import run
 model, port, *workers = sys.argv[1:]
-rest = {"port": int(port), "grpc_port": 0, "handoff": HandoffMode.ALWAYS}
-sys.exit(run(GatewayConfig(model=Path(model), served_model_name="small", workers=tuple(workers), **rest)))
+serving = ServingSettings(served_model_name="small", port=int(port), grpc_port=0, handoff=HandoffMode.ALWAYS)
+sys.exit(run(GatewayConfig(model=Path(model), serving=serving, worker_addresses=tuple(workers))))
 """
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from loadtest.gpu.bench_model import decode_step, prefill_step
-from services.config import Device, EngineConfig, KvCacheDtype, Quantization
+from services.config import DeviceKind, KvCacheDtype, Quantization
+from services.config.engine import EngineConfig
 from services.engine.runner.load import LoadedModel, load_runner
 from services.protocol.model_files.base import ModelError
 from tests.checkpoints import write_checkpoint
@@ -135,5 +136,5 @@ def test_a_model_that_does_not_fit_is_refused(
 
 def load(directory: Path, **options: Any) -> LoadedModel:
     return load_runner(
-        EngineConfig(model=directory, device=Device.CUDA, max_num_seqs=2, max_num_batched_tokens=32, **options)
+        EngineConfig(model=directory, device=DeviceKind.CUDA, max_num_seqs=2, max_num_batched_tokens=32, **options)
     )

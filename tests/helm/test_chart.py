@@ -11,8 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.config import HandoffMode, LogFormat, TransportName
-from services.engine_options import Dtype
+from services.config import Dtype, HandoffMode, LogFormat, TransportName
 from services.gateway.listening import DRAIN_S
 from tests.helm.chart import CASES, CHART, Helm, Manifest, Refused, containers, deployment, of_kind
 

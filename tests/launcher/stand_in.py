@@ -8,7 +8,7 @@ import signal
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from services import lifeline
+from services.process import lifeline
 
 
 class Ready(BaseHTTPRequestHandler):

@@ -42,7 +42,7 @@ def stand_in(name: str, port: int, manner: str) -> ChildSpec:
 def main(worker_port: int, gateway_port: int, manner: str) -> int:
     worker, gateway = stand_in("worker", worker_port, manner), stand_in("gateway", gateway_port, "")
     stack = Stack(redis=None, workers=(worker,), gateway=gateway)
-    launcher = Launcher(stack, environment(os.environ, 1, None), Printer(), RestartPolicy(first_s=0.01), GRACE_S)
+    launcher = Launcher(stack, environment(os.environ, 1), Printer(), RestartPolicy(first_s=0.01), GRACE_S)
     try:
         asyncio.run(launcher.run(lambda: print("all ready", flush=True)))
     except ChildFailed as failure:

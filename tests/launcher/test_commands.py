@@ -1,49 +1,62 @@
-"""From one configuration to the children's command lines."""
+"""From one configuration to the children's configurations, command lines and environment."""
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
-import typer
-from typer.core import TyperGroup
 
-from services import cli
 from services.config import (
     REDIS_URL_VARIABLE,
-    Device,
-    EngineConfig,
-    GatewayConfig,
+    DeviceKind,
+    Dtype,
     HandoffMode,
+    Kernels,
     KvCacheDtype,
     LoadFormat,
     LogFormat,
     Quantization,
     TransportName,
-    UpConfig,
-    WorkerConfig,
     WorkerRole,
 )
+from services.config.engine import EngineConfig
 from services.launcher import commands
+from services.launcher.child import ChildSpec
+from services.process import child_config
+from services.process.configs import (
+    GatewayConfig,
+    ProcessSettings,
+    ServingSettings,
+    UpConfig,
+    WorkerConfig,
+    WorkerSettings,
+)
+
+T = TypeVar("T")
+ROOT = Path(__file__).parents[2]
 
 
-def parsed(arguments: list[str]) -> dict[str, object]:
-    """What the command line makes of these arguments."""
-    group = typer.main.get_command(cli.app)
-    assert isinstance(group, TyperGroup)
-    command = group.commands[arguments[0]]
-    return command.make_context(arguments[0], arguments[1:]).params
+def taken(child: ChildSpec, kind: type[T]) -> T:
+    """The configuration that the child finds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in child.environment.items():
+            patch.setenv(name, value)
+        return child_config.take(kind)
 
 
 ENGINE = EngineConfig(
     model=Path("/models/some model"),
-    device=Device.CUDA,
-    dtype="bfloat16",
+    device=DeviceKind.CUDA,
+    dtype=Dtype.BFLOAT16,
     block_size=32,
     kv_memory_bytes=3 << 20,
     max_model_len=100,
     max_num_seqs=3,
     max_num_batched_tokens=17,
     num_threads=1,
-    kernels="torch",
+    kernels=Kernels.TORCH,
     load_format=LoadFormat.DUMMY,
     quantization=Quantization.FP8,
     kv_cache_dtype=KvCacheDtype.FP8,
@@ -54,123 +67,118 @@ ENGINE = EngineConfig(
 )
 
 
-@pytest.mark.parametrize("role", list(WorkerRole))
-def test_every_field_of_a_worker_reaches_its_command_line(role: WorkerRole, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = WorkerConfig(
-        role=role,
-        engine=ENGINE,
-        host="::1",
-        port=9,
-        transport=TransportName.NIXL,
-        allow_plaintext=True,
-        redis_url="redis://:secret@r:6379",
-        advertised_host="10.0.0.1",
-        log_format=LogFormat.JSON,
-    )
-    arguments = commands.worker_arguments(config)
-    assert arguments[0] == role.value
-    assert "secret" not in " ".join(arguments)
-    for name, value in commands.environment({}, 1, config.redis_url).items():
+SERVING = ServingSettings(
+    served_model_name="name",
+    host="0.0.0.0",
+    port=81,
+    grpc_port=82,
+    handoff=HandoffMode.NEVER,
+    handoff_threshold=7,
+    generation_overrides={"temperature": 0.25},
+    request_timeout_s=2.5,
+)
+PROCESS = ProcessSettings(redis_url="redis://:secret@r:6379", log_format=LogFormat.JSON, logged_gc_types=3)
+WORKERS = WorkerSettings(engine=ENGINE, transport=TransportName.NIXL)
+UP = UpConfig(serving=SERVING, workers=WORKERS, process=PROCESS, num_prefill=1, num_decode=2)
+PORTS = [21001, 21002, 21003]
+
+
+def test_every_field_of_a_worker_reaches_the_child() -> None:
+    children = commands.stack(UP, PORTS, None).workers
+    roles = [WorkerRole.PREFILL, WorkerRole.DECODE, WorkerRole.DECODE]
+    for index, (child, role) in enumerate(zip(children, roles, strict=True)):
+        engine = replace(ENGINE, worker_index=index, num_workers=3)
+        expected = WorkerConfig(
+            role=role,
+            host="127.0.0.1",
+            port=PORTS[index],
+            workers=replace(WORKERS, engine=engine),
+            process=PROCESS,
+        )
+        assert taken(child, WorkerConfig) == expected
+
+
+def test_every_field_of_a_gateway_reaches_the_child() -> None:
+    expected = GatewayConfig(model=ENGINE.model, serving=SERVING, process=PROCESS)
+    assert taken(commands.stack(UP, PORTS, None).gateway, GatewayConfig) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GatewayConfig(
+            model=Path("m"), serving=SERVING, process=PROCESS, worker_addresses=("a:1", "b:2"), max_waiting=8
+        ),
+        WorkerConfig(role=WorkerRole.DECODE, port=9, workers=WORKERS, allow_plaintext=True, advertised_host="10.0.0.1"),
+        WorkerConfig(role=WorkerRole.PREFILL, port=9, workers=WorkerSettings(engine=EngineConfig(model=Path("m")))),
+        GatewayConfig(model=Path("m"), serving=ServingSettings(served_model_name="name")),
+    ],
+    ids=["gateway", "worker", "worker with defaults", "gateway with defaults"],
+)
+def test_a_configuration_comes_out_as_it_went_in(
+    config: GatewayConfig | WorkerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in child_config.environment(config).items():
         monkeypatch.setenv(name, value)
-    assert parsed(arguments) == {
-        "model": str(ENGINE.model),
-        "revision": None,
-        "host": "::1",
-        "port": 9,
-        "transport": "nixl",
-        "allow_plaintext": True,
-        "redis_url": "redis://:secret@r:6379",
-        "advertise_host": "10.0.0.1",
-        "log_format": "json",
-        "device": "cuda",
-        "dtype": "bfloat16",
-        "block_size": 32,
-        "kv_memory": 3 << 20,
-        "max_model_len": 100,
-        "max_num_seqs": 3,
-        "max_num_batched_tokens": 17,
-        "num_threads": 1,
-        "kernels": "torch",
-        "load_format": "dummy",
-        "quantization": "fp8",
-        "kv_cache_dtype": "fp8",
-        "gpu_memory_fraction": 0.25,
-        "attention_split_keys": 512,
-        "worker_index": 1,
-        "num_workers": 3,
-    }
+    found = child_config.take(type(config))
+    assert repr(found) == repr(config)  # types too: an enum's member is equal to its text
 
 
-def test_every_field_of_a_gateway_reaches_its_command_line() -> None:
-    config = GatewayConfig(
-        model=Path("/models/m"),
-        served_model_name="name",
-        workers=("a:1", "b:2"),
-        host="0.0.0.0",
-        port=81,
-        grpc_port=82,
-        handoff=HandoffMode.AUTO,
-        handoff_threshold=7,
-        generation_overrides={"temperature": 0.25},
-        request_timeout_s=2.5,
-        max_waiting=8,
-        log_format=LogFormat.JSON,
-    )
-    assert parsed(commands.gateway_arguments(config)) == {
-        "model": "/models/m",
-        "revision": None,
-        "served_model_name": "name",
-        "workers": "a:1,b:2",
-        "redis_url": None,
-        "host": "0.0.0.0",
-        "port": 81,
-        "grpc_port": 82,
-        "handoff": "auto",
-        "handoff_threshold": 7,
-        "override_generation_config": '{"temperature": 0.25}',
-        "request_timeout": 2.5,
-        "max_waiting": 8,
-        "log_format": "json",
-    }
+def test_command_lines_have_role_and_port_and_no_secret() -> None:
+    stack = commands.stack(UP, PORTS, None)
+    lines = [" ".join(child.command) for child in (*stack.workers, stack.gateway)]
+    ends = [f"services.cli prefill --port {PORTS[0]}"]
+    ends += [f"services.cli decode --port {port}" for port in PORTS[1:]]
+    ends += [f"services.cli gateway --port {SERVING.port}"]
+    assert [line.endswith(f"{end} {child_config.FLAG}") for line, end in zip(lines, ends, strict=True)] == [True] * 4
+    assert "secret" not in "".join(lines)
+
+
+def test_a_process_without_a_parent_s_configuration_says_so() -> None:
+    command = [sys.executable, "-m", "services.cli", "gateway", "--port", "1", child_config.FLAG]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    refusal = "baton: --config-from-parent is for processes that `baton up` starts\n"
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", refusal)
 
 
 def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
-    config = UpConfig(engine=ENGINE, served_model_name="m", num_prefill=1, num_decode=2)
-    stack = commands.stack(config, [21001, 21002, 21003], None)
+    stack = commands.stack(replace(UP, process=ProcessSettings()), PORTS, None)
     assert [[child.name for child in step] for step in stack.in_order()] == [
         [],
         ["prefill-0", "decode-0", "decode-1"],
         ["gateway"],
     ]
-    known = stack.gateway.command[stack.gateway.command.index("--workers") + 1]
-    assert known == "127.0.0.1:21001,127.0.0.1:21002,127.0.0.1:21003"
+    known = taken(stack.gateway, GatewayConfig).worker_addresses
+    assert known == ("127.0.0.1:21001", "127.0.0.1:21002", "127.0.0.1:21003")
 
 
 def test_workers_know_how_many_they_are() -> None:
     """For GPUs, which are dealt out among them."""
-    config = UpConfig(engine=EngineConfig(model=Path("m")), served_model_name="m", num_decode=2)
-    found = [parsed(list(child.command[4:])) for child in commands.stack(config, [21001, 21002, 21003], None).workers]
-    assert [(worker["worker_index"], worker["num_workers"]) for worker in found] == [(0, 3), (1, 3), (2, 3)]
+    config = replace(UP, workers=WorkerSettings(engine=EngineConfig(model=Path("m"))))
+    found = [taken(child, WorkerConfig).workers.engine for child in commands.stack(config, PORTS, None).workers]
+    assert [(engine.worker_index, engine.num_workers) for engine in found] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:
-    url = commands.redis_url(21003)
-    config = UpConfig(engine=ENGINE, served_model_name="m", redis_url=url)
-    stack = commands.stack(config, [21001, 21002], 21003)
+    config = commands.with_redis(replace(UP, process=ProcessSettings()), 21004)
+    stack = commands.stack(config, PORTS, 21004)
     assert [child.name for child in stack.in_order()[0]] == ["redis"]
-    assert "--workers" not in stack.gateway.command
+    gateway = taken(stack.gateway, GatewayConfig)
+    assert (gateway.process.redis_url, gateway.worker_addresses) == ("redis://127.0.0.1:21004", ())
 
 
 def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
     elsewhere = {REDIS_URL_VARIABLE: "redis://elsewhere"}
-    assert REDIS_URL_VARIABLE not in commands.environment(elsewhere, 1, None)
-    assert commands.environment(elsewhere, 1, "redis://here")[REDIS_URL_VARIABLE] == "redis://here"
+    assert REDIS_URL_VARIABLE not in commands.environment(elsewhere, 1)
+    stack = commands.stack(UP, PORTS, None)
+    urls = {taken(child, WorkerConfig).process.redis_url for child in stack.workers}
+    assert urls | {taken(stack.gateway, GatewayConfig).process.redis_url} == {PROCESS.redis_url}
 
 
 def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:
-    assert commands.environment({}, workers=2, redis_url=None)["OMP_WAIT_POLICY"] == "passive"
-    assert "OMP_WAIT_POLICY" not in commands.environment({}, workers=1, redis_url=None)
-    assert commands.environment({"OMP_WAIT_POLICY": "active"}, workers=2, redis_url=None)["OMP_WAIT_POLICY"] == "active"
+    assert commands.environment({}, workers=2)["OMP_WAIT_POLICY"] == "passive"
+    assert "OMP_WAIT_POLICY" not in commands.environment({}, workers=1)
+    assert commands.environment({"OMP_WAIT_POLICY": "active"}, workers=2)["OMP_WAIT_POLICY"] == "active"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.config import EngineConfig, UpConfig
+from services.config.engine import EngineConfig
 from services.launcher import demo_model, random_model
 from services.launcher.display import ready_lines
+from services.process.configs import ServingSettings, UpConfig, WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,9 +48,10 @@ def test_without_it_the_random_model_serves_and_says_why(
 
 
 def test_the_banner_says_which_model_serves() -> None:
-    config = UpConfig(engine=EngineConfig(model=Path("m")), served_model_name="name", model_note="whose it is")
+    workers, serving = WorkerSettings(engine=EngineConfig(model=Path("m"))), ServingSettings(served_model_name="name")
+    config = UpConfig(workers=workers, serving=serving, model_note="whose it is")
     assert "model           name (whose it is)" in ready_lines(config).splitlines()
-    assert "model           name" in ready_lines(UpConfig(engine=config.engine, served_model_name="name")).splitlines()
+    assert "model           name" in ready_lines(UpConfig(workers=workers, serving=serving)).splitlines()
 
 
 def test_the_version_is_the_one_that_is_tested() -> None:

@@ -8,13 +8,13 @@ import pytest
 from loadtest.gpu import handoff, interference
 from loadtest.gpu.workers import PairSetup
 from loadtest.micro.worker_pair import Handoff
-from services.config import Device, TransportName
+from services.config import DeviceKind, TransportName
 from tests.loadtest.tiny_shapes import TINY_LLAMA
 
 PAIR: dict[str, Any] = {
     "name": "tiny",
     "shape": TINY_LLAMA,
-    "device": Device.CPU,
+    "device": DeviceKind.CPU,
     "kernels": "torch",
     "num_threads": 1,
     "kv_memory_bytes": 4 << 20,

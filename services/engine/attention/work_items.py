@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.config import SPLIT_KEYS_MULTIPLE
+from services.config.engine import SPLIT_KEYS_MULTIPLE
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.config import Device, EngineConfig
+from services.config import DeviceKind
+from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import why_not_fused
 from services.engine.models.registry import load_weights, num_parameters
@@ -43,7 +44,7 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     else:
         from services.engine.runner.gpu.load import load_gpu  # Triton is installed only with torch for GPUs
 
-        runner, kernels, notices = load_gpu(plan), Device.CUDA.value, ()
+        runner, kernels, notices = load_gpu(plan), DeviceKind.CUDA.value, ()
     max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
     return LoadedModel(
         runner=runner,

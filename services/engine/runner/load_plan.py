@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from kvtransfer.layout import KvLayout, fingerprint
-from services.config import DEFAULT_GPU_MEMORY_FRACTION, Device, EngineConfig, KvCacheDtype, LoadFormat, Quantization
+from services.config import DeviceKind, KvCacheDtype, LoadFormat, Quantization
+from services.config.engine import DEFAULT_GPU_MEMORY_FRACTION, EngineConfig
 from services.engine.models.base import DTYPES, ModelConfig
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.dummy import dummy_id
@@ -138,10 +139,10 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _device(engine: EngineConfig) -> torch.device:
-    on_cpu = engine.device == Device.CPU
+    on_cpu = engine.device == DeviceKind.CPU
     if on_cpu or not _has_gpu():
         reason = "the device is the CPU" if on_cpu else "torch sees no CUDA GPU here"
-        if engine.device == Device.CUDA:
+        if engine.device == DeviceKind.CUDA:
             raise ModelError(f"device 'cuda': {reason}")
         if engine.gpu_options:
             raise ModelError(f"{engine.gpu_options[0]} is for GPUs alone: {reason}")

@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor, float32
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from services.config import Device, EngineConfig
+from services.config import DeviceKind, Dtype
+from services.config.engine import EngineConfig
 from services.engine.runner.base import Runner, SamplingBatch, StepOutput
 from services.engine.runner.cpu import torch_runner
 from services.engine.runner.load import load_runner
@@ -34,7 +35,7 @@ class Proof:
 def prove(directory: Path, dtype: str, prompts: list[list[int]], answers: list[list[int]], **options: Any) -> Proof:
     """Runs prompts by chunks, then their answers token by token."""
     chosen = EngineConfig(
-        model=directory, device=Device.CPU, dtype=dtype, kv_memory_bytes=8 << 20, num_threads=1, **options
+        model=directory, device=DeviceKind.CPU, dtype=Dtype(dtype), kv_memory_bytes=8 << 20, num_threads=1, **options
     )
     with pytest.MonkeyPatch.context() as patch:
         logits = _watch_logits(patch)

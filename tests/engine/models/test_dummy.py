@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.config import Device, EngineConfig, LoadFormat
+from services.config import DeviceKind, LoadFormat
+from services.config.engine import EngineConfig
 from services.engine.models.registry import open_tensors, parse_model_config
 from services.engine.runner.load import LoadedModel, load_runner
 from services.protocol.model_files.base import ModelError
@@ -34,7 +35,13 @@ def write_config(tmp_path: Path, family: str = "llama", **config: Any) -> Path:
 
 
 def load(directory: Path, **options: Any) -> LoadedModel:
-    chosen = {"device": Device.CPU, "load_format": LoadFormat.DUMMY, "num_threads": 1, "kernels": "torch", **options}
+    chosen = {
+        "device": DeviceKind.CPU,
+        "load_format": LoadFormat.DUMMY,
+        "num_threads": 1,
+        "kernels": "torch",
+        **options,
+    }
     return load_runner(EngineConfig(model=directory, kv_memory_bytes=4 << 20, **chosen))
 
 

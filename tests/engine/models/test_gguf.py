@@ -11,7 +11,8 @@ from gguf import GGMLQuantizationType
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from services.config import EngineConfig, LoadFormat
+from services.config import LoadFormat
+from services.config.engine import EngineConfig
 from services.engine.models import gguf_tensors
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.gguf_tensors import QUANTIZED

@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.config import Device, EngineConfig
+from services.config import DeviceKind
+from services.config.engine import EngineConfig
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.kv_scales import KvScales, read_kv_scales
 from services.engine.models.registry import parse_model_config
@@ -48,7 +49,7 @@ def scales_of(directory: Path) -> KvScales | None:
 
 
 def load(directory: Path) -> Any:
-    return load_runner(EngineConfig(model=directory, device=Device.CPU, kv_memory_bytes=4 << 20, num_threads=1))
+    return load_runner(EngineConfig(model=directory, device=DeviceKind.CPU, kv_memory_bytes=4 << 20, num_threads=1))
 
 
 def refusal(directory: Path) -> str:

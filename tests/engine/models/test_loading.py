@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.config import Device, EngineConfig
+from services.config import DeviceKind
+from services.config.engine import EngineConfig
 from services.engine.models.checkpoint import weights_id
 from services.engine.models.registry import parse_model_config, weight_files
 from services.engine.runner.cpu.torch_runner import TorchRunner
@@ -23,7 +24,7 @@ GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
 def load(directory: Path, **options: Any) -> LoadedModel:
-    chosen = {"device": Device.CPU, "kv_memory_bytes": 4 << 20, "num_threads": 1, **options}
+    chosen = {"device": DeviceKind.CPU, "kv_memory_bytes": 4 << 20, "num_threads": 1, **options}
     return load_runner(EngineConfig(model=directory, **chosen))
 
 

@@ -19,7 +19,7 @@ _EVENT_WIDTH = 30
 
 
 def configure_logging(log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Called once, by a process's entry point. Lines go to `stream`, by default stderr."""
+    """Sets up the log of this process, once, at its start. Lines go to `stream`, by default stderr."""
     target = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -55,7 +55,7 @@ def _renderer(log_format: LogFormat, target: TextIO) -> list[Processor]:
 
 
 def _to_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    """What ConsoleRenderer writes without colours, at a quarter of its cost: every request pays for its lines."""
+    """The line that ConsoleRenderer writes without colours, at a quarter of its cost, which every request pays."""
     when, level, what = event.pop("timestamp"), event.pop("level"), event.pop("event")
     details = [event.pop(name) for name in ("stack", "exception") if name in event]
     line = f"{when} [{level:<9}] {what:<{_EVENT_WIDTH}} " + " ".join(

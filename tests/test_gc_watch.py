@@ -1,4 +1,4 @@
-"""What is counted and logged of garbage collections."""
+"""Garbage collections, counted and logged."""
 
 import gc
 import io
@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from services import cli
 from services.config import LogFormat
-from services.gc_debug import GcWatch
-from services.logs import configure_logging
+from services.config.option import Refusal
+from services.process.configs import parse_gc_debug
+from services.process.gc_watch import GcWatch
+from services.process.logs import configure_logging
 
 
 class Knot:
@@ -84,10 +85,10 @@ def test_with_types_a_line_names_the_most_common(log: io.StringIO) -> None:
 
 @pytest.mark.parametrize(("text", "types"), [("off", None), ("", None), ("on", 0), ("top=5", 5), (" TOP=12 ", 12)])
 def test_the_environment_says_how_much_is_logged(text: str, types: int | None) -> None:
-    assert cli.parse_gc_debug(text) == types
+    assert parse_gc_debug(text) == types
 
 
 @pytest.mark.parametrize("text", ["1", "yes", "top", "top=", "top=0", "top=-1", "top=x"])
 def test_what_it_cannot_mean_is_refused(text: str) -> None:
-    with pytest.raises(cli.Refusal, match=r"BATON_GC_DEBUG is '.*'; it is off, on, or top=N"):
-        cli.parse_gc_debug(text)
+    with pytest.raises(Refusal, match=r"BATON_GC_DEBUG is '.*'; it is off, on, or top=N"):
+        parse_gc_debug(text)

@@ -1,4 +1,4 @@
-"""Garbage collections of this process: how many there were, how long they stopped it, and on request a line for each.
+"""Garbage collections of this process: their number, the time that they took, and on request a log line for each.
 
 A collection stops all threads. `gc.freeze` after the start keeps them short; what a step or a request leaves behind
 for the collector makes them frequent.
@@ -12,15 +12,15 @@ from queue import SimpleQueue
 
 import structlog
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class GcWatch:
-    """Watches from now on. `logged_types`: each collection is logged, with so many of the types that it looked at."""
+    """Counts collections from now on. logged_types: each is logged, with so many of the types that it looked at."""
 
     def __init__(self, logged_types: int | None = None) -> None:
         self.num_collections = 0
-        self.pause_s = 0.0  # in all
+        self.pause_s = 0.0  # of all collections
         self._logged_types = logged_types
         self._looked_at: dict[str, int] = {}
         self._started = 0.0
@@ -31,7 +31,7 @@ class GcWatch:
         gc.callbacks.append(self._on_collection)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Ends the count."""
         gc.callbacks.remove(self._on_collection)
 
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
@@ -49,11 +49,11 @@ class GcWatch:
 
     def _write(self) -> None:
         while True:
-            _log.info("garbage collection", **self._lines.get())
+            log.info("garbage collection", **self._lines.get())
 
 
 def _common_types(generation: int, number: int) -> dict[str, int]:
-    """By name, how many objects the collection of a generation looks at: those of the younger ones too."""
+    """The most common types, and how many objects of each the collection of a generation looks at, younger ones too."""
     counts: Counter[str] = Counter()
     for younger in range(generation + 1):
         counts.update(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects(younger))

@@ -1,0 +1,33 @@
+"""The `baton` command."""
+
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from services.config.option import Refusal
+from services.process import child_config, lifeline
+
+
+def main() -> None:
+    """Runs the console script. A refusal is one line on stderr and exit code 1."""
+    lifeline.hold()
+    # The kernel keeps a signal without a handler from process 1, which this is in a container.
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        if sys.argv[-1] == child_config.FLAG:
+            from services.cli import start
+
+            sys.exit(start.run_child(sys.argv[1]))
+        from services.cli import commands
+
+        commands.app()
+    except Refusal as refusal:
+        sys.exit(f"baton: {refusal}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """Ends the process at once, until it has a way of its own to end."""
+    sys.exit(128 + number)

@@ -1,0 +1,5 @@
+"""`python -m services.cli` is `baton`."""
+
+from services.cli import main
+
+main()

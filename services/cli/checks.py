@@ -1,0 +1,52 @@
+"""Options that do not go together, or not with this machine. Each is refused before a model is fetched."""
+
+import ipaddress
+import os
+
+from services.config import DeviceKind, Kernels
+from services.config.engine import EngineConfig
+from services.config.option import Refusal
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Raises Refusal for options of an engine that contradict each other, or that this processor cannot run."""
+    from services.engine.kernels.cpu import isa
+
+    try:
+        isa.check(os.environ)
+    except isa.IsaError as error:
+        raise Refusal(str(error)) from error
+    if config.device is DeviceKind.CPU and config.gpu_options:
+        raise Refusal(f"{config.gpu_options[0]} is for GPUs alone: the device is the CPU")
+    if config.device is DeviceKind.CUDA and config.kernels is not Kernels.AUTO:
+        raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
+    if config.kv_memory_bytes is not None and config.gpu_memory_fraction is not None:
+        raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
+
+
+def check_worker_host(host: str, allow_plaintext: bool) -> None:
+    """Raises Refusal for an address that other machines reach, unless the user allows plaintext."""
+    if allow_plaintext or host == "localhost" or _is_loopback(host):
+        return
+    raise Refusal(
+        f"--host {host} needs --allow-plaintext: workers speak without TLS and authentication, so anyone on that "
+        "network could read and write prompts and KV, and control the worker"
+    )
+
+
+def advertised_host(host: str, given: str | None, redis_url: str | None) -> str | None:
+    """The address that a worker registers in Redis; None without Redis. given: by --advertise-host. Raises Refusal."""
+    if redis_url is None:
+        if given is not None:
+            raise Refusal("--advertise-host is for workers that register in Redis; name it with --redis-url")
+        return None
+    if given is None and host in ("0.0.0.0", "::"):
+        raise Refusal(f"--host {host} is no address to go to: name one with --advertise-host")
+    return given or host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: who knows where it leads
+        return False

@@ -1,0 +1,100 @@
+"""The commands of `baton`: options in, one frozen configuration out, and the process that it is for."""
+
+import os
+from pathlib import Path
+
+import typer
+
+from services.cli import checks, start
+from services.cli.models import find_model, refuse_revision
+from services.cli.options import Values, add_command
+from services.config import REDIS_URL_VARIABLE, LoadFormat, WorkerRole
+from services.config.engine import EngineConfig
+from services.config.option import Refusal, build
+from services.process.configs import (
+    WORKER_PORTS,
+    GatewayConfig,
+    ModelChoice,
+    UpConfig,
+    UpModelChoice,
+    WorkerConfig,
+)
+
+app = typer.Typer(
+    name="baton",
+    help="Serves large language models with prefill and decode on separate workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _up(values: Values) -> int:
+    from services.launcher import demo_model
+    from services.launcher.main import run
+
+    if "model" in values:
+        path, name = _find_engine_model(values)
+        demo = None
+    else:
+        refuse_revision(values.get("revision"))
+        demo = demo_model.find()
+        path, name = demo.path, demo_model.NAME
+        checks.check_engine(build(EngineConfig, values | {"model": path}))
+        values["generation_overrides"] = {**demo.sampling, **values["generation_overrides"]}
+        values |= {"makes_model": demo.is_random, "model_note": demo.note}
+    return run(build(UpConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name}))
+
+
+def _gateway(values: Values) -> int:
+    if "worker_addresses" in values and values.get("redis_url") == os.environ.get(REDIS_URL_VARIABLE):
+        values.pop("redis_url", None)  # what the command line says holds, and not what the environment says
+    if ("worker_addresses" in values) == ("redis_url" in values):
+        raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
+    path, name = find_model(values["model"], values.get("revision"), weights=False)
+    return start.run_gateway(
+        build(GatewayConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name})
+    )
+
+
+def _worker(values: Values) -> int:
+    checks.check_worker_host(values["host"], values["allow_plaintext"])
+    host = checks.advertised_host(values["host"], values.get("advertised_host"), values.get("redis_url"))
+    path, _ = _find_engine_model(values)
+    return start.run_worker(build(WorkerConfig, values | {"model": path, "advertised_host": host}))
+
+
+def _find_engine_model(values: Values) -> tuple[Path, str]:
+    """The path and the name of a model for an engine. An engine that cannot be is refused before a model is fetched."""
+    engine = build(EngineConfig, values | {"model": Path(values["model"])})
+    checks.check_engine(engine)
+    weights = engine.load_format is not LoadFormat.DUMMY
+    return find_model(values["model"], values.get("revision"), weights=weights)
+
+
+def _add_worker(role: WorkerRole, purpose: str) -> None:
+    """Adds the command that starts a worker of this role."""
+    run = lambda values: _worker(values | {"role": role})
+    add_command(app, role.value, run, ModelChoice, WorkerConfig, purpose=purpose, port=WORKER_PORTS[role])
+
+
+add_command(
+    app,
+    "up",
+    _up,
+    UpModelChoice,
+    UpConfig,
+    purpose="Starts prefill and decode workers and a gateway on this machine. Ctrl-C ends them all.",
+    served_model_name=None,
+)
+add_command(
+    app,
+    "gateway",
+    _gateway,
+    ModelChoice,
+    GatewayConfig,
+    purpose="Starts a gateway: the OpenAI API over HTTP, in front of workers that it finds in Redis or is told of.",
+    served_model_name=None,
+)
+_add_worker(WorkerRole.PREFILL, "Starts a prefill worker: it reads prompts, and hands their KV to decode workers.")
+_add_worker(WorkerRole.DECODE, "Starts a decode worker: it takes KV over from prefill workers and generates tokens.")

@@ -1,0 +1,62 @@
+"""Commands whose options are the fields of configurations (`services/config/option.py`)."""
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING
+from typing import Any
+
+import typer
+
+from services.config.option import OptionError, OptionField, options_of, variables_of
+
+Values = dict[str, Any]  # by field; without those of options that were not given and have no default
+
+
+def add_command(
+    app: typer.Typer, name: str, run: Callable[[Values], int], *configs: type, purpose: str, **defaults: Any
+) -> None:
+    """Adds a command with the options of these configurations; defaults: the command's own, by field.
+
+    Typer reads a command's options from a function's signature: the one of `command` is made of the fields.
+    """
+    fields = [field for config in configs for field in options_of(config)]
+    variables = {field: variable for config in configs for field, variable in variables_of(config).items()}
+
+    def command(**values: Any) -> None:
+        given = {field: value for field, value in values.items() if value is not None}
+        read = {field: variable.parse(os.environ.get(variable.name, "")) for field, variable in variables.items()}
+        raise typer.Exit(run(given | read))
+
+    parameters = [_parameter(field, defaults) for field in fields]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app.command(name, help=purpose)(command)
+
+
+def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Parameter:
+    option = field.option
+    default = defaults.get(field.name, field.default if option.parse is None else option.default)
+    info = typer.Option(
+        ... if default is MISSING else default,
+        field.flag,
+        help=option.help,
+        metavar=option.metavar,
+        rich_help_panel=option.panel,
+        min=option.min,
+        max=option.max,
+        parser=option.parse and _parser(option.parse),
+        envvar=option.variable,
+    )
+    # The type of what a parser reads is a text's.
+    kind = field.type if option.parse is None else str | None
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except OptionError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parsed

@@ -1,0 +1,88 @@
+"""Options and configurations: the choices that options have, and the names of variables in the environment.
+
+`option.py` says what an option is, `engine.py` has those of an engine. The configuration of each process is in
+`services/process/configs.py`. The command line (`services/cli`) and the launcher are all that make one.
+"""
+
+from enum import StrEnum
+
+REDIS_URL_VARIABLE = "BATON_REDIS_URL"  # in the environment: where --redis-url is not given
+GC_DEBUG_VARIABLE = "BATON_GC_DEBUG"  # in the environment: off, on, top=N
+CPU_ISA_VARIABLE = "BATON_CPU_ISA"  # in the environment: auto, or a class of processors (`kernels/cpu/isa.py`)
+
+
+class WorkerRole(StrEnum):
+    """The half of the work that a worker does."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class HandoffMode(StrEnum):
+    """The rule by which a gateway splits a request over a prefill and a decode worker."""
+
+    ALWAYS = "always"  # whenever a pair is there
+    NEVER = "never"  # decode workers do it all
+    AUTO = (
+        "auto"  # where requests wait less for it, as the gateway learned; or by a threshold of uncached prompt tokens
+    )
+
+
+class TransportName(StrEnum):
+    """The way in which KV moves between workers."""
+
+    AUTO = "auto"  # for each pair: nixl where gets are one-sided, grpc elsewhere
+    NIXL = "nixl"
+    GRPC = "grpc"
+
+
+class LogFormat(StrEnum):
+    """The form of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class DeviceKind(StrEnum):
+    """The kind of device that a model runs on."""
+
+    AUTO = "auto"  # on a GPU where torch sees one
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class Dtype(StrEnum):
+    """The type of the numbers that a model computes in."""
+
+    AUTO = "auto"  # the checkpoint's own
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Kernels(StrEnum):
+    """The code that computes attention and the small operations on a CPU."""
+
+    AUTO = "auto"  # fused kernels where they can run
+    TORCH = "torch"
+
+
+class LoadFormat(StrEnum):
+    """The source of a model's weights."""
+
+    AUTO = "auto"  # the checkpoint
+    DUMMY = "dummy"  # random ones; config.json alone is read
+
+
+class Quantization(StrEnum):
+    """The form that the weights of linear layers get when they are loaded."""
+
+    NONE = "none"
+    FP8 = "fp8"  # e4m3 with a scale for each output channel; activations get theirs as they come
+
+
+class KvCacheDtype(StrEnum):
+    """The type of the numbers in which KV is stored."""
+
+    AUTO = "auto"  # the model's dtype
+    FP8 = "fp8"  # e4m3

@@ -1,0 +1,50 @@
+"""The configuration that a process hands to its child, as JSON in the child's environment.
+
+The child's command line has its role, its port, and FLAG. It does not have the configuration: all users of a machine
+can read command lines, and the URL of Redis may hold a password.
+"""
+
+import dataclasses
+import json
+import os
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from services.config.option import Refusal
+
+T = TypeVar("T")
+
+FLAG = "--config-from-parent"
+_VARIABLE = "BATON_CHILD_CONFIG"
+
+
+def environment(config: Any) -> dict[str, str]:
+    """The variable that a parent adds to a child's environment for the child to have this configuration."""
+    return {_VARIABLE: json.dumps(dataclasses.asdict(config), default=str)}
+
+
+def take(kind: type[T]) -> T:
+    """The configuration that this process's parent hands to it. The process's own children do not find it again.
+
+    Raises Refusal where there is none.
+    """
+    text = os.environ.pop(_VARIABLE, None)
+    if text is None:
+        raise Refusal(f"{FLAG} is for processes that `baton up` starts")
+    config: T = _read(kind, json.loads(text))
+    return config
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """The configuration, or the value of a field, that JSON made this value of."""
+    if get_origin(kind) is UnionType:
+        inner, _ = get_args(kind)  # an optional field's: its type, and None
+        return None if value is None else _read(inner, value)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _read(hints[name], inner) for name, inner in value.items()})
+    if get_origin(kind) is tuple:
+        return tuple(value)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, (Enum, Path)) else value

@@ -1,0 +1,243 @@
+"""One frozen configuration per process, with its options.
+
+Settings that several processes have are parts, each written once:
+
+    UpConfig        serving + workers            + process
+    GatewayConfig   serving                      + process
+    WorkerConfig              workers            + process
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from services.config import (
+    GC_DEBUG_VARIABLE,
+    REDIS_URL_VARIABLE,
+    HandoffMode,
+    LogFormat,
+    TransportName,
+    WorkerRole,
+)
+from services.config.engine import EngineConfig
+from services.config.option import Option, OptionError, Refusal, Variable
+from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
+
+
+def parse_workers(text: str) -> tuple[str, ...]:
+    """The addresses of `host:port,host:port`. Raises OptionError."""
+    addresses = tuple(part.strip() for part in text.split(",") if part.strip())
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise OptionError(f"{address!r} is not host:port")
+    if not addresses:
+        raise OptionError("name at least one worker as host:port")
+    return addresses
+
+
+def parse_redis_url(text: str) -> str:
+    """The URL of a Redis or Valkey server, or of a node of a cluster. Raises OptionError."""
+    from redis.asyncio.connection import parse_url
+
+    try:
+        parse_url(text.replace("+cluster://", "://", 1))
+    except ValueError:  # its words may hold a part of the password
+        schemes = "redis://, rediss:// (TLS), unix://, redis+cluster:// and rediss+cluster://"
+        raise OptionError(f"this is no URL of a Redis server; known are {schemes}") from None
+    return text
+
+
+def parse_generation_config(text: str) -> dict[str, float]:
+    """The sampling values of a JSON object, named as in generation_config.json. Raises Refusal."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise Refusal('--override-generation-config is a JSON object, such as {"temperature": 0.2}')
+    if unknown := sorted(values.keys() - SAMPLING_RANGES.keys()):
+        raise Refusal(f"--override-generation-config: {unknown[0]} is not known ({', '.join(SAMPLING_RANGES)} are)")
+    try:
+        return sampling_defaults(values, "--override-generation-config")
+    except ModelError as error:
+        raise Refusal(str(error)) from error
+
+
+def parse_gc_debug(text: str) -> int | None:
+    """The number of types to log with each garbage collection, from off, on or top=N; None: log nothing.
+
+    Raises Refusal.
+    """
+    match = re.fullmatch(r"(off|)|(on)|top=([1-9]\d{0,3})", text.strip().lower())
+    if match is None:
+        raise Refusal(f"{GC_DEBUG_VARIABLE} is {text!r}; it is off, on, or top=N with N from 1 to 9999")
+    if match[3] is not None:
+        return int(match[3])
+    return 0 if match[2] else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """The settings of every process."""
+
+    redis_url: Annotated[
+        str | None,
+        Option(
+            parse=parse_redis_url,
+            metavar="URL",
+            variable=REDIS_URL_VARIABLE,
+            help="Redis or Valkey with the prefix index and the registry of workers: redis://user:password@host:6379. "
+            "In the environment a password is safer from other users of the machine.",
+        ),
+    ] = None
+    log_format: Annotated[LogFormat, Option(help="Log lines for people, or one JSON object a line.")] = LogFormat.TEXT
+    # Each garbage collection is logged, with so many of the types that it looked at. None: it is not.
+    logged_gc_types: Annotated[int | None, Variable(GC_DEBUG_VARIABLE, parse_gc_debug)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSettings:
+    """The way in which a gateway serves its clients."""
+
+    served_model_name: Annotated[
+        str, Option(help="What clients call the model. Default: its id, or the name of its directory or file.")
+    ]
+    host: Annotated[
+        str, Option(help="Address to listen on for clients. There is no authentication and no TLS yet.")
+    ] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on for clients; 0: a free one.")] = 8000
+    grpc_port: Annotated[
+        int, Option(min=0, max=65535, help="Port to listen on for gRPC clients, at --host too; 0: a free one.")
+    ] = 9000
+    handoff: Annotated[
+        HandoffMode,
+        Option(
+            help="always: every request is handed from prefill to decode. never: decode does it all. auto: what "
+            "makes requests wait least, as the gateway learns from those before."
+        ),
+    ] = HandoffMode.AUTO
+    handoff_threshold: Annotated[
+        int | None, Option(min=0, help="With auto: more uncached prompt tokens than this are handed off.")
+    ] = None
+    generation_overrides: Annotated[
+        Mapping[str, float],
+        Option(
+            flag="--override-generation-config",
+            parse=parse_generation_config,
+            default="{}",
+            metavar="JSON",
+            help="How to sample where a request does not say, instead of what the model says: "
+            f'{{"temperature": 0.2}}. Known are {", ".join(SAMPLING_RANGES)}.',
+        ),
+    ] = field(default_factory=dict)
+    request_timeout_s: Annotated[
+        float, Option(flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
+    ] = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """The settings that a worker shares with all workers of one `baton up`."""
+
+    engine: EngineConfig
+    transport: Annotated[
+        TransportName,
+        Option(
+            help="How KV moves. nixl: shared memory, RDMA. grpc: bytes, works anywhere. auto: for each pair of "
+            "workers nixl if one can read the other's memory, else grpc; the decode worker logs which and why."
+        ),
+    ] = TransportName.AUTO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One prefill or decode worker process."""
+
+    role: WorkerRole
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")]  # by default that of WORKER_PORTS
+    allow_plaintext: Annotated[
+        bool,
+        Option(
+            help="Listen on other addresses than loopback, without TLS and authentication: anyone on that network can "
+            "then read and write prompts, answers and KV, and control this worker."
+        ),
+    ] = False
+    advertised_host: Annotated[
+        str | None,
+        Option(
+            flag="--advertise-host",
+            help="Where gateways and other workers reach this one, as Redis tells them. Default: --host.",
+        ),
+    ] = None
+    workers: WorkerSettings
+    process: ProcessSettings = field(default_factory=ProcessSettings)
+
+
+WORKER_PORTS = {WorkerRole.PREFILL: 9100, WorkerRole.DECODE: 9200}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """One gateway process."""
+
+    model: Path  # its tokenizer, chat template and generation defaults; weights are not read
+    worker_addresses: Annotated[
+        tuple[str, ...],
+        Option(
+            flag="--workers",
+            parse=parse_workers,
+            metavar="HOST:PORT,...",
+            help="Prefill and decode workers, all of them; without Redis.",
+        ),
+    ] = ()
+    max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 503.")] = 4096
+    serving: ServingSettings
+    process: ProcessSettings = field(default_factory=ProcessSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """`baton up`: workers and a gateway on this machine."""
+
+    model_note: str = ""  # for a person, beside the model's name
+    makes_model: bool = False  # the engine's model is the random model, to be made where it is not there yet
+    serving: ServingSettings  # of the gateway; workers stay on loopback
+    num_prefill: Annotated[int, Option(flag="--prefill", min=0, help="Prefill workers.")] = 1
+    num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
+    workers: WorkerSettings  # of every worker
+    # Without a Redis URL `baton up` starts a server of its own, where the wheel with one is installed.
+    process: ProcessSettings = field(default_factory=ProcessSettings)  # of every process
+
+
+_MODEL_METAVAR = "DIR|FILE.gguf|ID"
+_MODEL_HELP = (
+    "Directory with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json), a GGUF file, or an id on "
+    "the Hugging Face hub."
+)
+_Revision = Annotated[
+    str | None, Option(help="Branch, tag or commit of a model that is given by its id. Default: main.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """A model as a user names it. The command looks it up, and configurations have its path."""
+
+    model: Annotated[str, Option(metavar=_MODEL_METAVAR, help=_MODEL_HELP)]
+    revision: _Revision = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpModelChoice:
+    """A model as a user names it for `baton up`, which has one of its own."""
+
+    model: Annotated[str | None, Option(metavar=_MODEL_METAVAR, help=f"{_MODEL_HELP} Default: a small demo model.")] = (
+        None
+    )
+    revision: _Revision = None

@@ -1,0 +1,242 @@
+"""Options are fields of configurations: each flag reaches its field, and docs/operations.md has them all."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from services.cli import start
+from services.cli.commands import app
+from services.config import (
+    GC_DEBUG_VARIABLE,
+    REDIS_URL_VARIABLE,
+    DeviceKind,
+    Dtype,
+    HandoffMode,
+    Kernels,
+    KvCacheDtype,
+    LoadFormat,
+    LogFormat,
+    Quantization,
+    TransportName,
+    WorkerRole,
+)
+from services.config.engine import EngineConfig
+from services.config.option import OptionField, options_of
+from services.launcher import main as launcher
+from services.process.configs import (
+    WORKER_PORTS,
+    GatewayConfig,
+    ModelChoice,
+    ProcessSettings,
+    ServingSettings,
+    UpConfig,
+    UpModelChoice,
+    WorkerConfig,
+    WorkerSettings,
+)
+
+ROOT = Path(__file__).parent.parent
+UP = [*options_of(UpModelChoice), *options_of(UpConfig)]
+ALONE = [*options_of(ModelChoice), *options_of(GatewayConfig), *options_of(WorkerConfig)]
+
+ENGINE: dict[str, tuple[str, Any]] = {
+    "--device=cpu": ("device", DeviceKind.CPU),
+    "--dtype=bfloat16": ("dtype", Dtype.BFLOAT16),
+    "--load-format=dummy": ("load_format", LoadFormat.DUMMY),
+    "--max-model-len=100": ("max_model_len", 100),
+    "--max-num-seqs=3": ("max_num_seqs", 3),
+    "--max-num-batched-tokens=17": ("max_num_batched_tokens", 17),
+    "--block-size=32": ("block_size", 32),
+    "--kv-memory=3MiB": ("kv_memory_bytes", 3 << 20),
+    "--num-threads=2": ("num_threads", 2),
+    "--kernels=torch": ("kernels", Kernels.TORCH),
+}
+GPU: dict[str, tuple[str, Any]] = {
+    "--device=cuda": ("device", DeviceKind.CUDA),
+    "--quantization=fp8": ("quantization", Quantization.FP8),
+    "--kv-cache-dtype=fp8": ("kv_cache_dtype", KvCacheDtype.FP8),
+    "--gpu-memory-fraction=0.25": ("gpu_memory_fraction", 0.25),
+    "--attention-split-keys=512": ("split_keys", 512),
+}
+SERVING: dict[str, tuple[str, Any]] = {
+    "--served-model-name=name": ("served_model_name", "name"),
+    "--host=0.0.0.0": ("host", "0.0.0.0"),
+    "--port=81": ("port", 81),
+    "--grpc-port=82": ("grpc_port", 82),
+    "--handoff=never": ("handoff", HandoffMode.NEVER),
+    "--handoff-threshold=7": ("handoff_threshold", 7),
+    '--override-generation-config={"temperature": 0.25}': ("generation_overrides", {"temperature": 0.25}),
+    "--request-timeout=2.5": ("request_timeout_s", 2.5),
+}
+PROCESS: dict[str, tuple[str, Any]] = {
+    "--redis-url=redis://r": ("redis_url", "redis://r"),
+    "--log-format=json": ("log_format", LogFormat.JSON),
+}
+
+
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations that processes would run with."""
+    found: list[Any] = []
+
+    def run(config: Any) -> int:
+        found.append(config)
+        return 0
+
+    for module, name in ((start, "run_gateway"), (start, "run_worker"), (launcher, "run")):
+        monkeypatch.setattr(module, name, run)
+    monkeypatch.delenv(REDIS_URL_VARIABLE, raising=False)
+    return found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def baton(*arguments: str) -> None:
+    typer.main.get_command(app).main(list(arguments), prog_name="baton", standalone_mode=False)
+
+
+@pytest.mark.parametrize("engine", [ENGINE, GPU], ids=["cpu", "gpu"])
+def test_every_flag_of_a_worker_reaches_its_field(engine: dict[str, Any], model: Path, configs: list[Any]) -> None:
+    flags = ["--host=10.0.0.1", "--port=9", "--allow-plaintext", "--advertise-host=10.0.0.2", "--transport=nixl"]
+    baton("decode", f"--model={model}", *flags, *engine, *PROCESS)
+    assert configs == [
+        WorkerConfig(
+            role=WorkerRole.DECODE,
+            host="10.0.0.1",
+            port=9,
+            allow_plaintext=True,
+            advertised_host="10.0.0.2",
+            workers=WorkerSettings(
+                engine=EngineConfig(model=model, **dict(engine.values())), transport=TransportName.NIXL
+            ),
+            process=ProcessSettings(**dict(PROCESS.values())),
+        )
+    ]
+
+
+def test_every_flag_of_a_gateway_reaches_its_field(model: Path, configs: list[Any]) -> None:
+    flags = [f"--model={model}", "--max-waiting=8", *SERVING]
+    baton("gateway", *flags, *PROCESS)
+    baton("gateway", *flags, "--workers=a:1,b:2")
+    serving = ServingSettings(**dict(SERVING.values()))
+    assert configs == [
+        GatewayConfig(model=model, max_waiting=8, serving=serving, process=ProcessSettings(**dict(PROCESS.values()))),
+        GatewayConfig(model=model, max_waiting=8, serving=serving, worker_addresses=("a:1", "b:2")),
+    ]
+
+
+def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> None:
+    baton("up", f"--model={model}", "--prefill=0", "--decode=2", "--transport=grpc", *SERVING, *ENGINE, *PROCESS)
+    assert configs == [
+        UpConfig(
+            serving=ServingSettings(**dict(SERVING.values())),
+            num_prefill=0,
+            num_decode=2,
+            workers=WorkerSettings(
+                engine=EngineConfig(model=model, **dict(ENGINE.values())), transport=TransportName.GRPC
+            ),
+            process=ProcessSettings(**dict(PROCESS.values())),
+        )
+    ]
+
+
+def test_these_are_all_flags() -> None:
+    tried = {flag.partition("=")[0] for flag in (*ENGINE, *GPU, *SERVING, *PROCESS)}
+    tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
+    tried |= {"--allow-plaintext", "--advertise-host"}
+    assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
+
+
+def test_options_that_are_not_given_have_their_defaults(model: Path, configs: list[Any]) -> None:
+    baton("up", f"--model={model}")
+    baton("prefill", f"--model={model}")
+    baton("decode", f"--model={model}")
+    workers = WorkerSettings(engine=EngineConfig(model=model))
+    assert configs == [
+        UpConfig(serving=ServingSettings(served_model_name=model.name), workers=workers),
+        WorkerConfig(role=WorkerRole.PREFILL, port=9100, workers=workers),
+        WorkerConfig(role=WorkerRole.DECODE, port=9200, workers=workers),
+    ]
+
+
+def test_the_environment_has_the_url_of_redis_and_what_is_logged_of_collections(
+    model: Path, configs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REDIS_URL_VARIABLE, "redis://elsewhere")
+    monkeypatch.setenv(GC_DEBUG_VARIABLE, "top=3")
+    baton("prefill", f"--model={model}")
+    baton("gateway", f"--model={model}")
+    baton("gateway", f"--model={model}", "--workers=a:1")
+    baton("up", f"--model={model}", "--redis-url=redis://here")
+    urls = ["redis://elsewhere", "redis://elsewhere", None, "redis://here"]
+    assert [(config.process.redis_url, config.process.logged_gc_types) for config in configs] == [
+        (url, 3) for url in urls
+    ]
+
+
+def test_names_of_fields_are_one_configuration_s_own() -> None:
+    """A command has its values by the name of the field, wherever in the configuration the field is."""
+    for fields in (UP, [*options_of(ModelChoice), *options_of(GatewayConfig)], options_of(WorkerConfig)):
+        assert len({field.name for field in fields}) == len({field.flag for field in fields}) == len(fields)
+
+
+def rows(text: str) -> Iterator[tuple[list[str], str]]:
+    """Of each row of a table of options, the flags with their choices, and the defaults."""
+    for line in text.splitlines():
+        if line.startswith("| `--"):
+            flags, default, _ = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:4])
+            yield re.findall(r"`([^`]*)`", flags), default
+
+
+def described(text: str) -> dict[str, tuple[set[str], str]]:
+    """By flag: its choices, if any, and its default. Flags that share a row have their defaults in the same order."""
+    found: dict[str, tuple[set[str], str]] = {}
+    for named, default in rows(text):
+        flags = list(dict.fromkeys(name.split()[0] for name in named))
+        defaults = default.split(", ") if len(flags) > 1 else [default]
+        for flag, own in zip(flags, defaults, strict=True):
+            choices = {name.split()[1] for name in named if name.split()[0] == flag and "|" in name}
+            found[flag] = ({choice for each in choices for choice in each.split("\\|")}, own)
+    return found
+
+
+def check(table: dict[str, tuple[set[str], str]], fields: list[OptionField]) -> None:
+    assert sorted(table) == sorted(field.flag for field in fields)
+    for field in fields:
+        choices, default = table[field.flag]
+        is_choice = isinstance(field.type, type) and issubclass(field.type, StrEnum)
+        assert choices == (set(field.type) if is_choice else set()), field.flag
+        assert default, field.flag
+        if field.default not in (None, (), MISSING):  # else words say what is chosen
+            said = "no" if field.default is False else str(field.default).removesuffix(".0")
+            assert default.partition(":")[0] == said, field.flag
+
+
+def section(title: str) -> str:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_tables_of_the_operations_page_have_every_option_of_up_with_its_default() -> None:
+    for_all, for_gpus = section("Options").split("These are for GPUs alone")
+    gpu = [field for field in UP if field.flag in {flag.partition("=")[0] for flag in GPU} - {"--device"}]
+    check(described(for_gpus), gpu)
+    check(described(for_all), [field for field in UP if field not in gpu])
+
+
+def test_the_table_of_services_alone_has_every_further_option_with_its_default() -> None:
+    known = {field.flag for field in UP}
+    table = described(section("Each service alone"))
+    ports = table.pop("--port")[1]
+    assert ports == ", ".join(f"{role}: {port}" for role, port in WORKER_PORTS.items())
+    check(table, [field for field in ALONE if field.flag not in known])
