@@ -26,13 +26,13 @@ from pathlib import Path
 import uvloop
 
 from loadtest.compare import workloads
+from loadtest.compare.document import document
 from loadtest.compare.gguf_checkpoint import CheckpointError
 from loadtest.compare.llama_cpp import write_weights
 from loadtest.compare.machine import facts
 from loadtest.compare.matches import Match, Peers, chosen, matches, servers
 from loadtest.compare.rounds import Plan, Run, run_all
 from loadtest.compare.servers import Server
-from loadtest.compare.tables import document
 from loadtest.compare.vllm import openmp
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2

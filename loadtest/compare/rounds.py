@@ -7,11 +7,12 @@ start than from run to run.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest import client, counters, workload
+from loadtest.client import counters, workload
+from loadtest.client.drive import drive
+from loadtest.client.report import Report, report
 from loadtest.compare.servers import MODEL_NAME, Server, ServerError, running
 from loadtest.compare.workloads import WARM_UP, Compared, Figure
 from loadtest.http_stream import Address
-from loadtest.report import Report, report
 
 _RUN_TIMEOUT_S = 300.0
 _WARM_UP_SEED = 999
@@ -114,13 +115,13 @@ def _spoiled(plan: Plan, server: Server, round_number: int, error: str) -> list[
 async def _warm_up(address: Address, plan: Plan) -> None:
     for index, wanted in enumerate(WARM_UP):
         prompts = workload.prompts(wanted, [plan.seed, _WARM_UP_SEED, index], plan.vocabulary - 1)
-        await client.drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
+        await drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
 
 
 async def _drive(address: Address, prompts: list[list[int]], wanted: Compared) -> Report:
     before = await counters.read(address)
     tokens, concurrency = wanted.load.output_tokens, wanted.concurrency
-    outcomes = await client.drive(address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
+    outcomes = await drive(address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
     after = await counters.read(address)
     return report(outcomes, counters.difference(before, after) if before and after else None)
 

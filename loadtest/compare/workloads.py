@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loadtest.workload import Workload
+from loadtest.client.workload import Workload
 
 
 class Figure(StrEnum):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from loadtest.gpu.bench_model import BenchModel, decode_step, steady
 from loadtest.gpu.shapes import BLOCK_SIZE
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCH, SHARED, OWN = 64, 16_384, 128  # rows; tokens

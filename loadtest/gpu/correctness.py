@@ -8,8 +8,8 @@ from itertools import count
 
 import torch
 
-from loadtest.gpu.checks.result import Check
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
+from tests.gpu.checks.result import Check
 
 FAMILIES = {"attention": 2, "rows": 4, "rotary": 4, "fp8_linear": 4, "sampling": 4}  # random cases of each round
 
@@ -19,7 +19,7 @@ def measure(family: str, device: torch.device, seed: int, seconds: float) -> Ite
 
     In the interpreter, what kernels do to memory that is not theirs is a failed case too.
     """
-    check = import_module(f"loadtest.gpu.checks.{family}").check
+    check = import_module(f"tests.gpu.checks.{family}").check
     deadline, found = time.monotonic() + seconds, list[Check]()
     with _watched(device) as strays:
         for number in count():
@@ -48,7 +48,7 @@ def summary(family: str, seed: int, found: list[Check]) -> Row:
 def _watched(device: torch.device) -> AbstractContextManager[list[str]]:
     if device.type == "cuda":
         return nullcontext([])
-    from loadtest.gpu.checks.memory import watched_memory
+    from tests.gpu.checks.memory import watched_memory
 
     return watched_memory()
 

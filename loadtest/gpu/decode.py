@@ -9,7 +9,7 @@ import torch
 
 from loadtest.gpu.bench_model import FP8, BenchModel, decode_step, steady
 from loadtest.gpu.card import Card
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCHES = (1, 8, 64, 256)

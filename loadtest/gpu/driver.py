@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from loadtest.gpu.part_process import Outcome, PartProcess, Piece
 from loadtest.gpu.parts import Part
-from loadtest.gpu.report import Report
+from loadtest.gpu.results import Report
 
 WITHOUT_GPU = "check"  # the one part that is of use there
 _GRACE_S = 45.0  # after the deadline, for the part that is under way then

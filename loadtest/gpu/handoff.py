@@ -18,9 +18,9 @@ import torch
 from kvtransfer.transports.base import TransportError
 from loadtest.gpu.shapes import BLOCK_SIZE
 from loadtest.gpu.workers import PairSetup, in_turn, pair_of
-from loadtest.micro.rows import Row
 from loadtest.micro.transport import host_blocks, reading
 from loadtest.micro.worker_pair import Handoff, WorkerPair
+from loadtest.tables import Row
 from services.config import Device, TransportName
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 

@@ -16,8 +16,8 @@ from enum import StrEnum
 import numpy as np
 
 from loadtest.gpu.workers import PairSetup, in_turn, pair_of
-from loadtest.micro.rows import Row, spread
 from loadtest.micro.worker_pair import Stream, WorkerPair
+from loadtest.tables import Row, spread
 from services.protocol.outcomes import FinishReason
 
 _SETTLED = 10  # tokens of each stream before anything is noted

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Self
 
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 
 if TYPE_CHECKING:
     from loadtest.gpu.bench import Bench

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from loadtest.gpu.bench_model import BenchModel, decode_step, prefill_step, steady
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.runner.base import StepInput
 from services.engine.runner.gpu.gpu_runner import StepLimits
 

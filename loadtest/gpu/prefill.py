@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from loadtest.gpu.bench_model import BenchModel, prefill_step, steady
 from loadtest.gpu.card import Card
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.models.registry import num_parameters
 from services.engine.runner.gpu.gpu_runner import StepLimits
 

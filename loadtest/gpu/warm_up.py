@@ -10,7 +10,7 @@ import torch
 
 from loadtest.gpu.bench_model import BenchModel
 from loadtest.gpu.shapes import BLOCK_SIZE
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 _BATCH, _TOKENS = 8, 512

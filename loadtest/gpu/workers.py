@@ -15,8 +15,8 @@ import torch
 
 from kvtransfer.layout import KvLayout
 from loadtest.gpu.shapes import BLOCK_SIZE, LLAMA_3_8B
-from loadtest.micro.rows import Row
 from loadtest.micro.worker_pair import WorkerPair, worker_pair
+from loadtest.tables import Row
 from services.config import Device, EngineConfig, LoadFormat, TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.models.registry import parse_model_config

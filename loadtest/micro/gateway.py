@@ -22,7 +22,7 @@ import orjson
 from loadtest.micro import gateway_servers
 from loadtest.micro.flood import Tally, flood
 from loadtest.micro.gateway_servers import MODEL_NAME, Server
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.config import HandoffMode
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.fast_encoder import encode_with, make_fast_encoder

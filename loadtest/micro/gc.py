@@ -6,8 +6,8 @@ Whole rounds of the worker's engine thread, as in `scheduler`, in a process that
 import gc
 
 from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack
-from loadtest.micro.rows import Row
 from loadtest.micro.scheduler import gc_objects_per_step
+from loadtest.tables import Row
 from services.gc_debug import GcWatch
 
 _BATCHES = (64, 256)

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 
 from loadtest.micro.handoff_worker import BLOCK_SIZE, LAYOUT, MAX_MODEL_LEN, NUM_BLOCKS, VOCABULARY, timed_parts
-from loadtest.micro.rows import Row, spread
 from loadtest.micro.transport import reading
 from loadtest.micro.worker_pair import Handoff, worker_pair
+from loadtest.tables import Row, spread
 from services.config import TransportName
 
 _BLOCKS = (1, 4, 16, 64, 256, 512)

@@ -13,7 +13,7 @@ import psutil
 from loadtest import http_stream
 from loadtest.compare.baton import Baton
 from loadtest.compare.servers import MODEL_NAME, running
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.launcher import random_model
 
 _KINDS = ("gateway", "prefill", "decode", "up")

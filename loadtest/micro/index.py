@@ -7,7 +7,7 @@ import numpy as np
 
 from kvtransfer.ids import WorkerId
 from loadtest.micro.own_redis import own_redis
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Row, spread
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import Client, connect

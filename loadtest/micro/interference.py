@@ -23,7 +23,7 @@ import structlog
 from kvtransfer.ids import AttemptId, GatewayId
 from loadtest.micro.decoding import RestingRunner
 from loadtest.micro.own_redis import own_redis
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Row, spread
 from services.config import TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.request import Kind, Request

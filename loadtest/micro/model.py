@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.openmp import load_openmp
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.kernels.cpu.isa import known_isa

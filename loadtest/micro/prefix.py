@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 
 from loadtest.micro.decoding import BLOCK_SIZE, RestingRunner, make_core, make_request
-from loadtest.micro.rows import Row
+from loadtest.tables import Row
 from services.decode.scheduler import DecodeScheduler
 from services.engine.scheduler import Plan
 from services.engine.sequences import Sequences

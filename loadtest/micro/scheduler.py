@@ -9,7 +9,7 @@ import statistics
 import time
 
 from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack, packed
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Row, spread
 
 _BATCHES = (1, 8, 64, 256, 1024)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvtransfer.layout import KvLayout
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Row, spread
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention
 from services.engine.runner.gpu.device import HostDevice

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from kvtransfer.ids import WorkerId
 from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker
 from loadtest.micro.own_redis import own_redis
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Row, spread
 from services.engine.prefix_cache import CacheEvents
 from services.prefix_index.registry import WorkerRecord
 from services.protocol.block_hash import BlockHash

@@ -17,7 +17,7 @@ from kvtransfer.block_memory import BlockMemory, HostBlocks
 from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Row, spread
 from protos import kv_pb2_grpc
 from services.config import TransportName
 from services.protocol.grpc_options import SERVER_OPTIONS

@@ -29,7 +29,7 @@ def own_memory() -> Iterator[list[str]]:
 
     What is found: a test may let it pass.
     """
-    from loadtest.gpu.checks.memory import watched_memory  # which needs Triton
+    from tests.gpu.checks.memory import watched_memory  # which needs Triton
 
     with watched_memory() as found:
         yield found

@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from loadtest import http_stream
+from loadtest.client.workload import Workload
 from loadtest.compare.rounds import Plan, Run, run_all
 from loadtest.compare.servers import Launch, Process, ServerError, free_ports, running
 from loadtest.compare.workloads import Compared, Figure
 from loadtest.http_stream import Address, HttpError
-from loadtest.workload import Workload
 
 SCRIPT = Path(__file__).with_name("openai_server.py")
 SMALL = Compared(Workload(3, 5, 4), Figure.TOKENS_PER_S)

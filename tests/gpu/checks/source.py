@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.result import Check
+from tests.gpu.checks.result import Check
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -2,11 +2,11 @@
 
 import torch
 
-from loadtest.gpu.checks.buffers import Buffer, within
-from loadtest.gpu.checks.errors import NEAREST, compare, exactly, float8_steps
-from loadtest.gpu.checks.result import Check
-from loadtest.gpu.checks.source import DTYPES, Source, cases
 from services.engine.kernels.gpu import rows
+from tests.gpu.checks.buffers import Buffer, within
+from tests.gpu.checks.errors import NEAREST, compare, exactly, float8_steps
+from tests.gpu.checks.result import Check
+from tests.gpu.checks.source import DTYPES, Source, cases
 
 _WIDTHS = (1, 7, 48, 64, 100, 300, 576, 768, 1000, 1536, 4096, 5120, 14336, 16384)
 _EPS = 1e-5

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from loadtest.micro.rows import Row, spread, table, write_json
+from loadtest.tables import Row, spread, table, write_json
 
 
 def test_columns_are_the_keys_of_all_rows_and_are_aligned() -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.attention_step import Case, Step
-from loadtest.gpu.checks.errors import BOUNDS, compare
-from loadtest.gpu.checks.result import Check
+from tests.gpu.checks.attention_step import Case, Step
+from tests.gpu.checks.errors import BOUNDS, compare
+from tests.gpu.checks.result import Check
 
 
 def run_case(case: Case, device: torch.device) -> list[Check]:

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from kvtransfer.layout import KvLayout
-from loadtest.gpu.compiled import Variant, of_launch
-from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention
+from tests.gpu.checks.direct_staging import DirectStaging
+from tests.gpu.compiled import Variant, of_launch
 
 _META = torch.device("meta")
 _MULTIPROCESSORS = 132  # an H200's
@@ -19,7 +19,7 @@ _SHAPES = {  # heads, kv_heads, head_dim
 
 
 def variants() -> list[Variant]:
-    """See `loadtest.gpu.compiled`."""
+    """See `tests.gpu.compiled`."""
     found: list[Variant] = []
     for shape, sizes in _SHAPES.items():
         found += _of_shape(shape, sizes, torch.bfloat16)

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.result import Check
-from loadtest.gpu.checks.sampling_cases import (
+from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
+from tests.gpu.checks.result import Check
+from tests.gpu.checks.sampling_cases import (
     DTYPES,
     SHAPES,
     edits_on_device,
@@ -20,8 +21,7 @@ from loadtest.gpu.checks.sampling_cases import (
     random_settings,
     unguarded,
 )
-from loadtest.gpu.checks.sampling_oracle import Settings, at_the_edge, lateness
-from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
+from tests.gpu.checks.sampling_oracle import Settings, at_the_edge, lateness
 
 _SMALL_VOCABS = (1, 7, 100, 2049, 4103, 8192)
 _VOCABS = (1000, 32000, 50257, 128256, 151936, 262208)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from loadtest.client import Outcome
-from loadtest.counters import difference, parse
-from loadtest.report import report, table
+from loadtest.client.counters import difference, parse
+from loadtest.client.drive import Outcome
+from loadtest.client.report import report, table
 
 BEFORE = """# TYPE baton_handoffs_total counter
 baton_handoffs_total{outcome="completed"} 3

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.sampling_oracle import Settings
 from services.engine.kernels.gpu.sampling import DeviceEdits, DeviceSampling
 from services.engine.runner.base import LogitEdits
+from tests.gpu.checks.sampling_oracle import Settings
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ("flat", "usual", "peaked", "ties", "banned", "rising")

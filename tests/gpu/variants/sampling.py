@@ -2,15 +2,15 @@
 
 import torch
 
-from loadtest.gpu.compiled import Variant, of_launch
 from services.engine.kernels.gpu.sampling import DeviceEdits, DeviceSampling, draw, edit_logits, greedy, logprobs
+from tests.gpu.compiled import Variant, of_launch
 
 _META = torch.device("meta")
 _ROWS, _VOCAB = 8, 128_256
 
 
 def variants() -> list[Variant]:
-    """See `loadtest.gpu.compiled`."""
+    """See `tests.gpu.compiled`."""
     ids, floats, longs = (
         torch.empty(_ROWS, dtype=dtype, device=_META) for dtype in (torch.int32, torch.float32, torch.int64)
     )

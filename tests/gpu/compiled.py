@@ -1,6 +1,6 @@
 """Compiles Triton kernels for GPUs that need not be here, and says what they take of them.
 
-`python -m loadtest.gpu.compiled MODULE...` prints a table. Each module has `variants() -> list[Variant]`; a variant is
+`python -m tests.gpu.compiled MODULE...` prints a table. Each module has `variants() -> list[Variant]`; a variant is
 easiest had by `of_launch`, from a function that launches kernels and tensors on the meta device.
 """
 
@@ -81,7 +81,7 @@ def compile_all(modules: Sequence[str], cache: Path) -> list[Compiled]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", "loadtest.gpu.compiled", "--json", *modules]
+    command = [sys.executable, "-m", "tests.gpu.compiled", "--json", *modules]
     output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [Compiled(**values) for values in json.loads(output)]
 

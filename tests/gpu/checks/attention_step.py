@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention, TritonPlan
 from services.engine.kernels.gpu.paged_attention import Outputs
+from tests.gpu.checks.direct_staging import DirectStaging
 
 FP8_MAX = 448.0
 _GUARD = 4096  # elements before and behind an output

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from loadtest.micro.rows import Row, table
+from loadtest.tables import Row, table
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.buffers import POISON, Buffer, within
-from loadtest.gpu.checks.errors import BOUNDS, NEAREST, compare, exactly, float8_steps, relative_error
-from loadtest.gpu.checks.result import Check
-from loadtest.gpu.checks.source import DTYPES, Source, cases
 from services.engine.kernels.gpu import rotary
+from tests.gpu.checks.buffers import POISON, Buffer, within
+from tests.gpu.checks.errors import BOUNDS, NEAREST, compare, exactly, float8_steps, relative_error
+from tests.gpu.checks.result import Check
+from tests.gpu.checks.source import DTYPES, Source, cases
 
 _HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 _GROUPS = (1, 2, 3, 4, 7, 8, 16)

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from loadtest.client import Outcome
-from loadtest.counters import Reading
+from loadtest.client.counters import Reading
+from loadtest.client.drive import Outcome
 
 _PERCENTILES = (50, 90, 99)
 

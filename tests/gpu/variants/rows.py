@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from loadtest.gpu.compiled import Variant, of_launch
 from services.engine.kernels.gpu import rotary, rows
+from tests.gpu.compiled import Variant, of_launch
 
 _FLOAT8 = torch.float8_e4m3fn
 _ALL = (80, 90)
@@ -12,7 +12,7 @@ _TOKENS = 7
 
 
 def variants() -> list[Variant]:
-    """See `loadtest.gpu.compiled`."""
+    """See `tests.gpu.compiled`."""
     x, wide, widest = _empty(_TOKENS, 4096), _empty(_TOKENS, 16384), _empty(_TOKENS, 28672)
     gate_up, activated = _empty(_TOKENS, 28672), _empty(_TOKENS, 14336)
     ids = _empty(_TOKENS, dtype=torch.int32)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.result import Check
+from tests.gpu.checks.result import Check
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 NEAREST = 0.501  # for `float8_steps`

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from loadtest.gpu.checks.buffers import within
-from loadtest.gpu.checks.errors import compare
-from loadtest.gpu.checks.result import Check
-from loadtest.gpu.checks.source import Source, cases
 from services.engine.kernels.gpu.fp8_linear import Fp8Product, quantize_channels
 from services.engine.kernels.gpu.rows import quantize_rows
+from tests.gpu.checks.buffers import within
+from tests.gpu.checks.errors import compare
+from tests.gpu.checks.result import Check
+from tests.gpu.checks.source import Source, cases
 
 _DTYPE = torch.bfloat16
 _FROM_UNQUANTISED = 0.08  # each operand is off by 3 bits of mantissa's rounding: 0.026 of a normal distribution
