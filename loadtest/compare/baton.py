@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch, Process
+from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch
 from loadtest.http_stream import Address
+from loadtest.processes import Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,16 @@ class Baton:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"baton-{self.handoff}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         return f"baton up --handoff {self.handoff}, one prefill and one decode worker, KV {KV_GIB} GiB each"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         port, grpc_port = ports
         options = {
             "--model": str(self.model),

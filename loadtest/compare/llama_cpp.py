@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.compare.gguf_checkpoint import CheckpointError, write_gguf
-from loadtest.compare.servers import MODEL_NAME, Launch, Process
+from loadtest.compare.servers import MODEL_NAME, Launch
 from loadtest.compare.workloads import LONGEST
 from loadtest.http_stream import Address
+from loadtest.processes import Process
 
 SLOTS = 64
 _CELLS = 256  # llama.cpp rounds a slot's context up to a multiple of it
@@ -51,16 +52,16 @@ class LlamaCpp:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"llama-{self.weights.stem}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         return f"llama-server with {self.weights.name}, {' '.join(_settings())}"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         (port,) = ports
         model = ("--model", str(self.weights), "--alias", MODEL_NAME)
         command = (str(self.program), *model, "--host", _LOOPBACK, "--port", str(port), *_settings())

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from loadtest.client import counters, workload
 from loadtest.client.drive import drive
 from loadtest.client.report import Report, report
-from loadtest.compare.servers import MODEL_NAME, Server, ServerError, running
+from loadtest.compare.servers import MODEL_NAME, Server, running
 from loadtest.compare.workloads import WARM_UP, Compared, Figure
 from loadtest.http_stream import Address
+from loadtest.processes import ProcessError
 
 _RUN_TIMEOUT_S = 300.0
 _WARM_UP_SEED = 999
@@ -80,7 +81,7 @@ async def run_all(plan: Plan, tell: Callable[[str], None], after_round: Callable
             tell(f"round {round_number} of {plan.rounds}: {server.name}: {server.setting}")
             try:
                 runs += await _runs(plan, server, round_number, tell)
-            except ServerError as error:
+            except ProcessError as error:
                 tell(f"    {error}")
                 runs += _spoiled(plan, server, round_number, str(error))
         after_round(runs)

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch, Process
+from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch
 from loadtest.http_stream import Address
+from loadtest.processes import Process
 
 BLOCK_SIZES = (32, 128)  # 128 is vLLM's own on CPU
 
@@ -42,16 +43,16 @@ class VllmAlone:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"vllm-alone-{self.block_size}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         return f"one server, blocks of {self.block_size}, {_COMMON_SETTING}, KV {KV_GIB} GiB"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         (port,) = ports
         address = Address(_LOOPBACK, port)
         return Launch((_serve(self.name, self.venv, self.model, self.block_size, port),), address, (_models(port),))
@@ -68,17 +69,17 @@ class VllmPair:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"vllm-pair-{self.block_size}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         mended = "NixlConnector without its binding of the main thread and without NIXL's progress thread"
         return f"two servers, blocks of {self.block_size}, each {_COMMON_SETTING}, KV {KV_GIB} GiB each, {mended}"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         proxy_port, *server_ports = ports[:3]
         servers = [
             _serve(f"{self.name}-{role}", self.venv, self.model, self.block_size, port, side_channel)

@@ -7,7 +7,6 @@ first token prefill sends, beside that of the decode worker alone, which takes p
 from token 1 to token 2. Of all the median.
 """
 
-import multiprocessing
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from kvtransfer.transports.base import TransportError
+from loadtest.children import child
 from loadtest.gpu.shapes import BLOCK_SIZE
 from loadtest.gpu.workers import PairSetup, in_turn, pair_of
 from loadtest.micro.transport import host_blocks, reading
@@ -55,19 +55,14 @@ def measure(setup: Setup | None = None) -> Iterator[Row]:
 
 
 def raw_reads(setup: Setup) -> Raw:
-    """In two other processes: what ends them is no end of ours."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_send_raw, args=(theirs, setup))
-    process.start()
-    theirs.close()
-    try:
-        found: Raw = pipe.recv() if pipe.poll(_RAW_TIMEOUT_S) else Raw({}, f"no end after {_RAW_TIMEOUT_S:.0f} s")
-    except EOFError:
-        return Raw({}, "its process ended")
-    finally:
-        process.kill()
-        process.join()
+    """Reads in two other processes: this one goes on when they are killed by what they do."""
+    with child(_send_raw, setup, is_parent=True) as reader:
+        try:
+            if not reader.pipe.poll(_RAW_TIMEOUT_S):
+                return Raw({}, f"no end after {_RAW_TIMEOUT_S:.0f} s")
+            found: Raw = reader.pipe.recv()
+        except EOFError:
+            return Raw({}, "its process ended")
     return found
 
 

@@ -4,7 +4,6 @@ What a kernel does wrong spoils all that its process does on the GPU later, and 
 never end. So after a piece that failed the next gets a new process. Rows come as they are measured, and stay.
 """
 
-import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Self
 
+from loadtest.children import Child
 from loadtest.tables import Row
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ Piece = Callable[["Bench"], Iterator[Found]]  # to be pickled
 _OURS = ("kvtransfer", "loadtest", "protos", "services")
 _LAST_LINES = 12
 _START_S = 60.0
-_DYING_S = 10.0  # more than that only where it waits for a driver that hangs
 
 
 @dataclass(slots=True)
@@ -56,7 +55,7 @@ class PartProcess:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed  # of random cases
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -68,20 +67,18 @@ class PartProcess:
         """Returns within so many seconds, the start of a process not counted."""
         outcome = Outcome()
         try:
-            if self._process is None:
-                self._start()
+            pipe = self._started().pipe
             deadline = time.monotonic() + limit_s
-            self._pipe.send(piece)
-            while self._pipe.poll(max(0.0, deadline - time.monotonic())):
-                found: Found | _End = self._pipe.recv()
+            pipe.send(piece)
+            while pipe.poll(max(0.0, deadline - time.monotonic())):
+                found: Found | _End = pipe.recv()
                 if isinstance(found, _End):
                     return self._ended(outcome, found)
                 outcome.add(found)
             why = f"no end after {limit_s:.0f} s"
         except (EOFError, OSError):
-            assert self._process is not None
-            self._process.join(_DYING_S)
-            why = f"its process ended with {self._process.exitcode}"
+            assert self._child is not None
+            why = f"its process ended with {self._child.exit_code()}"
         return self._ended(outcome, _End(error=why))
 
     def _ended(self, outcome: Outcome, end: _End) -> Outcome:
@@ -94,22 +91,18 @@ class PartProcess:
             self._end()
         return outcome
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._seed))
-        self._process.start()
-        theirs.close()  # ours: so that its end is noticed
-        if not self._pipe.poll(_START_S):
-            raise EOFError
-        self._pipe.recv()
+    def _started(self) -> Child:
+        if self._child is None:
+            self._child = Child(_serve, self._seed, is_parent=True)
+            if not self._child.pipe.poll(_START_S):
+                raise EOFError
+            self._child.pipe.recv()
+        return self._child
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join(_DYING_S)
-            self._pipe.close()
-            self._process = None
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
 
 
 def _serve(pipe: Connection, seed: int) -> None:

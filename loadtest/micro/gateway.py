@@ -19,9 +19,10 @@ from random import Random
 
 import orjson
 
+from loadtest.compare.servers import MODEL_NAME
 from loadtest.micro import gateway_servers
 from loadtest.micro.flood import Tally, flood
-from loadtest.micro.gateway_servers import MODEL_NAME, Server
+from loadtest.micro.gateway_servers import Gateway
 from loadtest.tables import Row
 from services.config import HandoffMode
 from services.gateway.text.chat_template import load_chat_template
@@ -36,7 +37,7 @@ _BLOCK_SIZE = 16
 _SPACE = "Ġ"  # as byte-level vocabularies write it
 _STEP_MS = 4.0  # of a worker: fast enough that the gateway has plenty to do, slow enough that it keeps up
 
-_Start = Callable[[], AbstractAsyncContextManager[Server]]
+_Start = Callable[[], AbstractAsyncContextManager[Gateway]]
 
 
 class MeasurementFailed(Exception):
@@ -122,7 +123,7 @@ class _Prompts:
         )
 
 
-async def _run(client: ProcessPoolExecutor, server: Server, work: Work, prompts: _Prompts) -> Row:
+async def _run(client: ProcessPoolExecutor, server: Gateway, work: Work, prompts: _Prompts) -> Row:
     bodies = [prompts.body(work) for _ in range(work.requests)]
     before = server.cpu_s()
     loop = asyncio.get_running_loop()

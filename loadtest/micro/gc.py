@@ -5,7 +5,8 @@ Whole rounds of the worker's engine thread, as in `scheduler`, in a process that
 
 import gc
 
-from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack
+from loadtest.micro.decoding import DecodingWorker, pack
+from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.scheduler import gc_objects_per_step
 from loadtest.tables import Row
 from services.gc_debug import GcWatch

@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from loadtest.micro.handoff_worker import BLOCK_SIZE, LAYOUT, MAX_MODEL_LEN, NUM_BLOCKS, VOCABULARY, timed_parts
+from loadtest.micro.handoff_worker import LAYOUT, MAX_MODEL_LEN, NUM_BLOCKS, VOCABULARY, timed_parts
+from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.transport import reading
 from loadtest.micro.worker_pair import Handoff, worker_pair
 from loadtest.tables import Row, spread

@@ -7,21 +7,22 @@ model is replaced by one that takes time and gives the lock away, as a GPU's wou
 import asyncio
 import logging
 import math
-import multiprocessing
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 
 import grpc
 import numpy as np
 import structlog
 
 from kvtransfer.ids import AttemptId, GatewayId
-from loadtest.micro.decoding import RestingRunner
+from loadtest.children import child
+from loadtest.micro.idle_runner import IdleRunner
 from loadtest.micro.own_redis import own_redis
 from loadtest.tables import Row, spread
 from services.config import TransportName, WorkerRole
@@ -86,19 +87,20 @@ def _beyond(times: list[float]) -> Row:
 
 async def _measure(kind: _Beside, batch: int, steps: int, redis_url: str | None) -> list[float]:
     runner = _NotingRunner(batch, steps)
-    async with _worker(runner, batch, redis_url) as (worker, port), AsyncExitStack() as gateways:
+    async with _worker(runner, batch, redis_url) as (worker, port):
         if not kind.gateways:
             _submit_inside(worker, batch)
-        for number in range(kind.gateways):
-            share = len(range(number, batch, kind.gateways))
-            await gateways.enter_async_context(_gateway(port, number + 1, share, kind.long_prompts))
-        async with asyncio.timeout(_START_S + steps):
-            await asyncio.to_thread(runner.done.wait)
+        with ExitStack() as gateways:
+            for number in range(kind.gateways):
+                share = len(range(number, batch, kind.gateways))
+                gateways.enter_context(child(_gateway, port, number + 1, share, kind.long_prompts))
+            async with asyncio.timeout(_START_S + steps):
+                await asyncio.to_thread(runner.done.wait)
     times: list[float] = np.diff(runner.launched_at[_SETTLING:]).tolist()
     return times
 
 
-class _NotingRunner(RestingRunner):
+class _NotingRunner(IdleRunner):
     """Notes when each step of the whole batch begins."""
 
     def __init__(self, batch: int, steps: int) -> None:
@@ -118,7 +120,7 @@ class _NotingRunner(RestingRunner):
 
 
 @asynccontextmanager
-async def _worker(runner: RestingRunner, batch: int, redis_url: str | None) -> AsyncIterator[tuple[Worker, int]]:
+async def _worker(runner: IdleRunner, batch: int, redis_url: str | None) -> AsyncIterator[tuple[Worker, int]]:
     parts = WorkerParts(
         role=WorkerRole.DECODE,
         runner=runner,
@@ -151,29 +153,18 @@ def _submit(request: Request, core: WorkerCore, now: float) -> None:
     core.submit(request, now)
 
 
-@asynccontextmanager
-async def _gateway(port: int, worker_id: int, sequences: int, long_prompts: bool) -> AsyncIterator[None]:
-    arguments = (port, worker_id, sequences, long_prompts)
-    process = multiprocessing.get_context("spawn").Process(target=_be_gateway, args=arguments, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        await asyncio.to_thread(process.join)
+def _gateway(pipe: Connection, port: int, gateway_id: int, sequences: int, long_prompts: bool) -> None:
+    """Runs in a process of its own. The pipe carries nothing."""
+    asyncio.run(_read_frames(port, gateway_id, sequences, long_prompts))
 
 
-def _be_gateway(port: int, worker_id: int, sequences: int, long_prompts: bool) -> None:
-    asyncio.run(_read_frames(port, worker_id, sequences, long_prompts))
-
-
-async def _read_frames(port: int, worker_id: int, sequences: int, long_prompts: bool) -> None:
-    """Has its sequences generated and reads what comes, until it is killed."""
+async def _read_frames(port: int, gateway_id: int, sequences: int, long_prompts: bool) -> None:
+    """Submits the gateway's sequences to the worker and reads its frames, until the process is killed."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
         stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream("/baton.v1.Worker/Connect")()
-        await stream.write(serialize_gateway_message(GatewayHello(GatewayId(worker_id), 0, wants_block_events=False)))
+        await stream.write(serialize_gateway_message(GatewayHello(GatewayId(gateway_id), 0, wants_block_events=False)))
         for number in range(sequences):
-            submit = Submit(number + 1, _capsule(worker_id * sequences + number, _PROMPT), timeout_s=600.0)
+            submit = Submit(number + 1, _capsule(gateway_id * sequences + number, _PROMPT), timeout_s=600.0)
             await stream.write(serialize_gateway_message(submit))
         async with asyncio.TaskGroup() as group:
             if long_prompts:

@@ -11,7 +11,8 @@ from itertools import count
 
 import numpy as np
 
-from loadtest.micro.decoding import BLOCK_SIZE, RestingRunner, make_core, make_request
+from loadtest.micro.decoding import make_core, make_request
+from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
 from loadtest.tables import Row
 from services.decode.scheduler import DecodeScheduler
 from services.engine.scheduler import Plan
@@ -45,7 +46,7 @@ def _measure(length: int) -> list[Row]:
     random = np.random.default_rng(length)
     scheduler = _TimedScheduler(length + 1)
     num_blocks = (_REPETITIONS + 2) * (length // BLOCK_SIZE + 2)
-    core = make_core(RestingRunner(num_blocks), scheduler, 4, length + BLOCK_SIZE)
+    core = make_core(IdleRunner(num_blocks), scheduler, 4, length + BLOCK_SIZE)
     handles = count(1)
 
     def admit(prompt: np.ndarray) -> tuple[float, float, float]:

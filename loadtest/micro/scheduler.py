@@ -8,7 +8,8 @@ import gc
 import statistics
 import time
 
-from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack, packed
+from loadtest.micro.decoding import DecodingWorker, pack, packed
+from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.tables import Row, spread
 
 _BATCHES = (1, 8, 64, 256, 1024)

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from kvtransfer.ids import WorkerId
-from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker
+from loadtest.micro.decoding import DecodingWorker
+from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.own_redis import own_redis
 from loadtest.tables import Row, spread
 from services.engine.prefix_cache import CacheEvents

@@ -1,7 +1,6 @@
 """Block reads between two processes of this host, over each transport that works here: what decode does to prefill."""
 
 import asyncio
-import multiprocessing
 import secrets
 import threading
 import time
@@ -17,6 +16,7 @@ from kvtransfer.block_memory import BlockMemory, HostBlocks
 from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
+from loadtest.children import child
 from loadtest.tables import Row, spread
 from protos import kv_pb2_grpc
 from services.config import TransportName
@@ -58,13 +58,8 @@ def reading(
     name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks = host_blocks
 ) -> Iterator[Read]:
     """Reads of another process's pool. Raises TransportError, and EOFError where that process ends."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, name, num_blocks, block_bytes, make_blocks), daemon=True)
-    process.start()
-    theirs.close()  # ours: so that its end is noticed
-    try:
-        worker_id, address, descriptor = pipe.recv()
+    with child(_serve, name, num_blocks, block_bytes, make_blocks) as producer:
+        worker_id, address, descriptor = producer.pipe.recv()
         with _end(name, make_blocks(num_blocks, block_bytes, 0), 0) as (source, transport, _):
             transport.add_worker(worker_id, address, descriptor)
             ids = count()
@@ -80,9 +75,6 @@ def reading(
 
             yield read
             transport.close()
-    finally:
-        process.kill()
-        process.join()
 
 
 def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import multiprocessing
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
+from loadtest.children import SPAWN, child
 from loadtest.micro.marks import Marks, marking, new_marks
 from services.config import WorkerRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S
@@ -44,17 +44,9 @@ def running_pair(make_parts: MakeParts) -> Iterator[tuple[RunningWorker, Running
 
 @contextmanager
 def _process(make_parts: MakeParts, role: WorkerRole) -> Iterator[tuple[WorkerRole, Connection, Marks]]:
-    context = multiprocessing.get_context("spawn")
-    marks: Marks = context.RawArray("d", new_marks())
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(make_parts, role, marks, theirs), daemon=True)
-    process.start()
-    theirs.close()  # ours: so that its end is noticed
-    try:
-        yield role, pipe, marks
-    finally:
-        process.kill()
-        process.join()
+    marks: Marks = SPAWN.RawArray("d", new_marks())
+    with child(_serve, make_parts, role, marks) as worker:
+        yield role, worker.pipe, marks
 
 
 def _port(pipe: Connection, role: WorkerRole) -> int:
@@ -67,8 +59,8 @@ def _port(pipe: Connection, role: WorkerRole) -> int:
     return answer
 
 
-def _serve(make_parts: MakeParts, role: WorkerRole, marks: Marks, pipe: Connection) -> None:
-    """Sends its port up the pipe, or why there is none, and serves until it is killed or nobody holds the pipe."""
+def _serve(pipe: Connection, make_parts: MakeParts, role: WorkerRole, marks: Marks) -> None:
+    """Sends the worker's port up the pipe, or why there is none, and serves until nobody holds the pipe any more."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
