@@ -19,17 +19,14 @@ import orjson
 import uvloop
 
 from loadtest import http_stream
+from loadtest.cannot_run import CannotRun
 from loadtest.client import counters, workload
 from loadtest.client.drive import Outcome, drive
-from loadtest.client.report import Report, report, table
+from loadtest.client.report import Report, report, summary
 from loadtest.client.workload import Workload
 from loadtest.http_stream import Address, HttpError
 
 _ANSWER_TIMEOUT_S = 10.0  # of a page that costs nothing
-
-
-class Refusal(Exception):
-    """A run that cannot be made; its text is one line for a person."""
 
 
 def main(arguments: list[str]) -> int:
@@ -41,10 +38,10 @@ def main(arguments: list[str]) -> int:
     except TimeoutError:
         sys.stderr.write(f"loadtest: no answer within {_ANSWER_TIMEOUT_S:g} s\n")
         return 2
-    except (Refusal, HttpError) as error:
+    except (CannotRun, HttpError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
-    sys.stdout.write(table(result) + "\n")
+    sys.stdout.write(summary(result) + "\n")
     if options.json is not None:
         options.json.write_text(json.dumps(result.as_dict(), indent=2) + "\n")
     return 1 if result.failed else 0
@@ -101,7 +98,7 @@ def _workload(options: argparse.Namespace) -> Workload:
         output_tokens=named.output_tokens if options.output is None else options.output,
     )
     if min(asked.requests, asked.input_tokens, asked.output_tokens) < 1:
-        raise Refusal("--requests, --input and --output are at least 1")
+        raise CannotRun("--requests, --input and --output are at least 1")
     return asked
 
 
@@ -109,9 +106,9 @@ def _local(url: str) -> Address:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "http":
-        raise Refusal(f"{url}: only http:// is spoken here")
+        raise CannotRun(f"{url}: only http:// is spoken here")
     if host != "localhost" and not _is_loopback(host):
-        raise Refusal(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
+        raise CannotRun(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
     return Address(host, parts.port or 80)
 
 

@@ -1,11 +1,12 @@
-"""The result as Markdown: what ran where, a table for each contest, and what went wrong."""
+"""The result of a comparison as Markdown: machine and versions, a table for each contest, and faults of runs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from loadtest.compare.machine import Facts
-from loadtest.compare.ratios import Contest, Row, Spread, compare
+from loadtest.compare.ratios import Contest, Line, Spread, compare
 from loadtest.compare.rounds import Run
 from loadtest.compare.servers import Server
+from loadtest.tables import markdown
 
 _HEAD = (
     "workload",
@@ -22,7 +23,7 @@ _HEAD = (
 
 
 def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest], runs: Sequence[Run]) -> str:
-    """All of it."""
+    """Writes the whole document."""
     num_rounds = max((run.round for run in runs), default=0)
     parts = [
         "# Baton and its peers",
@@ -34,8 +35,8 @@ def document(facts: Facts, servers: Sequence[Server], contests: Sequence[Contest
         "first token to the second, in which a handoff shows, is Baton's and the peer's.",
     ]
     for contest in contests:
-        if rows := compare(runs, contest):
-            parts.append(f"## {contest.title}\n\n{_table(_HEAD, map(_cells, rows))}")
+        if lines := compare(runs, contest):
+            parts.append(f"## {contest.title}\n\n{markdown(_HEAD, map(_cells, lines))}")
     if faults := [_fault(run, run.fault) for run in runs if run.fault]:
         parts.append("## What went wrong\n\n" + "\n".join(faults))
     return "\n\n".join(parts) + "\n"
@@ -45,18 +46,18 @@ def _fault(run: Run, fault: str) -> str:
     return f"- round {run.round}, {run.server}, {run.workload}: {fault.splitlines()[0]}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(line: Line) -> tuple[str, ...]:
     return (
-        row.workload,
-        row.figure.value,
-        _spread(row.baton),
-        _spread(row.peer),
-        row.setting,
-        f"**{row.ratio.median:.2f}** ({row.ratio.low:.2f}–{row.ratio.high:.2f})",
-        f"{row.ttft_ratio.median:.2f} ({row.ttft_ratio.low:.2f}–{row.ttft_ratio.high:.2f})",
-        f"{row.tpot_ratio.median:.2f} ({row.tpot_ratio.low:.2f}–{row.tpot_ratio.high:.2f})",
-        " / ".join(map(_digits, row.second_token_ms)),
-        "" if row.handed_off is None else f"{row.handed_off:.0%}",
+        line.workload,
+        line.figure.value,
+        _spread(line.baton),
+        _spread(line.peer),
+        line.setting,
+        f"**{line.ratio.median:.2f}** ({line.ratio.low:.2f}–{line.ratio.high:.2f})",
+        f"{line.ttft_ratio.median:.2f} ({line.ttft_ratio.low:.2f}–{line.ttft_ratio.high:.2f})",
+        f"{line.tpot_ratio.median:.2f} ({line.tpot_ratio.low:.2f}–{line.tpot_ratio.high:.2f})",
+        " / ".join(map(_digits, line.second_token_ms)),
+        "" if line.handed_off is None else f"{line.handed_off:.0%}",
     )
 
 
@@ -66,10 +67,3 @@ def _spread(spread: Spread) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

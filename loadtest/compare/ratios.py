@@ -1,6 +1,6 @@
 """From runs to ratios: Baton against the better setting of a peer, round by round. Above 1, Baton is ahead.
 
-Only good runs count: a setting with a fault in one of a workload's runs has no part in the row.
+Only good runs count: a setting with a fault in one of a workload's runs has no part in its line.
 """
 
 import statistics
@@ -35,8 +35,8 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One workload of a contest."""
+class Line:
+    """One workload of a contest, as a line of its table."""
 
     workload: str
     figure: Figure
@@ -55,15 +55,15 @@ def ratio(ours: float, theirs: float, figure: Figure) -> float:
     return ours / theirs if figure.higher_is_better else theirs / ours
 
 
-def compare(runs: Sequence[Run], contest: Contest) -> list[Row]:
-    """A row for each workload that both sides ran well, in the order of the runs."""
-    rows = []
+def compare(runs: Sequence[Run], contest: Contest) -> list[Line]:
+    """Returns a line for each workload that both sides ran well, in the order of the runs."""
+    lines = []
     for workload in dict.fromkeys(run.workload for run in runs):
         ours = _good(runs, contest.baton, workload)
         theirs = [found for peer in contest.peers if (found := _good(runs, peer, workload))]
         if ours and theirs:
-            rows.append(_row(ours, _best(theirs)))
-    return rows
+            lines.append(_line(ours, _best(theirs)))
+    return lines
 
 
 def _good(runs: Sequence[Run], server: str, workload: str) -> list[Run]:
@@ -83,7 +83,7 @@ def _second_token_ms(runs: list[Run]) -> float:
     return statistics.median(run.report.second_token_ms.mean if run.report.second_token_ms else 0.0 for run in runs)
 
 
-def _row(ours: list[Run], theirs: list[Run]) -> Row:
+def _line(ours: list[Run], theirs: list[Run]) -> Line:
     figure = ours[0].figure
 
     def ratios(of: Figure) -> Spread:
@@ -91,7 +91,7 @@ def _row(ours: list[Run], theirs: list[Run]) -> Row:
         return Spread.of([ratio(value_of(a.report, of), value_of(b.report, of), of) for a, b in pairs])
 
     shares = [run.report.handed_off for run in ours if run.report.handed_off is not None]
-    return Row(
+    return Line(
         workload=ours[0].workload,
         figure=figure,
         baton=Spread.of([run.value for run in ours]),

@@ -60,8 +60,8 @@ def value_of(report: Report, figure: Figure) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be run. `vocabulary`: size of the model's, for prompts of random ids."""
+class Comparison:
+    """The servers, the workloads and the number of rounds. vocabulary: the size of the model's, for random prompts."""
 
     servers: Sequence[Server]
     workloads: Sequence[Compared]
@@ -70,30 +70,32 @@ class Plan:
     vocabulary: int
 
 
-async def run_all(plan: Plan, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]) -> list[Run]:
+async def run_all(
+    comparison: Comparison, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]
+) -> list[Run]:
     """All runs of all rounds. `tell` hears of each as it ends. A server that fails spoils its part of a round.
 
     after_round: gets all runs so far.
     """
     runs: list[Run] = []
-    for round_number in range(1, plan.rounds + 1):
-        for server in plan.servers:
-            tell(f"round {round_number} of {plan.rounds}: {server.name}: {server.setting}")
+    for round_number in range(1, comparison.rounds + 1):
+        for server in comparison.servers:
+            tell(f"round {round_number} of {comparison.rounds}: {server.name}: {server.setting}")
             try:
-                runs += await _runs(plan, server, round_number, tell)
+                runs += await _runs(comparison, server, round_number, tell)
             except ProcessError as error:
                 tell(f"    {error}")
-                runs += _spoiled(plan, server, round_number, str(error))
+                runs += _spoiled(comparison, server, round_number, str(error))
         after_round(runs)
     return runs
 
 
-async def _runs(plan: Plan, server: Server, round_number: int, tell: Callable[[str], None]) -> list[Run]:
+async def _runs(comparison: Comparison, server: Server, round_number: int, tell: Callable[[str], None]) -> list[Run]:
     runs = []
     async with running(server) as address:
-        await _warm_up(address, plan)
-        for index, wanted in enumerate(plan.workloads):
-            prompts = workload.prompts(wanted.load, [plan.seed, round_number, index], plan.vocabulary - 1)
+        await _warm_up(address, comparison)
+        for index, wanted in enumerate(comparison.workloads):
+            prompts = workload.prompts(wanted.load, [comparison.seed, round_number, index], comparison.vocabulary - 1)
             for name in wanted.run_names:
                 result = await _drive(address, prompts, wanted)
                 short = len(prompts) * wanted.load.output_tokens - result.output_tokens
@@ -103,19 +105,19 @@ async def _runs(plan: Plan, server: Server, round_number: int, tell: Callable[[s
     return runs
 
 
-def _spoiled(plan: Plan, server: Server, round_number: int, error: str) -> list[Run]:
+def _spoiled(comparison: Comparison, server: Server, round_number: int, error: str) -> list[Run]:
     """What would have been run."""
     nothing = report([], None)
     return [
         Run(round_number, server.name, name, wanted.figure, nothing, 0, error)
-        for wanted in plan.workloads
+        for wanted in comparison.workloads
         for name in wanted.run_names
     ]
 
 
-async def _warm_up(address: Address, plan: Plan) -> None:
+async def _warm_up(address: Address, comparison: Comparison) -> None:
     for index, wanted in enumerate(WARM_UP):
-        prompts = workload.prompts(wanted, [plan.seed, _WARM_UP_SEED, index], plan.vocabulary - 1)
+        prompts = workload.prompts(wanted, [comparison.seed, _WARM_UP_SEED, index], comparison.vocabulary - 1)
         await drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
 
 

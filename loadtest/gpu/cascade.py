@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from loadtest.gpu.bench_model import BenchModel, decode_step, steady
 from loadtest.gpu.shapes import BLOCK_SIZE
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCH, SHARED, OWN = 64, 16_384, 128  # rows; tokens
@@ -13,7 +13,7 @@ _ROUNDS = 20
 
 def measure(
     model: BenchModel, batch: int = BATCH, shared: int = SHARED, own: int = OWN, rounds: int = _ROUNDS
-) -> Iterator[Row]:
+) -> Iterator[Record]:
     """The same step without and with."""
     step = decode_step(batch, shared + own, shared=shared // BLOCK_SIZE)
     limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=shared + own)

@@ -8,13 +8,13 @@ from itertools import count
 
 import torch
 
-from loadtest.tables import Row
+from loadtest.tables import Record
 from tests.gpu.checks.result import Check
 
 FAMILIES = {"attention": 2, "rows": 4, "rotary": 4, "fp8_linear": 4, "sampling": 4}  # random cases of each round
 
 
-def measure(family: str, device: torch.device, seed: int, seconds: float) -> Iterator[Row | str]:
+def measure(family: str, device: torch.device, seed: int, seconds: float) -> Iterator[Record | str]:
     """Rounds until so much time has passed: one row for all of them, and a note for each case beyond its bound.
 
     In the interpreter, what kernels do to memory that is not theirs is a failed case too.
@@ -31,7 +31,7 @@ def measure(family: str, device: torch.device, seed: int, seconds: float) -> Ite
     yield from (f"beyond its bound: {each.name}: {each.error:.3g} > {each.bound:.3g}" for each in found if not each.ok)
 
 
-def summary(family: str, seed: int, found: list[Check]) -> Row:
+def summary(family: str, seed: int, found: list[Check]) -> Record:
     """How many cases, how many beyond their bound, and the one that came nearest to it or is farthest beyond."""
     worst = max(found, key=_share)
     return {

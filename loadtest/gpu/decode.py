@@ -9,7 +9,7 @@ import torch
 
 from loadtest.gpu.bench_model import FP8, BenchModel, decode_step, steady
 from loadtest.gpu.card import Card
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCHES = (1, 8, 64, 256)
@@ -22,14 +22,16 @@ _KEPT_BYTES = 6 << 30  # of the card, for activations and libraries
 Cell = tuple[int, int]  # batch, context
 
 
-def measure(model: BenchModel, card: Card, cells: Sequence[Cell] | None = None, rounds: int = _ROUNDS) -> Iterator[Row]:
-    """A row for each cell, and one more where there is one with FP8 KV."""
+def measure(
+    model: BenchModel, card: Card, cells: Sequence[Cell] | None = None, rounds: int = _ROUNDS
+) -> Iterator[Record]:
+    """Yields a record for each cell, and one more where there is one with FP8 KV."""
     for batch, context in cells or default_cells(model.config.max_position_embeddings):
         kv_dtypes = [model.dtype]
         if not fits(model, card, batch, context, model.dtype) or (batch, context) == _ALSO_FP8:
             kv_dtypes.append(FP8)
         for kv_dtype in kv_dtypes:
-            yield _row(model, card, batch, context, kv_dtype, rounds)
+            yield _record(model, card, batch, context, kv_dtype, rounds)
 
 
 def default_cells(longest: int) -> list[Cell]:
@@ -39,8 +41,8 @@ def default_cells(longest: int) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell not in _FIRST)
 
 
-def _row(model: BenchModel, card: Card, batch: int, context: int, kv_dtype: torch.dtype, rounds: int) -> Row:
-    about: Row = {
+def _record(model: BenchModel, card: Card, batch: int, context: int, kv_dtype: torch.dtype, rounds: int) -> Record:
+    about: Record = {
         "model": model.name,
         "batch": batch,
         "context": context,

@@ -50,14 +50,14 @@ class Driver:
         return max(1.0, min(part.limit_s, self._deadline + _GRACE_S - time.monotonic()))
 
     def _tell(self, name: str, part: Part, outcomes: list[Outcome]) -> None:
-        rows = [row for outcome in outcomes for row in outcome.rows]
-        if rows:
-            self._report.add(f"{name}: {part.about}", rows)
+        records = [record for outcome in outcomes for record in outcome.records]
+        if records:
+            self._report.add(f"{name}: {part.about}", records)
         for outcome in outcomes:
             for note in outcome.notes:
                 self._report.note(f"{name}: {note}")
             self.failed |= outcome.failed or (outcome.left_out and name == WITHOUT_GPU)
-            self.failed |= any(row.get("failed") for row in outcome.rows)
+            self.failed |= any(record.get("failed") for record in outcome.records)
 
 
 def run_without_gpu(driver: Driver, report: Report, names: Sequence[str], parts: Mapping[str, Part]) -> None:

@@ -1,7 +1,7 @@
 """One handoff at a time between two worker processes on one card, with a whole model in each.
 
 `ready_ms` is from the end of prefill's last step until decode launches the sequence's first one. `read_gb_per_s` is the
-last read in it, as the transfer thread sees it, over the transport that the row names; `raw_gb_per_s` as many blocks
+last read in it, as the transfer thread sees it, over the transport that the record names; `raw_gb_per_s` as many blocks
 read by NIXL between two processes without workers around it, and `of_raw` the share of that. TTFT is the pair's, whose
 first token prefill sends, beside that of the decode worker alone, which takes prompts in as large steps; `gap_ms` is
 from token 1 to token 2. Of all the median.
@@ -20,7 +20,7 @@ from loadtest.gpu.shapes import BLOCK_SIZE
 from loadtest.gpu.workers import PairSetup, in_turn, pair_of
 from loadtest.micro.transport import host_blocks, reading
 from loadtest.micro.worker_pair import Handoff, WorkerPair
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.config import Device, TransportName
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 
@@ -49,9 +49,9 @@ class Raw:
     why_none: str = ""
 
 
-def measure(setup: Setup | None = None) -> Iterator[Row]:
-    """A row for each length of prompts."""
-    return in_turn(_rows(setup or Setup()))
+def measure(setup: Setup | None = None) -> Iterator[Record]:
+    """Yields a record for each length of prompts."""
+    return in_turn(_records(setup or Setup()))
 
 
 def raw_reads(setup: Setup) -> Raw:
@@ -86,14 +86,14 @@ def _send_raw(pipe: Connection, setup: Setup) -> None:
     pipe.send(Raw({size: size * block_bytes / seconds[size] for size in sizes}))
 
 
-async def _rows(setup: Setup) -> AsyncIterator[Row]:
+async def _records(setup: Setup) -> AsyncIterator[Record]:
     raw, random = raw_reads(setup), np.random.default_rng(0)
     async with pair_of(setup.pair) as pair:
         for num_tokens in setup.prompts:
-            yield await _row(setup, pair, random, num_tokens, raw)
+            yield await _record(setup, pair, random, num_tokens, raw)
 
 
-async def _row(setup: Setup, pair: WorkerPair, random: np.random.Generator, num_tokens: int, raw: Raw) -> Row:
+async def _record(setup: Setup, pair: WorkerPair, random: np.random.Generator, num_tokens: int, raw: Raw) -> Record:
     handoffs, alone = [], []
     for _ in range(setup.rounds + 1):
         handoffs.append(await pair.hand_over(setup.pair.prompt(random, num_tokens)))
@@ -115,19 +115,19 @@ async def _row(setup: Setup, pair: WorkerPair, random: np.random.Generator, num_
     }
 
 
-def last_read(handoffs: list[Handoff], block_bytes: int, raw: Raw, wanted: int) -> Row:
+def last_read(handoffs: list[Handoff], block_bytes: int, raw: Raw, wanted: int) -> Record:
     """Of the usual one, and NIXL's own reads of `wanted` blocks beside it."""
     read_s, num_blocks = _median(handoffs, "read_s"), int(_median(handoffs, "read_blocks"))
     rate = num_blocks * block_bytes / read_s
-    row: Row = {
+    record: Record = {
         "transport": " and ".join(sorted({handoff.transport.value for handoff in handoffs[1:]})),
         "read_blocks": num_blocks,
         "read_ms": read_s * 1e3,
         "read_gb_per_s": rate / 1e9,
     }
     if raw.why_none:
-        return {**row, "raw": f"no NIXL: {raw.why_none}"}
-    return {**row, "raw_gb_per_s": raw.rates[wanted] / 1e9, "of_raw": rate / raw.rates[wanted]}
+        return {**record, "raw": f"no NIXL: {raw.why_none}"}
+    return {**record, "raw_gb_per_s": raw.rates[wanted] / 1e9, "of_raw": rate / raw.rates[wanted]}
 
 
 def _median(handoffs: list[Handoff], name: str) -> float:

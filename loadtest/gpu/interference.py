@@ -17,7 +17,7 @@ import numpy as np
 
 from loadtest.gpu.workers import PairSetup, in_turn, pair_of
 from loadtest.micro.worker_pair import Stream, WorkerPair
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from services.protocol.outcomes import FinishReason
 
 _SETTLED = 10  # tokens of each stream before anything is noted
@@ -92,23 +92,23 @@ class _Watch:
                     self.finished.add(row.handle)
 
 
-def measure(setup: Setup | None = None) -> Iterator[Row]:
-    """A row for each kind."""
-    return in_turn(_rows(setup or Setup()))
+def measure(setup: Setup | None = None) -> Iterator[Record]:
+    """Yields a record for each kind."""
+    return in_turn(_records(setup or Setup()))
 
 
-async def _rows(setup: Setup) -> AsyncIterator[Row]:
+async def _records(setup: Setup) -> AsyncIterator[Record]:
     random = np.random.default_rng(0)
     async with pair_of(setup.pair) as pair:
         watch = _Watch(pair)
         try:
             for kind in Kind:
-                yield await _row(setup, kind, pair, watch, random)
+                yield await _record(setup, kind, pair, watch, random)
         finally:
             await watch.close()
 
 
-async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random: np.random.Generator) -> Row:
+async def _record(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random: np.random.Generator) -> Record:
     streams = [
         await pair.submit(setup.pair.prompt(random, setup.context), setup.stream_tokens, handed_over=False)
         for _ in range(setup.streams)
@@ -118,7 +118,7 @@ async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random
     prompts = await _send_prompts(setup, kind, pair, watch, random)
     end = time.monotonic()
     latencies = np.concatenate([_between(watch.arrived[handle], begin, end) for handle in streams])
-    row: Row = {
+    record: Record = {
         "model": setup.pair.name,
         "long_prompts": kind.value,
         "streams": setup.streams,
@@ -131,7 +131,7 @@ async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random
     for handle in (*streams, *(prompt.handle for prompt in prompts)):
         watch.failed.add(handle)
         await pair.abort(handle)
-    return row
+    return record
 
 
 async def _send_prompts(
@@ -151,13 +151,13 @@ async def _send_prompts(
     return prompts
 
 
-def _of_prompts(setup: Setup, prompts: list[_Prompt], watch: _Watch) -> Row:
+def _of_prompts(setup: Setup, prompts: list[_Prompt], watch: _Watch) -> Record:
     if not prompts:
         return {}
     firsts = [times[0] - prompt.sent_at for prompt in prompts if (times := watch.arrived[prompt.handle])]
     finished = sum(prompt.handle in watch.finished for prompt in prompts)
-    row: Row = {"long_prompt": setup.long_prompt, "sent": len(prompts), "finished": finished}
-    return {**row, "ttft_ms_p50": float(np.median(firsts)) * 1e3} if firsts else row
+    record: Record = {"long_prompt": setup.long_prompt, "sent": len(prompts), "finished": finished}
+    return {**record, "ttft_ms_p50": float(np.median(firsts)) * 1e3} if firsts else record
 
 
 def _between(times: list[float], begin: float, end: float) -> np.ndarray:

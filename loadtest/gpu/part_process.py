@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Self
 
 from loadtest.children import Child
-from loadtest.tables import Row
+from loadtest.tables import Record
 
 if TYPE_CHECKING:
     from loadtest.gpu.bench import Bench
 
-Found = Row | str  # a row of the part's table, or a note: a line for people
+Found = Record | str  # a record of the part's table, or a note: a line for people
 Piece = Callable[["Bench"], Iterator[Found]]  # to be pickled
 
 _OURS = ("kvtransfer", "loadtest", "protos", "services")
@@ -29,17 +29,17 @@ _START_S = 60.0
 class Outcome:
     """What came of a piece."""
 
-    rows: list[Row] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failed: bool = False
     left_out: bool = False  # something is not installed that it needs
 
     def add(self, found: Found) -> None:
-        """A row or a note."""
+        """A record or a note."""
         if isinstance(found, str):
             self.notes.append(found)
         else:
-            self.rows.append(found)
+            self.records.append(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from loadtest.gpu.bench_model import BenchModel, decode_step, prefill_step, steady
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.engine.runner.base import StepInput
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
@@ -27,15 +27,15 @@ def measure(
     cells: Sequence[tuple[int, int]] = _CELLS,
     prompt: int = _PROMPT,
     rounds: int = _ROUNDS,
-) -> Iterator[Row]:
+) -> Iterator[Record]:
     """Its SDPA attention and dynamic cache, as `from_config` gives them; ours with what workers use."""
     peer = _peer(model, raw)
     with torch.inference_mode():
         for batch, context in cells:
             ours = _our_s(model, decode_step(batch, context), batch, batch, context, rounds)
-            yield _row(model, f"decode {batch} x {context}", ours, _decode_s(peer, model, batch, context, rounds))
+            yield _record(model, f"decode {batch} x {context}", ours, _decode_s(peer, model, batch, context, rounds))
         ours = _our_s(model, prefill_step(prompt), 1, prompt, prompt, rounds)
-        yield _row(model, f"prefill {prompt}", ours, _prefill_s(peer, model, prompt, rounds))
+        yield _record(model, f"prefill {prompt}", ours, _prefill_s(peer, model, prompt, rounds))
 
 
 def peer_config(raw: dict[str, Any]) -> Any:
@@ -58,7 +58,7 @@ def _our_s(model: BenchModel, step: StepInput, rows: int, tokens: int, longest: 
     return steady(model.runner(int(step.block_tables.max()) + 1, limits), step, rounds).wall
 
 
-def _row(model: BenchModel, what: str, ours: float, theirs: float) -> Row:
+def _record(model: BenchModel, what: str, ours: float, theirs: float) -> Record:
     return {
         "model": model.name,
         "what": what,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from loadtest.tables import Row, table
+from loadtest.tables import Record, table
 
 
 @dataclass(slots=True)
@@ -16,15 +16,15 @@ class Report:
 
     out: Path | None
     about: str  # where it ran, one line
-    sections: list[tuple[str, list[Row]]] = field(default_factory=list)
+    sections: list[tuple[str, list[Record]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # that parts took
 
-    def add(self, title: str, rows: list[Row]) -> None:
-        """Prints a part's rows, and writes all that there is."""
-        sys.stdout.write(f"\n## {title}\n\n{table(rows)}")
+    def add(self, title: str, records: list[Record]) -> None:
+        """Prints a part's records, and writes all that there is."""
+        sys.stdout.write(f"\n## {title}\n\n{table(records)}")
         sys.stdout.flush()
-        self.sections.append((title, rows))
+        self.sections.append((title, records))
         self._write()
 
     def took(self, name: str, seconds: float) -> None:
@@ -49,8 +49,8 @@ class Report:
         lines = ["# The GPU path", "", self.about, "", f"Seconds: {taken or 'none so far'}."]
         for note in self.notes:
             lines += ["", note]
-        for title, rows in self.sections:
-            lines += ["", f"## {title}", "", "```", table(rows).rstrip(), "```"]
+        for title, records in self.sections:
+            lines += ["", f"## {title}", "", "```", table(records).rstrip(), "```"]
         (self.out / "gpu.md").write_text("\n".join(lines) + "\n")
         found = {"about": self.about, "seconds": self.seconds, "notes": self.notes, "sections": dict(self.sections)}
         (self.out / "gpu.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -10,13 +10,15 @@ import torch
 
 from loadtest.gpu.bench_model import BenchModel
 from loadtest.gpu.shapes import BLOCK_SIZE
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 _BATCH, _TOKENS = 8, 512
 
 
-def measure(model: BenchModel, kv_dtype: torch.dtype, batch: int = _BATCH, num_tokens: int = _TOKENS) -> Iterator[Row]:
+def measure(
+    model: BenchModel, kv_dtype: torch.dtype, batch: int = _BATCH, num_tokens: int = _TOKENS
+) -> Iterator[Record]:
     """Kernels do not depend on batch or context, but on the model's shape and on the dtype of KV."""
     limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=num_tokens, max_model_len=num_tokens)
     began = time.perf_counter()

@@ -16,7 +16,7 @@ import torch
 from kvtransfer.layout import KvLayout
 from loadtest.gpu.shapes import BLOCK_SIZE, LLAMA_3_8B
 from loadtest.micro.worker_pair import WorkerPair, worker_pair
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.config import Device, EngineConfig, LoadFormat, TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.models.registry import parse_model_config
@@ -65,15 +65,15 @@ async def pair_of(setup: PairSetup) -> AsyncIterator[WorkerPair]:
             yield pair
 
 
-def in_turn(rows: AsyncIterator[Row]) -> Iterator[Row]:
+def in_turn(records: AsyncIterator[Record]) -> Iterator[Record]:
     """Rows as they are measured, on an event loop that runs until the last one."""
 
-    async def following() -> Row | None:
-        return await anext(rows, None)
+    async def following() -> Record | None:
+        return await anext(records, None)
 
     with asyncio.Runner() as runner:
-        while (row := runner.run(following())) is not None:
-            yield row
+        while (record := runner.run(following())) is not None:
+            yield record
 
 
 def _make_parts(setup: PairSetup, directory: Path, role: WorkerRole) -> WorkerParts:

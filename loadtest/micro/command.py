@@ -1,6 +1,6 @@
 """`python -m loadtest micro PART`: prints a table of what one part of Baton costs, and writes it with `--json FILE`.
 
-A part is a module of this package with `measure(...)`, which takes the part's options and returns its rows, or a
+A part is a module of this package with `measure(...)`, which takes the part's options and returns its records, or a
 coroutine of them.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from loadtest.tables import Row, table, write_json
+from loadtest.tables import Record, table, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ _PARTS = {
 def main(arguments: list[str]) -> int:
     """Measures the part that the arguments name, prints its table, and returns exit code 0."""
     name, chosen, path = _options(arguments)
-    rows = _measure(name, chosen)
-    sys.stdout.write(table(rows))
+    records = _measure(name, chosen)
+    sys.stdout.write(table(records))
     if path is not None:
-        write_json(rows, path)
+        write_json(records, path)
     return 0
 
 
@@ -95,12 +95,12 @@ def _options(arguments: list[str]) -> tuple[str, dict[str, int | Path | None], P
                 of_part.add_argument(f"--{option}", type=Path, metavar="DIR", help=meaning)
             else:
                 of_part.add_argument(f"--{option}", type=int, default=default, help=f"{meaning} (%(default)s)")
-        of_part.add_argument("--json", type=Path, metavar="FILE", help="writes the rows there as well")
+        of_part.add_argument("--json", type=Path, metavar="FILE", help="writes the records there as well")
     given = vars(parser.parse_args(arguments))
     return given.pop("part"), given, given.pop("json")
 
 
-def _measure(name: str, options: dict[str, int | Path | None]) -> list[Row]:
+def _measure(name: str, options: dict[str, int | Path | None]) -> list[Record]:
     found = import_module(f"loadtest.micro.{name}").measure(**options)
-    rows: list[Row] = asyncio.run(found) if inspect.iscoroutine(found) else found
-    return rows
+    records: list[Record] = asyncio.run(found) if inspect.iscoroutine(found) else found
+    return records

@@ -23,7 +23,7 @@ from loadtest.compare.servers import MODEL_NAME
 from loadtest.micro import gateway_servers
 from loadtest.micro.flood import Tally, flood
 from loadtest.micro.gateway_servers import Gateway
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.config import HandoffMode
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
@@ -65,7 +65,7 @@ _WORKS = (
 )
 
 
-async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Row]:
+async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Record]:
     """Rounds of all servers in turn, of each figure the median; then what some of the work costs alone.
 
     model: a Hugging Face directory with a tokenizer and a chat template; None: the random model.
@@ -73,7 +73,7 @@ async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[
     """
     model = model or random_model.made()
     prompts = _Prompts(load_tokenizer(open_model(model)))
-    measured: dict[tuple[str, Work], list[Row]] = {}
+    measured: dict[tuple[str, Work], list[Record]] = {}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
         for _ in range(rounds):
             for name, start in _servers(model, dynamo).items():
@@ -123,7 +123,7 @@ class _Prompts:
         )
 
 
-async def _run(client: ProcessPoolExecutor, server: Gateway, work: Work, prompts: _Prompts) -> Row:
+async def _run(client: ProcessPoolExecutor, server: Gateway, work: Work, prompts: _Prompts) -> Record:
     bodies = [prompts.body(work) for _ in range(work.requests)]
     before = server.cpu_s()
     loop = asyncio.get_running_loop()
@@ -148,12 +148,12 @@ def _check(work: Work, tally: Tally) -> None:
         raise MeasurementFailed(f"{work.name}: {tally.output_tokens} tokens came")
 
 
-def _median(server: str, work: Work, rounds: list[Row]) -> Row:
-    figures: Row = {name: statistics.median(float(row[name]) for row in rounds) for name in rounds[0]}
+def _median(server: str, work: Work, rounds: list[Record]) -> Record:
+    figures: Record = {name: statistics.median(float(record[name]) for record in rounds) for name in rounds[0]}
     return {"server": server, "work": work.name, "at_once": work.at_once, **figures}
 
 
-def _apart(model: Path, text: str) -> list[Row]:
+def _apart(model: Path, text: str) -> list[Record]:
     """The parts of a chat request that are not the gateway's own: the template, tokenizing, naming the blocks."""
     files = open_model(model)
     tokenizer = load_tokenizer(files)

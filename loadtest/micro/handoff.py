@@ -16,21 +16,21 @@ from loadtest.micro.handoff_worker import LAYOUT, MAX_MODEL_LEN, NUM_BLOCKS, VOC
 from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.transport import reading
 from loadtest.micro.worker_pair import Handoff, worker_pair
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from services.config import TransportName
 
 _BLOCKS = (1, 4, 16, 64, 256, 512)
 _CHUNK = 2048  # tokens, as in `baton up`
 
 
-async def measure(rounds: int) -> list[Row]:
+async def measure(rounds: int) -> list[Record]:
     """Prompts in one chunk, then those that take several."""
     raw = _raw(rounds)
     whole = await handoffs(MAX_MODEL_LEN, _BLOCKS, rounds)
     chunked = await handoffs(_CHUNK, [blocks for blocks in _BLOCKS if blocks * BLOCK_SIZE > _CHUNK], rounds)
-    rows = [_row(blocks, "whole", found, raw[blocks]) for blocks, found in whole.items()]
+    records = [_record(blocks, "whole", found, raw[blocks]) for blocks, found in whole.items()]
     last = _CHUNK // BLOCK_SIZE  # what the last chunk leaves to be read
-    return rows + [_row(blocks, _CHUNK, found, raw[last]) for blocks, found in chunked.items()]
+    return records + [_record(blocks, _CHUNK, found, raw[last]) for blocks, found in chunked.items()]
 
 
 def _raw(rounds: int) -> dict[int, float]:
@@ -40,7 +40,7 @@ def _raw(rounds: int) -> dict[int, float]:
         return {blocks: float(np.median([read(blocks) for _ in range(rounds)])) for blocks in sizes}
 
 
-def _row(blocks: int, chunk: str | int, found: list[Handoff], raw_s: float) -> Row:
+def _record(blocks: int, chunk: str | int, found: list[Handoff], raw_s: float) -> Record:
     figures = spread([each.ready_s * 1e3 for each in found])
     read_s = float(np.median([each.read_s for each in found]))
     return {

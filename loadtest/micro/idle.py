@@ -13,7 +13,7 @@ import psutil
 from loadtest import http_stream
 from loadtest.compare.baton import Baton
 from loadtest.compare.servers import MODEL_NAME, running
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.launcher import random_model
 
 _KINDS = ("gateway", "prefill", "decode", "up")
@@ -21,8 +21,8 @@ _REST_S = 3.0
 _REQUEST = {"model": MODEL_NAME, "prompt": [7] * 100, "max_tokens": 20, "ignore_eos": True}
 
 
-async def measure(seconds: int, model: Path | None) -> list[Row]:
-    """A row for each process: percent of one core, and how often it woke up."""
+async def measure(seconds: int, model: Path | None) -> list[Record]:
+    """Returns a record for each process: percent of one core, and how often it woke up."""
     async with running(Baton(model or random_model.made(), "always")) as address:
         (await http_stream.ask(address, "/v1/completions", orjson.dumps(_REQUEST))).body()
         await asyncio.sleep(_REST_S)

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvtransfer.ids import WorkerId
 from loadtest.micro.own_redis import own_redis
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import Client, connect
@@ -19,7 +19,7 @@ _LOOKUPS = 300
 _SEQUENCES, _FILLED = 256, 12
 
 
-async def measure(blocks: int) -> list[Row]:
+async def measure(blocks: int) -> list[Record]:
     """On a server of its own."""
     async with own_redis() as url:
         client = connect(url, timeout_s=30)
@@ -38,7 +38,7 @@ def _chain(length: int, seed: int) -> list[BlockHash]:
     return block_hashes(root_hash("micro"), np.arange(seed, seed + length, dtype=np.int32), 1)
 
 
-async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> list[Row]:
+async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> list[Record]:
     await client.redis.flushall()
     chain = _chain(_CHAIN, 0)
     for worker in range(1, _WORKERS + 1):
@@ -55,7 +55,7 @@ async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> li
     return [{"what": what, "unit": "ms", **spread(times, (0, 50, 99))}]
 
 
-async def _publishing(client: Client, num_blocks: int) -> list[Row]:
+async def _publishing(client: Client, num_blocks: int) -> list[Record]:
     """Conversations of 100 blocks, on one worker: the case that shares least memory."""
     await client.redis.flushall()
     before = (await client.redis.info("memory"))["used_memory"]
@@ -74,7 +74,7 @@ async def _publishing(client: Client, num_blocks: int) -> list[Row]:
     ]
 
 
-async def _publishing_side_by_side(client: Client) -> list[Row]:
+async def _publishing_side_by_side(client: Client) -> list[Record]:
     """What decoding does: sequences that each fill a block now and then, in a tree of their own."""
     await client.redis.flushall()
     publisher = IndexPublisher(client, WorkerId(1))

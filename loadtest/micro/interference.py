@@ -24,7 +24,7 @@ from kvtransfer.ids import AttemptId, GatewayId
 from loadtest.children import child
 from loadtest.micro.idle_runner import IdleRunner
 from loadtest.micro.own_redis import own_redis
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from services.config import TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.request import Kind, Request
@@ -68,8 +68,8 @@ _KINDS = (
 )
 
 
-async def measure(batch: int, steps: int, rounds: int) -> list[Row]:
-    """Rounds of all kinds in turn; a row for each kind."""
+async def measure(batch: int, steps: int, rounds: int) -> list[Record]:
+    """Measures rounds of all kinds in turn, and returns a record for each kind."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     times: dict[_Beside, list[float]] = {kind: [] for kind in _KINDS}
@@ -77,11 +77,11 @@ async def measure(batch: int, steps: int, rounds: int) -> list[Row]:
         for _ in range(rounds):
             for kind in _KINDS:
                 times[kind] += await _measure(kind, batch, steps, url if kind.publishing else None)
-    about: Row = {"batch": batch, "model_ms": _MODEL_S * 1e3, "unit": "ms beyond the model"}
+    about: Record = {"batch": batch, "model_ms": _MODEL_S * 1e3, "unit": "ms beyond the model"}
     return [{**about, "beside": kind.name, **_beyond(spent)} for kind, spent in times.items()]
 
 
-def _beyond(times: list[float]) -> Row:
+def _beyond(times: list[float]) -> Record:
     return spread((np.array(times) - _MODEL_S) * 1e3, (0, 50, 90, 99))
 
 

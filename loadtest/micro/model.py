@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.engine.openmp import load_openmp
 
 
-def measure(model: Path | None, context: int, float32: int) -> list[Row]:
+def measure(model: Path | None, context: int, float32: int) -> list[Record]:
     """Rows for each step: its parts, then the whole of it."""
     if model is None:
         raise SystemExit("name a checkpoint with --model")

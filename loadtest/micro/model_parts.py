@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.kernels.cpu.isa import known_isa
@@ -36,7 +36,7 @@ _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
 Part = tuple[str, Callable[[], object], float]  # its name, what runs it, its limit in seconds or 0
 
 
-def measure(model: Path, context: int, dtype: torch.dtype) -> list[Row]:
+def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
     """context: tokens of each sequence before a step that decodes."""
     keep_freed_memory()
     openmp = loaded_openmp()
@@ -56,14 +56,18 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Row]:
             weights = load_weights(checkpoint, config, dtype, fused=True)
         assert isinstance(weights, DecoderWeights)
         limits = _Limits(config, dtype, copy_rate(), peak_flops(name))
-        rates: Row = {
+        rates: Record = {
             "part": f"rates of the machine, {known_isa().name}, {name}",
             "copied_gb_per_s": limits.copied / 1e9,
             "tflops": limits.flops / 1e12,
         }
         return [
             rates,
-            *(row for rows, new in _STEPS for row in _of_step(_Step(config, weights, rows, new, context), limits)),
+            *(
+                record
+                for rows, new in _STEPS
+                for record in _of_step(_Step(config, weights, rows, new, context), limits)
+            ),
         ]
 
 
@@ -90,16 +94,16 @@ class _Limits:
         return max(kv_bytes / self.copied, operations / self.flops)
 
 
-def _of_step(step: "_Step", limits: _Limits) -> list[Row]:
-    rows: list[Row] = []
+def _of_step(step: "_Step", limits: _Limits) -> list[Record]:
+    records: list[Record] = []
     total_limit = 0.0
     for name, run, limit_s in step.parts(limits):
         total_limit += limit_s
         limit = total_limit if run == step.whole else limit_s
         took = _median_s(run)
-        row: Row = {"rows": step.rows, "new_tokens": step.new, "part": name, "ms": took * 1e3}
-        rows.append(row | ({"limit_ms": limit * 1e3, "share": limit / took} if limit else {}))
-    return rows
+        record: Record = {"rows": step.rows, "new_tokens": step.new, "part": name, "ms": took * 1e3}
+        records.append(record | ({"limit_ms": limit * 1e3, "share": limit / took} if limit else {}))
+    return records
 
 
 class _Step:

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadtest.micro.decoding import make_core, make_request
 from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
-from loadtest.tables import Row
+from loadtest.tables import Record
 from services.decode.scheduler import DecodeScheduler
 from services.engine.scheduler import Plan
 from services.engine.sequences import Sequences
@@ -24,9 +24,9 @@ _REPETITIONS = 20
 _VOCAB = 32_000
 
 
-def measure() -> list[Row]:
-    """A row for each length, cold and cached."""
-    return [row for length in _LENGTHS for row in _measure(length)]
+def measure() -> list[Record]:
+    """Returns a record for each length, cold and cached."""
+    return [record for length in _LENGTHS for record in _measure(length)]
 
 
 class _TimedScheduler(DecodeScheduler):
@@ -41,7 +41,7 @@ class _TimedScheduler(DecodeScheduler):
         return plan
 
 
-def _measure(length: int) -> list[Row]:
+def _measure(length: int) -> list[Record]:
     """Prompts of so many tokens, and one more: a hit is never the whole prompt."""
     random = np.random.default_rng(length)
     scheduler = _TimedScheduler(length + 1)
@@ -70,7 +70,7 @@ def _measure(length: int) -> list[Row]:
     cached = [admit(prompts[0]) for _ in range(_REPETITIONS)]
     hashing = [_hash(prompt) for prompt in prompts]
     gc.unfreeze()
-    return [_row(length, kind, times, hashing) for kind, times in (("cold", cold), ("cached", cached))]
+    return [_record(length, kind, times, hashing) for kind, times in (("cold", cold), ("cached", cached))]
 
 
 def _hash(prompt: np.ndarray) -> float:
@@ -79,7 +79,7 @@ def _hash(prompt: np.ndarray) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _row(length: int, kind: str, times: list[tuple[float, float, float]], hashing: list[float]) -> Row:
+def _record(length: int, kind: str, times: list[tuple[float, float, float]], hashing: list[float]) -> Record:
     submit, plan, end = np.median(np.array(times), axis=0).tolist()
     return {
         "tokens": length,

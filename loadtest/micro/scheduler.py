@@ -10,17 +10,17 @@ import time
 
 from loadtest.micro.decoding import DecodingWorker, pack, packed
 from loadtest.micro.idle_runner import BLOCK_SIZE
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 
 _BATCHES = (1, 8, 64, 256, 1024)
 
 
-def measure(steps: int) -> list[Row]:
-    """A row for each batch size."""
+def measure(steps: int) -> list[Record]:
+    """Returns a record for each batch size."""
     return [_measure(batch, steps) for batch in _BATCHES]
 
 
-def _measure(batch: int, steps: int) -> Row:
+def _measure(batch: int, steps: int) -> Record:
     worker = DecodingWorker(batch, steps + BLOCK_SIZE, pack)
     gc.collect()
     gc.freeze()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvtransfer.layout import KvLayout
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention
 from services.engine.runner.gpu.device import HostDevice
@@ -22,14 +22,16 @@ _SHARED_BLOCKS = 192
 _WARM_UP = 20
 
 
-def measure(steps: int) -> list[Row]:
+def measure(steps: int) -> list[Record]:
     """Microseconds for each step."""
-    rows: list[Row] = []
+    records: list[Record] = []
     for batch in (1, 64, 256):
         for shared in (0, _SHARED_BLOCKS) if batch > 1 else (0,):
             taken = _measure(batch, shared, steps)
-            rows.append({"batch": batch, "context": _CONTEXT, "shared_tokens": shared * 16, **spread(taken, (50, 99))})
-    return rows
+            records.append(
+                {"batch": batch, "context": _CONTEXT, "shared_tokens": shared * 16, **spread(taken, (50, 99))}
+            )
+    return records
 
 
 def _measure(batch: int, shared: int, steps: int) -> list[float]:

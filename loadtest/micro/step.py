@@ -14,7 +14,7 @@ from kvtransfer.ids import WorkerId
 from loadtest.micro.decoding import DecodingWorker
 from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.own_redis import own_redis
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from services.engine.prefix_cache import CacheEvents
 from services.prefix_index.registry import WorkerRecord
 from services.protocol.block_hash import BlockHash
@@ -35,7 +35,7 @@ _Blocks = Mapping[BlockHash, BlockHash]
 HandOn = Callable[[CacheEvents], object]
 
 
-async def measure(batch: int) -> list[Row]:
+async def measure(batch: int) -> list[Record]:
     """Rounds of three kinds in turn. What a round left for the event loop is done before the next one begins."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     prompts: list[CacheEvents] = []
@@ -127,5 +127,5 @@ def _run(worker: DecodingWorker, hand_on: HandOn) -> list[float]:
     return times
 
 
-def _beyond(times: list[float]) -> Row:
+def _beyond(times: list[float]) -> Record:
     return spread([(spent - _MODEL_S) * 1e3 for spent in times])

@@ -17,7 +17,7 @@ from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
 from loadtest.children import child
-from loadtest.tables import Row, spread
+from loadtest.tables import Record, spread
 from protos import kv_pb2_grpc
 from services.config import TransportName
 from services.protocol.grpc_options import SERVER_OPTIONS
@@ -33,13 +33,13 @@ Read = Callable[[int], float]  # of so many blocks: seconds
 MakeBlocks = Callable[[int, int, int], BlockMemory]  # so many, of so many bytes, each of which is this; to be pickled
 
 
-def measure() -> list[Row]:
+def measure() -> list[Record]:
     """Bytes a second of one read of all blocks, the first one left out: it connects."""
-    sizes: Row = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
+    sizes: Record = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
     return [{"transport": name.value, **sizes, **_rate(name)} for name in (TransportName.NIXL, TransportName.GRPC)]
 
 
-def _rate(name: TransportName) -> Row:
+def _rate(name: TransportName) -> Record:
     try:
         with reading(name, _NUM_BLOCKS, _BLOCK_BYTES) as read:
             seconds = [read(_NUM_BLOCKS) for _ in range(_READS)][1:]

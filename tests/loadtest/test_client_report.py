@@ -4,7 +4,7 @@ import pytest
 
 from loadtest.client.counters import difference, parse
 from loadtest.client.drive import Outcome
-from loadtest.client.report import report, table
+from loadtest.client.report import report, summary
 
 BEFORE = """# TYPE baton_handoffs_total counter
 baton_handoffs_total{outcome="completed"} 3
@@ -39,13 +39,13 @@ def test_failed_requests_count_as_failed_and_not_as_fast() -> None:
     result = report([good, Outcome(sent_s=0.0, error="status 503: busy")], None)
     assert (result.requests, result.failed, result.errors) == (2, 1, ["status 503: busy"])
     assert result.output_tokens_per_s == pytest.approx(1.0)
-    assert "status 503: busy" in table(result)
+    assert "status 503: busy" in summary(result)
 
 
 def test_a_run_without_any_answer_has_a_report_too() -> None:
     result = report([Outcome(error="refused")], None)
     assert result.output_tokens_per_s == 0
-    assert "1 failed" in table(result)
+    assert "1 failed" in summary(result)
 
 
 def test_baton_counters_are_the_difference_over_all_workers() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest import http_stream
 from loadtest.client.workload import Workload
-from loadtest.compare.rounds import Plan, Run, run_all
+from loadtest.compare.rounds import Comparison, Run, run_all
 from loadtest.compare.servers import Launch, running
 from loadtest.compare.workloads import Compared, Figure
 from loadtest.http_stream import Address, HttpError
@@ -113,8 +113,8 @@ def test_ports_are_different() -> None:
 
 
 async def runs_of(*servers: StandIn, rounds: int = 1, after_round: Callable[[list[Run]], None] = print) -> list[Run]:
-    plan = Plan(servers=servers, workloads=(SMALL, TWICE), rounds=rounds, seed=0, vocabulary=512)
-    return await run_all(plan, lambda line: None, after_round)
+    comparison = Comparison(servers=servers, workloads=(SMALL, TWICE), rounds=rounds, seed=0, vocabulary=512)
+    return await run_all(comparison, lambda line: None, after_round)
 
 
 async def test_servers_take_turns_in_every_round() -> None:

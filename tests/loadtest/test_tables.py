@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from loadtest.tables import Row, spread, table, write_json
+from loadtest.tables import Record, spread, table, write_json
 
 
 def test_columns_are_the_keys_of_all_rows_and_are_aligned() -> None:
@@ -20,6 +20,6 @@ def test_percentiles_are_columns() -> None:
 
 
 def test_json_is_the_flat_list_of_rows(tmp_path: Path) -> None:
-    rows: list[Row] = [{"batch": 1, "us_per_step": 2.5}, {"batch": 8, "what": "x"}]
+    rows: list[Record] = [{"batch": 1, "us_per_step": 2.5}, {"batch": 8, "what": "x"}]
     write_json(rows, tmp_path / "rows.json")
     assert json.loads((tmp_path / "rows.json").read_text()) == rows
