@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest.processes import free_ports
 from services import hub
-from tests.e2e.stack import free_ports, wait_until
+from tests.e2e.stack import wait_until
 from tests.gateway import tokenizer_files
 from tests.hub_server import TOKEN, Hub, Repository, serving
 
