@@ -89,8 +89,8 @@ async def until_ready(probes: Sequence[Probe], processes: Sequence[Started], tim
         raise ProcessError(f"{processes[-1].name} did not answer within {timeout_s:g} s") from None
 
 
-def page(address: Address, path: str) -> Probe:
-    """True once GET of this path answers 200."""
+def http_ok(address: Address, path: str) -> Probe:
+    """Makes a probe that is true once GET of this path answers 200."""
 
     async def probe() -> bool:
         try:

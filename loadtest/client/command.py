@@ -26,7 +26,7 @@ from loadtest.client.report import Report, report, summary
 from loadtest.client.workload import Workload
 from loadtest.http_stream import Address, HttpError
 
-_ANSWER_TIMEOUT_S = 10.0  # of a page that costs nothing
+_ANSWER_TIMEOUT_S = 10.0  # of a request that costs nothing
 
 
 def main(arguments: list[str]) -> int:

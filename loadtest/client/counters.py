@@ -1,4 +1,4 @@
-"""What Baton's own counters say about a run: the difference between two readings of /metrics."""
+"""Baton's own counters over a run: the difference between two readings of /metrics."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Reading:
 
 
 async def read(address: Address) -> Reading | None:
-    """Baton's counters; None when the server is no Baton."""
+    """Reads Baton's counters; None when the server is no Baton."""
     try:
         answer = await http_stream.ask(address, "/metrics", None)
         text = answer.body().decode()
@@ -28,7 +28,7 @@ async def read(address: Address) -> Reading | None:
 
 
 def parse(text: str) -> Reading | None:
-    """Counters in Prometheus' text format; None when there are none of Baton's."""
+    """Parses Prometheus' text format; None when it has no counters of Baton's."""
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     if not any(sample.name.startswith("baton_") for sample in samples):
         return None
@@ -43,5 +43,5 @@ def parse(text: str) -> Reading | None:
 
 
 def difference(before: Reading, after: Reading) -> Reading:
-    """What happened in between."""
+    """Subtracts one reading from a later one."""
     return Reading(after.handoffs - before.handoffs, after.kv_bytes_moved - before.kv_bytes_moved)

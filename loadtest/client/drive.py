@@ -24,26 +24,26 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float:
-        """Time to the first part, which is the first token."""
+        """Seconds until the first part, which is the first token."""
         return self.parts_s[0] - self.sent_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per further token; None: there was but one."""
+        """Mean seconds per token after the first; None when there is only one."""
         if self.output_tokens < 2:
             return None
         return (self.parts_s[-1] - self.parts_s[0]) / (self.output_tokens - 1)
 
     @property
     def itl_s(self) -> list[float]:
-        """Times between parts: between tokens, where the server sends each alone."""
+        """Seconds between parts: between tokens, where the server sends each alone."""
         return [late - early for early, late in zip(self.parts_s, self.parts_s[1:], strict=False)]
 
 
 async def drive(
     address: Address, model: str, prompts: list[list[int]], output_tokens: int, concurrency: int, timeout_s: float
 ) -> list[Outcome]:
-    """Sends all prompts, so many at a time, and waits; what is open after timeout_s ends in an error."""
+    """Sends all prompts, `concurrency` at a time, and waits; a request that is open after `timeout_s` has failed."""
     places = asyncio.Semaphore(concurrency)
     outcomes = [Outcome() for _ in prompts]
     answers: list[tuple[Outcome, Answer]] = []
@@ -72,7 +72,7 @@ async def drive(
 
 
 def _body(model: str, prompt: list[int], output_tokens: int) -> bytes:
-    """Greedy, and as long as asked for whatever the model says: runs are to be compared."""
+    """Builds a greedy request whose answer has exactly `output_tokens`, so that runs can be compared."""
     return orjson.dumps(
         {
             "model": model,

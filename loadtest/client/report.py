@@ -43,12 +43,12 @@ class Report:
     kv_bytes_moved: int | None
 
     def as_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return asdict(self)
 
 
 def report(outcomes: list[Outcome], counted: Reading | None) -> Report:
-    """Sums a run up."""
+    """Sums up the outcomes of a run; `counted` is what Baton counted meanwhile, None for another server."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     seconds = max((o.parts_s[-1] for o in good), default=0.0) - min((o.sent_s for o in good), default=0.0)
     tokens = sum(outcome.output_tokens for outcome in good)

@@ -1,4 +1,4 @@
-"""What is asked: workloads by name, and prompts that are the same in every run."""
+"""Workloads by name, and their prompts, which are the same in every run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _LOWEST_TOKEN_ID = 100  # below are special tokens, in most vocabularies
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """So many requests with prompts and answers of one length, in tokens."""
+    """A number of requests with prompts and answers of one length, in tokens."""
 
     requests: int
     input_tokens: int
@@ -25,7 +25,7 @@ NAMED = {
 
 
 def prompts(workload: Workload, seed: int | Sequence[int], highest_token_id: int) -> list[list[int]]:
-    """One prompt of random token ids for each request; the same for the same seed."""
+    """Returns one prompt of random token ids for each request; equal seeds give equal prompts."""
     random = np.random.default_rng(seed)
     num_tokens = workload.requests * workload.input_tokens + workload.shared_tokens
     ids = random.integers(_LOWEST_TOKEN_ID, highest_token_id + 1, num_tokens)

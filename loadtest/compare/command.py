@@ -9,7 +9,7 @@ VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py sa
 loadtest/compare/llama_cpp.py how to build llama-server. DIR is a Hugging Face directory; for llama.cpp it is written as
 a GGUF file. All servers and the client share the first two cores (--cores). Handoff is forced against vLLM's pair, and
 automatic against vLLM alone and llama.cpp. What a handoff costs is seen against the same engine without it
-(baton-never). The gateway has a peer of its own: python -m loadtest.micro gateway.
+(baton-never). The gateway has a peer of its own: python -m loadtest micro gateway.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _NUM_CORES = 2
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when it could not run."""
+    """Returns exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when there was no run."""
     options = _parser().parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="compare-weights-") as folder:
@@ -108,7 +108,7 @@ def _comparison(options: argparse.Namespace, servers: list[Server]) -> Compariso
 
 
 def _matches(options: argparse.Namespace, folder: Path) -> list[Match]:
-    """Lists those that are asked for. folder: where llama.cpp's weights are written."""
+    """Lists the matches that the options ask for. folder: llama.cpp's weights are written there."""
     every = matches(options.model, _peers(options, folder), alone=bool(options.against) or not options.quick)
     try:
         return chosen(every, options.against) if options.against else every
@@ -126,7 +126,7 @@ def _peers(options: argparse.Namespace, folder: Path) -> Peers:
 
 
 def _write(text: str, runs: list[Run], options: argparse.Namespace) -> None:
-    """What there is so far, into the files that are asked for."""
+    """Writes the runs so far into the files that the options name."""
     if options.markdown is not None:
         options.markdown.write_text(text)
     if options.json is not None:
@@ -134,7 +134,7 @@ def _write(text: str, runs: list[Run], options: argparse.Namespace) -> None:
 
 
 async def _run(comparison: Comparison, after_round: Callable[[list[Run]], None]) -> list[Run]:
-    """SIGTERM ends it as Ctrl-C does: with everything that it started."""
+    """Runs a comparison, which SIGTERM ends as Ctrl-C does: with everything that it started."""
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)

@@ -33,12 +33,12 @@ class Run:
 
     @property
     def value(self) -> float:
-        """What the workload is compared by."""
+        """The figure by which the workload is compared."""
         return value_of(self.report, self.figure)
 
     @property
     def fault(self) -> str | None:
-        """Why its figures count for nothing."""
+        """The reason why the run does not count; None when it does."""
         if self.server_error is not None:
             return self.server_error
         if self.report.failed:
@@ -47,7 +47,7 @@ class Run:
 
 
 def value_of(report: Report, figure: Figure) -> float:
-    """0 where nothing was answered."""
+    """Returns a report's figure; 0 where nothing was answered."""
     match figure:
         case Figure.TOKENS_PER_S:
             return report.output_tokens_per_s
@@ -73,9 +73,9 @@ class Comparison:
 async def run_all(
     comparison: Comparison, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]
 ) -> list[Run]:
-    """All runs of all rounds. `tell` hears of each as it ends. A server that fails spoils its part of a round.
+    """Runs all rounds; a server that fails spoils its part of a round. `tell` gets a line as each run ends.
 
-    after_round: gets all runs so far.
+    `after_round` gets all runs so far.
     """
     runs: list[Run] = []
     for round_number in range(1, comparison.rounds + 1):
@@ -106,7 +106,7 @@ async def _runs(comparison: Comparison, server: Server, round_number: int, tell:
 
 
 def _spoiled(comparison: Comparison, server: Server, round_number: int, error: str) -> list[Run]:
-    """What would have been run."""
+    """Makes the runs of a server that failed: without figures, with its error."""
     nothing = report([], None)
     return [
         Run(round_number, server.name, name, wanted.figure, nothing, 0, error)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loadtest.http_stream import Address
-from loadtest.processes import Process, free_ports, page, started, until_free, until_ready
+from loadtest.processes import Process, free_ports, http_ok, started, until_free, until_ready
 
 # Equal for every server.
 MODEL_NAME = "m"
@@ -18,15 +18,15 @@ START_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The processes of a server, its address, and the pages that answer with 200 when it is ready."""
+    """The processes of a server, its address, and the URLs that answer with 200 when it is ready."""
 
     processes: tuple[Process, ...]
     address: Address
-    ready: tuple[tuple[Address, str], ...]  # address and path of each page
+    ready: tuple[tuple[Address, str], ...]  # address and path of each URL
 
 
 class Server(Protocol):
-    """Something that speaks the OpenAI API, as it is set up here."""
+    """A program that speaks the OpenAI API, in one set-up."""
 
     @property
     def name(self) -> str:
@@ -46,13 +46,15 @@ class Server(Protocol):
 
 @asynccontextmanager
 async def running(server: Server, start_timeout_s: float = START_TIMEOUT_S) -> AsyncIterator[Address]:
-    """A server that answers; it is gone, and its ports are free, when the block ends. Raises ProcessError."""
+    """Starts a server and yields its address once it answers. Raises ProcessError.
+
+    The server is gone, and its ports are free, when the block ends."""
     ports = free_ports(server.num_ports)
     launch = server.launch(ports)
     try:
         async with AsyncExitStack() as stack:
             processes = [await stack.enter_async_context(started(process)) for process in launch.processes]
-            await until_ready([page(*ready) for ready in launch.ready], processes, start_timeout_s)
+            await until_ready([http_ok(*ready) for ready in launch.ready], processes, start_timeout_s)
             yield launch.address
             for process in processes:
                 process.check()

@@ -1,6 +1,6 @@
 """vLLM's CPU build, set up as fast as we could make it, alone and as its own prefill and decode pair.
 
-What was found by measurement, on two cores: Intel's OpenMP, preloaded, is faster than GNU's. Alone, binding the model's
+Measured on two cores: Intel's OpenMP, preloaded, is faster than GNU's. Alone, binding the model's
 threads to all cores is faster than `auto`, which keeps one free. As a pair, both servers on both cores are faster than
 a core each, which leaves one idle while only one server has work, and threads that wait spinning for 5 ms, vLLM's own
 setting, are faster than threads that sleep at once. Two faults of the pair's connector are mended (`vllm_mend`), and
@@ -94,7 +94,7 @@ _COMMON_SETTING = "threads bound to all cores, Intel's OpenMP"
 
 
 def _serve(name: str, venv: Path, model: Path, block_size: int, port: int, side_channel: int | None = None) -> Process:
-    """side_channel: the port on which a server of a pair gives its NIXL metadata."""
+    """Builds one server's process. side_channel: the port on which a server of a pair gives its NIXL metadata."""
     options = {
         "--served-model-name": MODEL_NAME,
         "--host": _LOOPBACK,
@@ -125,7 +125,7 @@ def _serve(name: str, venv: Path, model: Path, block_size: int, port: int, side_
 
 
 def openmp(venv: Path) -> Path:
-    """Intel's OpenMP, as its wheel installs it."""
+    """Path of Intel's OpenMP, as its wheel installs it."""
     return venv / "lib" / "libiomp5.so"
 
 

@@ -14,7 +14,7 @@ _ROUNDS = 20
 def measure(
     model: BenchModel, batch: int = BATCH, shared: int = SHARED, own: int = OWN, rounds: int = _ROUNDS
 ) -> Iterator[Record]:
-    """The same step without and with."""
+    """Yields a record of one step without the shared pass, and one with it."""
     step = decode_step(batch, shared + own, shared=shared // BLOCK_SIZE)
     limits = StepLimits(max_num_seqs=batch, max_num_batched_tokens=batch, max_model_len=shared + own)
     without_s = 0.0

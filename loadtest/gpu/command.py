@@ -1,8 +1,8 @@
 """`python -m loadtest gpu [PART ...]`: checks every kernel against references, then measures, on a CUDA GPU.
 
-Without one the checks run in Triton's interpreter, and nothing is measured. Kernels are compiled in a part of their
-own, first, into Triton's cache, which later parts use. What was found is written after each part; a part that would
-begin after `--seconds` is left out, and the table says so.
+Without a GPU the checks run in Triton's interpreter, and nothing is measured. The checks are tests/gpu/checks, so this
+runs in a checkout. Kernels are compiled in a part of their own, first, into Triton's cache, which later parts use.
+Results are written after each part; a part that would begin after `--seconds` is left out, and a note says so.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 
 from loadtest.gpu.driver import Driver, run_without_gpu
 from loadtest.gpu.parts import PARTS
-from loadtest.gpu.results import Report, software
+from loadtest.gpu.results import Results, software
 
 
 def main(arguments: list[str]) -> int:
@@ -24,13 +24,13 @@ def main(arguments: list[str]) -> int:
     deadline = time.monotonic() + given.seconds
     has_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name(0) if has_gpu else "No CUDA GPU: nothing was measured, kernels were interpreted"
-    report = Report(given.out, f"{where}; {software()}")
-    driver = Driver(report, deadline=deadline, seed=given.seed)
+    results = Results(given.out, f"{where}; {software()}")
+    driver = Driver(results, deadline=deadline, seed=given.seed)
     if has_gpu:
         driver.run(names, PARTS)
     else:
         os.environ["TRITON_INTERPRET"] = "1"  # for the processes that parts run in
-        run_without_gpu(driver, report, names, PARTS)
+        run_without_gpu(driver, results, names, PARTS)
     return int(driver.failed)
 
 

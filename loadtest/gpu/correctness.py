@@ -1,4 +1,4 @@
-"""Every kernel against its reference, over random shapes. A family of kernels at a time, for as long as it is given."""
+"""Checks of every kernel against its reference, over random shapes: one family of kernels, for a given time."""
 
 import time
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ FAMILIES = {"attention": 2, "rows": 4, "rotary": 4, "fp8_linear": 4, "sampling":
 
 
 def measure(family: str, device: torch.device, seed: int, seconds: float) -> Iterator[Record | str]:
-    """Rounds until so much time has passed: one row for all of them, and a note for each case beyond its bound.
+    """Checks rounds of random cases for `seconds`, and yields one record, then a note for each case beyond its bound.
 
-    In the interpreter, what kernels do to memory that is not theirs is a failed case too.
+    In Triton's interpreter, a kernel that touches memory beside its tensors is a failed case too.
     """
     check = import_module(f"tests.gpu.checks.{family}").check
     deadline, found = time.monotonic() + seconds, list[Check]()
@@ -32,7 +32,7 @@ def measure(family: str, device: torch.device, seed: int, seconds: float) -> Ite
 
 
 def summary(family: str, seed: int, found: list[Check]) -> Record:
-    """How many cases, how many beyond their bound, and the one that came nearest to it or is farthest beyond."""
+    """Counts the cases and those beyond their bound, and names the case with the largest share of its bound."""
     worst = max(found, key=_share)
     return {
         "kernels": family,
@@ -54,7 +54,7 @@ def _watched(device: torch.device) -> AbstractContextManager[list[str]]:
 
 
 def _share(check: Check) -> float:
-    """Of its bound; something that is exact has nothing of it, something that should be and is not has all there is."""
+    """Returns the error as a share of its bound: 0 for an exact result, infinity for one beyond its bound."""
     if check.ok:
         return check.error / check.bound if check.bound else 0.0
     return float("inf")

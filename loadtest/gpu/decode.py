@@ -35,7 +35,7 @@ def measure(
 
 
 def default_cells(longest: int) -> list[Cell]:
-    """All batches and contexts, those with a budget first. longest: tokens that a sequence may have."""
+    """Lists all batches and contexts, those with a budget first. longest: tokens that a sequence may have."""
     contexts = sorted({min(context, longest) for context in CONTEXTS})
     cells = [(batch, context) for context in contexts for batch in BATCHES]
     return sorted(cells, key=lambda cell: cell not in _FIRST)
@@ -67,16 +67,16 @@ def _record(model: BenchModel, card: Card, batch: int, context: int, kv_dtype: t
 
 
 def floor_s(model: BenchModel, card: Card, batch: int, context: int, kv_dtype: torch.dtype) -> float:
-    """Seconds in which the card can read what a step has to read."""
+    """Computes the seconds in which the card can read the weights and KV of a step."""
     return (model.weight_bytes + kv_bytes(model, batch, context, kv_dtype)) / card.bytes_per_s
 
 
 def fits(model: BenchModel, card: Card, batch: int, context: int, kv_dtype: torch.dtype) -> bool:
-    """Whether there is room for weights, KV and what else a step needs."""
+    """Tells whether the card has room for weights, KV and all else that a step needs."""
     return model.weight_bytes + kv_bytes(model, batch, context, kv_dtype) + _KEPT_BYTES < card.total_bytes
 
 
 def kv_bytes(model: BenchModel, batch: int, context: int, kv_dtype: torch.dtype) -> int:
-    """K and V of all tokens."""
+    """Counts the bytes of K and V of all tokens."""
     config = model.config
     return int(batch * context * 2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_dtype.itemsize)

@@ -4,7 +4,7 @@
 last read in it, as the transfer thread sees it, over the transport that the record names; `raw_gb_per_s` as many blocks
 read by NIXL between two processes without workers around it, and `of_raw` the share of that. TTFT is the pair's, whose
 first token prefill sends, beside that of the decode worker alone, which takes prompts in as large steps; `gap_ms` is
-from token 1 to token 2. Of all the median.
+from token 1 to token 2. All figures are medians.
 """
 
 from collections.abc import AsyncIterator, Iterator
@@ -29,7 +29,7 @@ _RAW_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is measured; by default, on the card."""
+    """The pair of workers and the prompts that are measured; by default, on the card."""
 
     pair: PairSetup = field(default_factory=PairSetup)
     prompts: tuple[int, ...] = (4096, 512, 16_384)  # tokens
@@ -37,13 +37,13 @@ class Setup:
     raw_rounds: int = 4
 
     def last_blocks(self, num_tokens: int) -> int:
-        """Of a prompt, those that are left to be read when its last step is over."""
+        """Counts the blocks of a prompt that are left to be read when its last step is over."""
         return -(-((num_tokens - 1) % self.pair.prefill_tokens + 1) // BLOCK_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Reads by NIXL alone."""
+    """Rates of reads by NIXL alone, without workers."""
 
     rates: dict[int, float]  # bytes a second, by the number of blocks
     why_none: str = ""
@@ -67,7 +67,7 @@ def raw_reads(setup: Setup) -> Raw:
 
 
 def device_blocks(num_blocks: int, block_bytes: int, content: int) -> DeviceBlocks:
-    """In the memory of the first GPU."""
+    """Allocates blocks in the memory of the first GPU, all bytes `content`."""
     shape = num_blocks, block_bytes
     return DeviceBlocks(torch.full(shape, content, dtype=torch.uint8, device=torch.device("cuda", 0)))
 
@@ -116,7 +116,7 @@ async def _record(setup: Setup, pair: WorkerPair, random: np.random.Generator, n
 
 
 def last_read(handoffs: list[Handoff], block_bytes: int, raw: Raw, wanted: int) -> Record:
-    """Of the usual one, and NIXL's own reads of `wanted` blocks beside it."""
+    """Returns the median of the handoffs' last reads, and NIXL's own reads of `wanted` blocks beside it."""
     read_s, num_blocks = _median(handoffs, "read_s"), int(_median(handoffs, "read_blocks"))
     rate = num_blocks * block_bytes / read_s
     record: Record = {
@@ -131,5 +131,5 @@ def last_read(handoffs: list[Handoff], block_bytes: int, raw: Raw, wanted: int) 
 
 
 def _median(handoffs: list[Handoff], name: str) -> float:
-    """The first one is left out."""
+    """Returns the median of one figure; the first handoff, which connects, is left out."""
     return float(np.median([getattr(handoff, name) for handoff in handoffs[1:]]))

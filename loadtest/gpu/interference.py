@@ -1,4 +1,4 @@
-"""What running streams see while long prompts arrive: handed over by a prefill worker, or computed beside them.
+"""Latencies of running streams while long prompts arrive: handed over by a prefill worker, or computed beside them.
 
 Both workers are on one card, whose time they share: the prefill worker's steps slow decode's down as if they were its
 own, and neither knows of the other. So nothing here speaks for or against disaggregation; that takes two cards. What
@@ -26,7 +26,7 @@ _CAVEAT = "one card's time for both workers: no evidence for disaggregation"
 
 
 class Kind(StrEnum):
-    """What becomes of long prompts."""
+    """The way in which long prompts are computed."""
 
     NONE = "no long prompts"
     HANDED_OVER = "handed over"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is measured; by default, on the card."""
+    """The pair of workers, the streams and the long prompts; by default, on the card."""
 
     pair: PairSetup = field(default_factory=lambda: PairSetup(max_num_seqs=48, decode_tokens=2048))
     streams: int = 32
@@ -62,20 +62,20 @@ class _Watch:
         self._readers = [asyncio.create_task(self._read(stream)) for stream in (pair.prefill, pair.decode)]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Raises what ended a stream, and TimeoutError."""
+        """Waits until the condition holds. Raises the error that ended a stream, and TimeoutError."""
         async with asyncio.timeout(_START_S):
             while not is_so():
                 self.check()
                 await asyncio.sleep(_LOOK_S)
 
     def check(self) -> None:
-        """Raises what ended a stream."""
+        """Raises the error that ended a stream, if one has ended."""
         for reader in self._readers:
             if reader.done():
                 reader.result()
 
     async def close(self) -> None:
-        """Ends the streams, too."""
+        """Ends the readers, and with them the streams."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.wait(self._readers)
@@ -137,7 +137,7 @@ async def _record(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, ran
 async def _send_prompts(
     setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random: np.random.Generator
 ) -> list[_Prompt]:
-    """One every now and then; returns when as much time has passed as they are given."""
+    """Sends a prompt every `every_s`, and returns after `seconds`."""
     prompts: list[_Prompt] = []
     begin = time.monotonic()
     for number in range(round(setup.seconds / setup.every_s)):
@@ -161,6 +161,6 @@ def _of_prompts(setup: Setup, prompts: list[_Prompt], watch: _Watch) -> Record:
 
 
 def _between(times: list[float], begin: float, end: float) -> np.ndarray:
-    """Seconds from token to token, of those that came meanwhile."""
+    """Returns the seconds from token to token, of the tokens that came between `begin` and `end`."""
     noted = np.array(times)
     return np.diff(noted[(noted >= begin) & (noted <= end)])

@@ -1,8 +1,8 @@
-"""A process in which pieces of parts run: whatever becomes of one, the next has a process and a GPU that work.
+"""A process in which pieces of parts run; after a piece that fails, the next one gets a new process.
 
-What a kernel does wrong spoils all that its process does on the GPU later, and some kinds of wrong end the process, or
-never end. So after a piece that failed the next gets a new process. Rows come as they are measured, and stay.
-"""
+
+A kernel's error spoils all that its process does on the GPU later, and some errors end the process, or never end.
+Records come as they are measured, and those of a piece that fails later are kept."""
 
 import time
 import traceback
@@ -27,7 +27,7 @@ _START_S = 60.0
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a piece."""
+    """Records and notes of a piece, and the way in which it ended."""
 
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Outcome:
     left_out: bool = False  # something is not installed that it needs
 
     def add(self, found: Found) -> None:
-        """A record or a note."""
+        """Adds a record or a note."""
         if isinstance(found, str):
             self.notes.append(found)
         else:
@@ -44,7 +44,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Of a piece, by itself."""
+    """The end of a piece, as its process tells it."""
 
     missing: str = ""  # a module that is not there
     error: str = ""  # the last lines of a traceback
@@ -64,7 +64,7 @@ class PartProcess:
         self._end()
 
     def run(self, piece: Piece, limit_s: float) -> Outcome:
-        """Returns within so many seconds, the start of a process not counted."""
+        """Runs a piece, for at most `limit_s`; the start of a process does not count."""
         outcome = Outcome()
         try:
             pipe = self._started().pipe
@@ -106,7 +106,7 @@ class PartProcess:
 
 
 def _serve(pipe: Connection, seed: int) -> None:
-    """Until nobody sends pieces any more."""
+    """Runs pieces as they come, until the pipe is closed."""
     from loadtest.gpu.bench import Bench  # here alone, with torch
 
     bench = Bench(seed)

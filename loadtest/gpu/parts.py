@@ -1,13 +1,13 @@
-"""The parts of `python -m loadtest.gpu`, in the order in which they run: what decides first, then what is beside it.
+"""The parts of `python -m loadtest gpu`, in the order in which they run: those that decide, then the others.
 
-What each kind of part needs, beside torch, triton and numpy, is imported when it runs; where something is missing that
-part is left out, in one line that names it:
+Packages that a part needs beside torch, triton and numpy are imported when it runs; where one is missing, the part is
+left out with a note that names it:
 
     compile, card, decode, prefill, cascade    safetensors
     check                                      nothing else
     handoff, interference                      safetensors, psutil, structlog, orjson, redis, grpcio,
                                                grpcio-health-checking, protobuf (7.35 or later); nixl, without which KV
-                                               moves over gRPC and the rows say so
+                                               moves over gRPC and the records say so
     peer                                       safetensors, transformers
 
 Seconds on an H200, estimated and not measured: compile 40, check 60, card 12 with the start of a process, decode 30,
@@ -33,7 +33,7 @@ _SEEDS = range(0, 4000, 1000)  # of attention, which has the most variants to be
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one table. What becomes of one piece is nothing to the others."""
+    """The pieces of one table; a piece that fails does not keep the others from running."""
 
     about: str
     pieces: tuple[Piece, ...]
@@ -89,14 +89,14 @@ def _cascade(bench: "Bench") -> Iterator[Found]:
 def _handoff(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import handoff
 
-    bench.give_up_model()
+    bench.free_model()
     yield from handoff.measure()
 
 
 def _interference(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import interference
 
-    bench.give_up_model()
+    bench.free_model()
     yield from interference.measure()
 
 

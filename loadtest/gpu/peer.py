@@ -1,6 +1,7 @@
 """`transformers` on the same card: prompts and decode steps of the same shape, beside ours in the same run.
 
-Each as it decodes: ours launches a step while the one before runs, its loop waits for every token.
+Each decodes in its own way: Baton launches a step while the one before runs, the loop of `transformers` waits for every
+token.
 """
 
 import time
@@ -28,7 +29,7 @@ def measure(
     prompt: int = _PROMPT,
     rounds: int = _ROUNDS,
 ) -> Iterator[Record]:
-    """Its SDPA attention and dynamic cache, as `from_config` gives them; ours with what workers use."""
+    """Yields a record for each step: `transformers` with SDPA and a dynamic cache, Baton with the workers' runner."""
     peer = _peer(model, raw)
     with torch.inference_mode():
         for batch, context in cells:
@@ -39,7 +40,7 @@ def measure(
 
 
 def peer_config(raw: dict[str, Any]) -> Any:
-    """config.json's values as `transformers` takes them."""
+    """Makes a configuration of `transformers` from config.json's values."""
     from transformers import AutoConfig
 
     settings = dict(raw)
@@ -69,7 +70,7 @@ def _record(model: BenchModel, what: str, ours: float, theirs: float) -> Record:
 
 
 def _decode_s(peer: Any, model: BenchModel, batch: int, context: int, rounds: int) -> float:
-    """Seconds of a step behind so many tokens, each step's token the likeliest of the one before."""
+    """Measures a step behind `context` tokens; each step's token is the likeliest of the one before."""
     found = peer(_random_ids(model, batch, context), use_cache=True, logits_to_keep=1)
     tokens, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
 
@@ -86,7 +87,7 @@ def _prefill_s(peer: Any, model: BenchModel, prompt: int, rounds: int) -> float:
 
 
 def _median_s(step: Callable[[], object], model: BenchModel, rounds: int) -> float:
-    """Seconds of a step until the device has run it, after some others."""
+    """Measures seconds of a step until the device has run it, after some that do not count."""
     times = []
     for _ in range(_WARM_UP + rounds):
         _finish(model)

@@ -22,8 +22,8 @@ def measure(
 
 
 def prompt_flops(model: BenchModel, num_tokens: int) -> float:
-    """Products of a prompt: with all weights but the embeddings, of attention below its diagonal, and one row of
-    logits.
+    """Counts operations of a prompt: products with all weights but the embeddings, attention below its diagonal, and
+    one row of logits.
     """
     config = model.config
     head = config.vocab_size * config.hidden_size

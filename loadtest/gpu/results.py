@@ -1,4 +1,4 @@
-"""What the parts found, as it grows: a Markdown table for each, and all of it as JSON."""
+"""Results of the parts, as they grow: a Markdown table for each, and all of them as JSON."""
 
 import json
 import platform
@@ -11,7 +11,7 @@ from loadtest.tables import Record, table
 
 
 @dataclass(slots=True)
-class Report:
+class Results:
     """Sections in the order in which parts ended. With `out` they are written there after each."""
 
     out: Path | None
@@ -28,14 +28,14 @@ class Report:
         self._write()
 
     def took(self, name: str, seconds: float) -> None:
-        """A part has ended."""
+        """Notes that a part has ended, and how long it took."""
         self.seconds[name] = seconds
         sys.stdout.write(f"\n{name} took {seconds:.0f} s\n")
         sys.stdout.flush()
         self._write()
 
     def note(self, text: str) -> None:
-        """Says what is not in a table."""
+        """Adds a line that belongs into no table."""
         sys.stdout.write(f"\n{text}\n")
         sys.stdout.flush()
         self.notes.append(text)
@@ -57,7 +57,7 @@ class Report:
 
 
 def software() -> str:
-    """Python and the libraries that decide."""
+    """Names the versions of Python and of the libraries on which figures depend."""
     return f"Python {platform.python_version()}, torch {_version('torch')}, triton {_version('triton')}"
 
 

@@ -1,4 +1,4 @@
-"""Two workers with the runner that workers have, on one device: what the parts that need processes share."""
+"""Two workers with their real runner on one device, for the parts that need processes."""
 
 import asyncio
 import json
@@ -30,8 +30,8 @@ from services.worker.worker import WorkerParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
-    """Both have the same weights, which are random. The KV pool has a size of its own: what a worker would take of a
-    card that another one starts on at the same time is left to chance.
+    """The set-up of both workers, with equal random weights. The size of the KV pools is fixed: two workers that start
+    on one card at the same time would take shares of its memory by chance.
     """
 
     name: str = "Llama-3-8B"
@@ -47,12 +47,12 @@ class PairSetup:
 
     @property
     def layout(self) -> KvLayout:
-        """Of both pools."""
+        """The layout of both KV pools."""
         dtype: torch.dtype = getattr(torch, self.shape["torch_dtype"])
         return kv_layout(parse_model_config(self.shape), BLOCK_SIZE, dtype)
 
     def prompt(self, random: np.random.Generator, num_tokens: int) -> np.ndarray:
-        """Of random tokens: no two share a block."""
+        """Makes a prompt of random tokens: no two prompts share a block."""
         return random.integers(0, self.shape["vocab_size"], num_tokens, dtype=np.int32)
 
 
@@ -66,7 +66,7 @@ async def pair_of(setup: PairSetup) -> AsyncIterator[WorkerPair]:
 
 
 def in_turn(records: AsyncIterator[Record]) -> Iterator[Record]:
-    """Rows as they are measured, on an event loop that runs until the last one."""
+    """Yields records as they are measured, on an event loop that runs until the last one."""
 
     async def following() -> Record | None:
         return await anext(records, None)
@@ -77,7 +77,7 @@ def in_turn(records: AsyncIterator[Record]) -> Iterator[Record]:
 
 
 def _make_parts(setup: PairSetup, directory: Path, role: WorkerRole) -> WorkerParts:
-    """In the worker's process."""
+    """Makes the parts of a worker, in its process."""
     is_prefill = role is WorkerRole.PREFILL
     num_tokens = setup.prefill_tokens if is_prefill else setup.decode_tokens
     loaded = load_runner(

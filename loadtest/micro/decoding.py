@@ -1,4 +1,4 @@
-"""A worker whose sequences all decode, over a runner that computes nothing: what its rounds take is Baton's own."""
+"""A worker whose sequences all decode, over a runner that computes nothing: the time of a round is Baton's own."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _EOS = 1 << 29  # never sampled
 class DecodingWorker:
     """`batch` sequences of 64 to 79 prompt tokens, each with room for `steps` more; a sixteenth fills a block a step.
 
-    `round` is the engine thread's, on the thread of the caller; `take`, which may be replaced, gets what it hands on.
+    `round` runs the engine thread's round on the caller's thread; `take`, which may be replaced, gets its outputs.
     """
 
     def __init__(self, batch: int, steps: int, take: Callable[[CoreOutputs], None], *, model_s: float = 0.0) -> None:
@@ -49,7 +49,7 @@ class DecodingWorker:
 
 
 def make_core(runner: IdleRunner, scheduler: Scheduler, max_num_seqs: int, max_model_len: int) -> WorkerCore:
-    """A worker's core that a gateway is connected to."""
+    """Makes a worker's core that a gateway is connected to."""
     engine = Engine(runner, scheduler, max_num_seqs=max_num_seqs, max_model_len=max_model_len, eos_token_ids=(_EOS,))
     marks = HandleMarks()
     core = WorkerCore(engine, WorkerId(1), Producer(WorkerId(1), marks), Consumer(), marks)
@@ -58,18 +58,18 @@ def make_core(runner: IdleRunner, scheduler: Scheduler, max_num_seqs: int, max_m
 
 
 def make_request(handle: int, prompt: np.ndarray, max_tokens: int) -> Request:
-    """That gateway's request, without a deadline."""
+    """Makes a request of that gateway, without a deadline."""
     capsule = Capsule(prompt, len(prompt), SamplingParams(max_tokens=max_tokens))
     return Request(AttemptId(_GATEWAY, handle), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
 
 
 def pack(outputs: CoreOutputs) -> None:
-    """What the worker's event loop does with frames before they are gRPC's."""
+    """Does with frames what the worker's event loop does before it hands them to gRPC."""
     packed(outputs)
 
 
 def packed(outputs: CoreOutputs) -> list[bytes]:
-    """The frames' bytes, as they go to gRPC."""
+    """Returns the frames' bytes, as they go to gRPC."""
     return [pack_worker_message(frame).SerializeToString() for frame in outputs.frames.values()]
 
 

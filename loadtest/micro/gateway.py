@@ -1,8 +1,8 @@
-"""What a gateway costs: CPU of its process for each request and each streamed token, and how many it can take.
+"""CPU of a gateway's process for each request and each streamed token, and how many it can take.
 
 The gateway is the one that `baton gateway` runs, behind it real workers whose model costs nothing, before it a client
-process; all on loopback, on this machine's cores. Where NVIDIA Dynamo is installed, the same client asks its front end
-the same, in turn with ours.
+process; all on loopback, on this machine's cores. Where NVIDIA Dynamo is installed, its front end gets the same
+requests from the same client, in turn with Baton.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _Start = Callable[[], AbstractAsyncContextManager[Gateway]]
 
 
 class MeasurementFailed(Exception):
-    """A server refused what it was asked, or answered too little."""
+    """A gateway refused a request, or answered too little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ _WORKS = (
 
 
 async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Record]:
-    """Rounds of all servers in turn, of each figure the median; then what some of the work costs alone.
+    """Measures rounds of all gateways in turn, and returns medians; then the cost of some of the work alone.
 
     model: a Hugging Face directory with a tokenizer and a chat template; None: the random model.
     dynamo: a virtual environment where it is installed; None: it is left out.
@@ -94,7 +94,7 @@ def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
 
 
 class _Prompts:
-    """Texts of a given length in tokens, no two alike: words that are one token each."""
+    """Random texts of a given length in tokens, made of words that are one token each."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._random = Random(5)
@@ -103,11 +103,11 @@ class _Prompts:
         self._words = sorted(" " + word for word in words if word.isascii() and word.isalpha())
 
     def text(self, num_tokens: int) -> str:
-        """So many words."""
+        """Makes a text of `num_tokens` words."""
         return "".join(self._random.choices(self._words, k=num_tokens))
 
     def body(self, work: Work) -> bytes:
-        """One request."""
+        """Makes the body of one request."""
         text = self.text(work.input_tokens)
         prompt = {"prompt": text} if work.path == _COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
         return orjson.dumps(
@@ -154,7 +154,7 @@ def _median(server: str, work: Work, rounds: list[Record]) -> Record:
 
 
 def _apart(model: Path, text: str) -> list[Record]:
-    """The parts of a chat request that are not the gateway's own: the template, tokenizing, naming the blocks."""
+    """Measures work of a chat request that libraries do: the template, tokenizing, and the names of the blocks."""
     files = open_model(model)
     tokenizer = load_tokenizer(files)
     template = load_chat_template(files, tokenizer.special_tokens)

@@ -12,7 +12,7 @@ import psutil
 from loadtest.compare.servers import MODEL_NAME
 from loadtest.http_stream import Address
 from loadtest.micro.own_redis import own_redis
-from loadtest.processes import Process, Started, free_ports, page, started, until_ready
+from loadtest.processes import Process, Started, free_ports, http_ok, started, until_ready
 from services import lifeline
 from services.config import REDIS_URL_VARIABLE, HandoffMode, WorkerRole
 from services.launcher.readiness import grpc_serving
@@ -37,7 +37,7 @@ class Gateway:
 
 @asynccontextmanager
 async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncIterator[Gateway]:
-    """A gateway, a prefill and a decode worker, and Redis; a worker's step takes `step_ms`."""
+    """Starts a gateway, two workers, whose steps take `step_ms`, and Redis. Raises ProcessError."""
     ports = free_ports(4)
     roles = dict(zip(WorkerRole, ports, strict=False))
     http, grpc = ports[2:]
@@ -52,7 +52,7 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncItera
         command += ["--port", str(http), "--grpc-port", str(grpc), "--handoff", handoff]
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))
         processes = [*workers, gateway]
-        await until_ready([page(Address(_LOOPBACK, http), "/ready")], processes, _START_S)
+        await until_ready([http_ok(Address(_LOOPBACK, http), "/ready")], processes, _START_S)
         yield Gateway(http, psutil.Process(gateway.process.pid))
         for process in processes:
             process.check()
@@ -60,7 +60,7 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncItera
 
 @asynccontextmanager
 async def dynamo(venv: Path, model: Path) -> AsyncIterator[Gateway]:
-    """Dynamo's front end, routing by KV and tokenizing as fast as it can, and a mock pair.
+    """Starts Dynamo's front end, routing by KV and tokenizing as fast as it can, and a mock pair. Raises ProcessError.
 
     venv: a virtual environment that has ai-dynamo and ai-dynamo-runtime 1.6.1.
     """
@@ -85,7 +85,7 @@ async def dynamo(venv: Path, model: Path) -> AsyncIterator[Gateway]:
             worker += ["--speedup-ratio", str(_DYNAMO_SPEEDUP), "--disaggregation-mode", role]
             worker += ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
             processes.append(await stack.enter_async_context(_python(role, python, worker, environment)))
-        await until_ready([page(Address(_LOOPBACK, port), f"/v1/models/{MODEL_NAME}")], processes, _START_S)
+        await until_ready([http_ok(Address(_LOOPBACK, port), f"/v1/models/{MODEL_NAME}")], processes, _START_S)
         yield Gateway(port, psutil.Process(gateway.process.pid))
         for process in processes:
             process.check()

@@ -1,6 +1,6 @@
-"""What steady decoding leaves for the garbage collector, and how often and for how long that stops the worker.
+"""Objects that steady decoding leaves for the garbage collector, and how often and for how long that stops the worker.
 
-Whole rounds of the worker's engine thread, as in `scheduler`, in a process that is frozen as a worker's is.
+Whole rounds of the worker's engine thread run, as in `scheduler`, in a process that is frozen as a worker's is.
 """
 
 import gc

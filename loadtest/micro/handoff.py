@@ -2,9 +2,9 @@
 
 `ready_ms` is from the end of prefill's last step until decode begins the sequence's first one: announcement, read,
 check, and the way between threads and processes. `read_ms` is the last read in it, as the transfer thread sees it,
-`raw_ms` the same read by NIXL alone, without workers around it; `of_raw` its share of that bandwidth. `gap_ms` is what
-a client sees between token 1, which prefill sends, and token 2. With `chunk` below the prompt, blocks of earlier
-chunks move while later ones are computed.
+`raw_ms` a read of as many blocks by NIXL alone, without workers around it; `of_raw` is the share of that bandwidth.
+`gap_ms` is the time that a client sees between token 1, which prefill sends, and token 2. With `chunk` below the
+prompt, blocks of earlier chunks move while later ones are computed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _CHUNK = 2048  # tokens, as in `baton up`
 
 
 async def measure(rounds: int) -> list[Record]:
-    """Prompts in one chunk, then those that take several."""
+    """Measures prompts of one chunk, then those of several."""
     raw = _raw(rounds)
     whole = await handoffs(MAX_MODEL_LEN, _BLOCKS, rounds)
     chunked = await handoffs(_CHUNK, [blocks for blocks in _BLOCKS if blocks * BLOCK_SIZE > _CHUNK], rounds)
@@ -34,7 +34,7 @@ async def measure(rounds: int) -> list[Record]:
 
 
 def _raw(rounds: int) -> dict[int, float]:
-    """Seconds of a read by NIXL alone, by its number of blocks: the median of them, each of other blocks."""
+    """Measures reads by NIXL alone: median seconds by the number of blocks, each read of other blocks."""
     sizes = {*_BLOCKS, _CHUNK // BLOCK_SIZE}
     with reading(TransportName.NIXL, NUM_BLOCKS, LAYOUT.block_bytes) as read:
         return {blocks: float(np.median([read(blocks) for _ in range(rounds)])) for blocks in sizes}
@@ -56,7 +56,7 @@ def _record(blocks: int, chunk: str | int, found: list[Handoff], raw_s: float) -
 
 
 async def handoffs(max_num_batched_tokens: int, sizes: Sequence[int], rounds: int) -> dict[int, list[Handoff]]:
-    """Between a pair of their own; the first one of each size is left out."""
+    """Measures handoffs between a pair of workers by the number of blocks; the first one of each size is left out."""
     random = np.random.default_rng(0)
     async with worker_pair(partial(timed_parts, max_num_batched_tokens)) as pair:
         found: dict[int, list[Handoff]] = {blocks: [] for blocks in sizes}

@@ -1,6 +1,6 @@
-"""A worker with everything in it but a model.
+"""A worker in which only the model is missing.
 
-Its KV has the shape of a small model's, and its steps take time in proportion to their tokens, without a core.
+The KV has the shape of a small model's, and steps take time in proportion to their tokens, without a core.
 """
 
 from kvtransfer.layout import KvLayout

@@ -1,6 +1,6 @@
-"""What Baton's processes take while nobody asks them for anything.
+"""CPU and wake-ups of Baton's processes while nobody asks them for anything.
 
-`baton up` with one pair, after one request that went through both workers and a pause in which they may come to rest.
+`baton up` runs with one pair; before the measurement, one request goes through both workers, and a pause follows.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ async def measure(seconds: int, model: Path | None) -> list[Record]:
 
 
 def _used(process: psutil.Process) -> tuple[float, int]:
-    """CPU seconds, and how often a thread of it went to sleep."""
+    """Returns the process's CPU seconds, and how often one of its threads went to sleep."""
     times = process.cpu_times()
     return times.user + times.system, _num_sleeps(process)
 

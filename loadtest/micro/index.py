@@ -20,7 +20,7 @@ _SEQUENCES, _FILLED = 256, 12
 
 
 async def measure(blocks: int) -> list[Record]:
-    """On a server of its own."""
+    """Measures lookups and publishing on a Redis server of its own."""
     async with own_redis() as url:
         client = connect(url, timeout_s=30)
         try:
@@ -56,7 +56,7 @@ async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> li
 
 
 async def _publishing(client: Client, num_blocks: int) -> list[Record]:
-    """Conversations of 100 blocks, on one worker: the case that shares least memory."""
+    """Publishes conversations of 100 blocks of one worker: the case that shares least memory."""
     await client.redis.flushall()
     before = (await client.redis.info("memory"))["used_memory"]
     publisher = IndexPublisher(client, WorkerId(1))
@@ -75,7 +75,7 @@ async def _publishing(client: Client, num_blocks: int) -> list[Record]:
 
 
 async def _publishing_side_by_side(client: Client) -> list[Record]:
-    """What decoding does: sequences that each fill a block now and then, in a tree of their own."""
+    """Publishes as decoding does: each sequence fills a block now and then, in a tree of its own."""
     await client.redis.flushall()
     publisher = IndexPublisher(client, WorkerId(1))
     chains = [_chain(_FILLED, 1000 * number) for number in range(_SEQUENCES)]

@@ -1,7 +1,7 @@
-"""What a worker's decode steps take beside what else its process does: streams to gateways, submits, publishing.
+"""Decode steps of a worker beside all else that its process does: streams to gateways, submits, publishing.
 
-A whole worker, with its event loop, its gRPC server and its engine thread, which share the interpreter lock; only the
-model is replaced by one that takes time and gives the lock away, as a GPU's would. Gateways are processes of their own.
+The worker is whole, with its event loop, its gRPC server and its engine thread, which share the interpreter lock; only
+the model is replaced by one that takes time without the lock, as a GPU's would. Gateways are processes of their own.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What goes on beside the steps. Without gateways the sequences are the worker's own, and no frame leaves it."""
+    """The work beside the steps. Without gateways, sequences are submitted inside the worker; no frame leaves it."""
 
     name: str
     gateways: int = 0
@@ -141,7 +141,7 @@ async def _worker(runner: IdleRunner, batch: int, redis_url: str | None) -> Asyn
 
 
 def _submit_inside(worker: Worker, batch: int) -> None:
-    """As if a gateway had that is not there any more, except that nobody noticed."""
+    """Submits the sequences in the name of a gateway that has no stream."""
     worker.engine.call(lambda core, now: core.gateway_hello(GatewayId(1), 0))
     for number in range(batch):
         capsule = _capsule(number, _PROMPT)
@@ -183,6 +183,6 @@ async def _submit_long(stream: "grpc.aio.StreamStreamCall[bytes, bytes]", handle
 
 
 def _capsule(number: int, num_prompt: int) -> Capsule:
-    """A prompt that shares no block with another one."""
+    """Makes a capsule whose prompt shares no block with another one."""
     tokens = number * _LONG_PROMPT + np.arange(num_prompt, dtype=np.int32)
     return Capsule(tokens, num_prompt, SamplingParams(max_tokens=_MAX_TOKENS, ignore_eos=True))

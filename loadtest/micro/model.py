@@ -7,7 +7,7 @@ from services.engine.openmp import load_openmp
 
 
 def measure(model: Path | None, context: int, float32: int) -> list[Record]:
-    """Rows for each step: its parts, then the whole of it."""
+    """Returns records for each step: its parts, then the whole of it."""
     if model is None:
         raise SystemExit("name a checkpoint with --model")
     load_openmp()  # before torch is imported

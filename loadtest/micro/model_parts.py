@@ -1,4 +1,4 @@
-"""The parts of a forward pass, each over all layers and by itself: what a worker runs, without its step loop.
+"""The parts of a forward pass as a worker runs it, each over all layers and by itself, without the step loop.
 
 The limit of a part is the longer of two: the bytes that it has to read at the rate at which this machine copies memory,
 and its operations at the rate at which its cores multiply and add in registers. Both rates are measured first, the
@@ -37,7 +37,7 @@ Part = tuple[str, Callable[[], object], float]  # its name, what runs it, its li
 
 
 def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
-    """context: tokens of each sequence before a step that decodes."""
+    """Measures all parts of each step. context: tokens of each sequence before a step that decodes."""
     keep_freed_memory()
     openmp = loaded_openmp()
     if openmp is not None:
@@ -72,21 +72,21 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
 
 
 class _Limits:
-    """Seconds that parts of a step take at least, over all layers."""
+    """Least seconds of a step's parts, over all layers."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, copied: float, flops: float) -> None:
-        """copied: bytes a second, read and written; flops: operations a second."""
+        """Takes the machine's rates. copied: bytes a second, read and written; flops: operations a second."""
         self.copied, self.flops = copied, flops
         self._config = config
         self._itemsize: int = dtype.itemsize
 
     def product(self, out: int, depth: int, tokens: int) -> float:
-        """The limit of one layer's product."""
+        """Returns the limit of one layer's product."""
         num_bytes, operations = out * depth * self._itemsize, 2 * out * depth * tokens
         return max(num_bytes / self.copied, operations / self.flops)
 
     def attention(self, rows: int, new: int, context: int) -> float:
-        """The limit of one layer's attention: KV is read once, each token multiplies with all keys up to its own."""
+        """Returns the limit of one layer's attention: KV is read once, a token meets all keys up to its own."""
         config = self._config
         kv_bytes = rows * (context + new) * 2 * config.num_kv_heads * config.head_dim * self._itemsize
         keys = rows * (context * new + new * (new + 1) / 2)
@@ -140,7 +140,7 @@ class _Step:
         self._plan = self.prepare()
 
     def parts(self, limits: _Limits) -> list[Part]:
-        """In the order of a step; the whole step last."""
+        """Lists the parts in the order of a step, and the whole step last."""
         config, layers, tokens = self._config, self._weights.layers, self._tokens
         hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim

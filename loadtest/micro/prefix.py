@@ -1,8 +1,8 @@
-"""What it costs to admit a prompt: a worker's lookup, blocks and slot, without the prompt in its cache and with it.
+"""The cost of admitting a prompt: a worker's lookup, blocks and slot, without the prompt in its cache and with it.
 
-A request is submitted to a worker's core, whose scheduler then admits it: the time of both, and that of letting go of
-it when it ended. The gateway's hashing of the same prompt is printed beside them; caches that find blocks by hash do
-the same work inside of their lookup.
+A request is submitted to a worker's core, its scheduler admits it, and an abort ends it: each of the three is timed.
+The gateway's hashing of the same prompt is printed beside them; caches that find blocks by hash do that work inside of
+their lookup.
 """
 
 import gc
@@ -42,7 +42,7 @@ class _TimedScheduler(DecodeScheduler):
 
 
 def _measure(length: int) -> list[Record]:
-    """Prompts of so many tokens, and one more: a hit is never the whole prompt."""
+    """Measures prompts of `length` tokens and one more: a hit is never the whole prompt."""
     random = np.random.default_rng(length)
     scheduler = _TimedScheduler(length + 1)
     num_blocks = (_REPETITIONS + 2) * (length // BLOCK_SIZE + 2)
@@ -50,7 +50,7 @@ def _measure(length: int) -> list[Record]:
     handles = count(1)
 
     def admit(prompt: np.ndarray) -> tuple[float, float, float]:
-        """Microseconds of the submission, of the plan that admits it, and of its end."""
+        """Returns the microseconds of the submission, of the plan that admits the request, and of its abort."""
         request = make_request(next(handles), prompt, 2)
         start = time.perf_counter()
         core.submit(request, 0.0)

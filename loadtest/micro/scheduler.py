@@ -1,7 +1,7 @@
-"""What a decode step costs beside the model: schedule, blocks, stop checks, outputs, frames up to their bytes.
+"""The cost of a decode step beside the model: schedule, blocks, stop checks, outputs, frames up to their bytes.
 
-These are whole rounds of the worker's engine thread, and what the event loop then does with each frame, on one thread;
-the runner alone is replaced, by one that returns at once. Nothing is left out or subtracted.
+Whole rounds of the worker's engine thread are measured, with the event loop's work on each frame, on one thread; only
+the runner is replaced, by one that returns at once. Nothing is left out or subtracted.
 """
 
 import gc
@@ -40,7 +40,7 @@ def _measure(batch: int, steps: int) -> Record:
 
 
 def gc_objects_per_step(worker: DecodingWorker) -> float:
-    """Objects that a step leaves for the collector to look at while its outputs are alive, mean of 16 steps.
+    """Counts the objects that a step leaves for the collector while its outputs are alive, mean of 16 steps.
 
     In these steps each sequence fills a block once.
     """

@@ -1,6 +1,6 @@
 """A worker whose model costs nothing: `python -m loadtest.micro.simulated_worker ROLE MODEL PORT STEP_MS`.
 
-Everything else of it is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
+All else in the worker is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
 (named by BATON_REDIS_URL). A step takes STEP_MS, without a core.
 """
 
@@ -58,7 +58,7 @@ class PacedRunner(IdleRunner):
 
 
 def main(arguments: list[str]) -> None:
-    """Serves until it is told to end, or until whoever started it is gone."""
+    """Serves until a signal ends it, or until the process that started it is gone."""
     lifeline.hold()
     role, model, port, step_ms = WorkerRole(arguments[0]), Path(arguments[1]), int(arguments[2]), float(arguments[3])
     configure_logging(LogFormat.TEXT)

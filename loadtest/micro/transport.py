@@ -1,4 +1,4 @@
-"""Block reads between two processes of this host, over each transport that works here: what decode does to prefill."""
+"""Reads of blocks between two processes of this host, as decode reads from prefill, over each transport that works."""
 
 import asyncio
 import secrets
@@ -34,7 +34,7 @@ MakeBlocks = Callable[[int, int, int], BlockMemory]  # so many, of so many bytes
 
 
 def measure() -> list[Record]:
-    """Bytes a second of one read of all blocks, the first one left out: it connects."""
+    """Measures the bytes a second of reads of all blocks; the first read, which connects, is left out."""
     sizes: Record = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
     return [{"transport": name.value, **sizes, **_rate(name)} for name in (TransportName.NIXL, TransportName.GRPC)]
 
@@ -49,7 +49,7 @@ def _rate(name: TransportName) -> Record:
 
 
 def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
-    """In host memory."""
+    """Allocates blocks in host memory, all bytes `content`."""
     return HostBlocks(np.full((num_blocks, block_bytes), content, dtype=np.uint8))
 
 
@@ -57,7 +57,9 @@ def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
 def reading(
     name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks = host_blocks
 ) -> Iterator[Read]:
-    """Reads of another process's pool. Raises TransportError, and EOFError where that process ends."""
+    """Yields a function that reads blocks of another process's pool and returns the seconds it took.
+
+    Raises TransportError, and EOFError where that process ends."""
     with child(_serve, name, num_blocks, block_bytes, make_blocks) as producer:
         worker_id, address, descriptor = producer.pipe.recv()
         with _end(name, make_blocks(num_blocks, block_bytes, 0), 0) as (source, transport, _):
@@ -78,7 +80,7 @@ def reading(
 
 
 def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks) -> None:
-    """The producer: polls until it is killed, or nobody holds the pipe."""
+    """Runs the producer, which polls until nobody holds the pipe any more."""
     blocks = make_blocks(num_blocks, block_bytes, _GENERATION)
     with _end(name, blocks, _GENERATION) as (source, transport, address):
         pipe.send((source.worker_id, address, transport.descriptor()))
@@ -102,7 +104,7 @@ def _read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarr
 
 @contextmanager
 def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[tuple[BlockSource, Transport, str]]:
-    """One worker's transport and address, with its event loop on a thread, as in a worker."""
+    """Makes one worker's transport and address, with its event loop on a thread, as in a worker."""
     memory = Memory(blocks, np.full(blocks.num_blocks, generation, dtype=np.uint64))
     source = BlockSource(WorkerId(secrets.randbits(64)), memory)
     loop = asyncio.new_event_loop()

@@ -22,12 +22,12 @@ MakeParts = Callable[[WorkerRole], WorkerParts]  # called in the worker's proces
 
 
 class StartError(Exception):
-    """A worker did not start: its traceback."""
+    """A worker did not start; the text is its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWorker:
-    """One that serves."""
+    """A worker that serves: its port and its marks."""
 
     port: int
     marks: Marks
@@ -35,7 +35,7 @@ class RunningWorker:
 
 @contextmanager
 def running_pair(make_parts: MakeParts) -> Iterator[tuple[RunningWorker, RunningWorker]]:
-    """A prefill and a decode worker, which start at the same time. Raises StartError."""
+    """Starts a prefill and a decode worker at the same time. Raises StartError."""
     with ExitStack() as processes:
         starting = [processes.enter_context(_process(make_parts, role)) for role in WorkerRole]
         prefill, decode = (RunningWorker(_port(pipe, role), marks) for role, pipe, marks in starting)

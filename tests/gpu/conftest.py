@@ -37,11 +37,11 @@ def own_memory() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def forget_trial(own_memory: list[str]) -> Callable[[], None]:
+def allow_trial_steps(own_memory: list[str]) -> Callable[[], None]:
     """To be called after trial steps: all their tokens go to one block, where they overwrite each other."""
 
-    def forget() -> None:
+    def allow() -> None:
         known = "rotate_kernel: two programs write different values to one place"
         own_memory[:] = [each for each in own_memory if each != known]
 
-    return forget
+    return allow

@@ -15,7 +15,7 @@ from loadtest.gpu.command import main
 from loadtest.gpu.driver import Driver
 from loadtest.gpu.part_process import Found
 from loadtest.gpu.parts import PARTS, Part
-from loadtest.gpu.results import Report
+from loadtest.gpu.results import Results
 from tests.machine import NO_GPU, needs
 
 
@@ -51,7 +51,7 @@ def a_wrong_kernel(bench: Bench) -> Iterator[Found]:
 
 def run(parts: dict[str, Part], tmp_path: Path, seconds: float = 600.0) -> tuple[Driver, dict[str, Any], list[str]]:
     """The driver, rows by the part's title, and notes."""
-    driver = Driver(Report(tmp_path, "here"), deadline=time.monotonic() + seconds, seed=5)
+    driver = Driver(Results(tmp_path, "here"), deadline=time.monotonic() + seconds, seed=5)
     driver.run(list(parts), parts)
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert all(note in (tmp_path / "gpu.md").read_text() for note in found["notes"])

@@ -80,7 +80,7 @@ class Step:
         self.scales = scales[:, :, 0, :, 0].contiguous().to(self.device) if case.fp8 else None
         self._make_kv(generator)
         self._fill_pool(scales)
-        self._forget_hidden_blocks()
+        self._remove_hidden_blocks()
         self._make_queries(generator)
 
     @property
@@ -196,7 +196,7 @@ class Step:
         wide[:, :num_tokens, 1 : heads + 1] = q.to(case.dtype)
         self.q = wide.to(self.device)[:, :, 1 : heads + 1]
 
-    def _forget_hidden_blocks(self) -> None:
+    def _remove_hidden_blocks(self) -> None:
         """What no query sees of a row, because of the window, may be gone."""
         for row, (length, count) in enumerate(zip(self.case.seq_lens, self.case.counts, strict=True)):
             first_key = length - count + 1 - (self.case.window or length)
