@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for GPUs that need not be here, and says what they take of them.
+"""Compiles Triton kernels for GPUs that need not be here, and reads their registers, memory and instructions.
 
 `python -m tests.gpu.compiled MODULE...` prints a table. Each module has `variants() -> list[Variant]`; a variant is
 easiest had by `of_launch`, from a function that launches kernels and tensors on the meta device.
@@ -25,7 +25,7 @@ _SHOWN = ("HGMMA", "HMMA", "LDGSTS.128", "LDGSTS.64", "LDG.128", "STG.128")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel with all that a launch decides."""
+    """A kernel with all types and constants that a launch decides."""
 
     name: str
     kernel: Any  # a function under triton.jit
@@ -37,7 +37,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a variant."""
+    """A compiled variant."""
 
     name: str
     capability: int
@@ -47,13 +47,13 @@ class Compiled:
     opcodes: list[str] = field(repr=False)  # of the GPU's instructions, each once, with what follows their dots
 
     def has(self, opcode: str) -> bool:
-        """Whether an instruction occurs: "HGMMA" is any of Hopper's matrix products, "LDG.128" a load of 16 bytes."""
+        """Tells whether an instruction occurs: "HGMMA" is any of Hopper's matrix products, "LDG.128" loads 16 bytes."""
         wanted = opcode.split(".")
         return any(_in_order(wanted, found.split(".")) for found in self.opcodes)
 
 
 def of_launch(name: str, launch: Callable[[], object], capabilities: tuple[int, ...] = _HOPPER) -> list[Variant]:
-    """The kernels that `launch` starts, as Triton would compile them for its arguments; none of them runs.
+    """Collects the kernels that `launch` starts, as Triton would compile them for its arguments; none of them runs.
 
     Where there are several, the kernel's name is added. Not in a process with Triton's interpreter.
     """
@@ -74,7 +74,7 @@ def of_launch(name: str, launch: Callable[[], object], capabilities: tuple[int, 
 
 
 def compile_all(modules: Sequence[str], cache: Path) -> list[Compiled]:
-    """All variants of some modules, in a process without Triton's interpreter. cache: Triton's.
+    """Compiles all variants of some modules, in a process without Triton's interpreter. cache: Triton's.
 
     Raises CalledProcessError; what the compiler says is on stderr.
     """
@@ -101,7 +101,7 @@ def _of_call(
 
 
 def _type_of(value: Any, specialize: bool) -> str | None:
-    """As in `Variant.types`; None for what Triton takes for a constant."""
+    """Returns the type of an argument as in `Variant.types`; None for one that Triton takes for a constant."""
     from triton.runtime.jit import mangle_type
 
     if value is None or (specialize and type(value) is int and value == 1):
@@ -148,7 +148,7 @@ def _read(name: str, capability: int, compiled: Any) -> Compiled:
 
 
 def _dump(cubin: bytes) -> tuple[str, str]:
-    """Resource usage and instructions, by the tools that come with Triton."""
+    """Reads resource usage and instructions with the tools that come with Triton."""
     import triton
 
     tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -166,7 +166,7 @@ def _dump(cubin: bytes) -> tuple[str, str]:
 
 
 def _in_order(wanted: list[str], found: list[str]) -> bool:
-    """Whether an opcode begins as is wanted, and has the other parts in this order."""
+    """Tells whether an opcode begins with the wanted part, and has the other parts in this order."""
     rest = iter(found[1:])
     return wanted[0] == found[0] and all(part in rest for part in wanted[1:])
 

@@ -12,7 +12,7 @@ from tests.gpu.checks.result import Check
 
 
 def run_case(case: Case, device: torch.device) -> list[Check]:
-    """Output and log-sum-exp of all layers, and what is written where."""
+    """Checks the output and log-sum-exp of all layers, and which elements of the pool were written."""
     step = Step(case, device)
     before = step.pool.clone()
     checks = []
@@ -30,7 +30,7 @@ def run_case(case: Case, device: torch.device) -> list[Check]:
 
 
 def random_case(rng: np.random.Generator, max_tokens: int, dtypes: tuple[torch.dtype, ...]) -> Case:
-    """A case of any kind, with rows of up to max_tokens tokens."""
+    """Makes a case of any kind, with rows of up to max_tokens tokens."""
     block_size = int(rng.choice([8, 16, 32, 64]))
     num_rows = int(rng.integers(1, 7))
     seq_lens = np.exp(rng.uniform(0, math.log(max_tokens), num_rows)).astype(int)
@@ -62,7 +62,7 @@ def random_case(rng: np.random.Generator, max_tokens: int, dtypes: tuple[torch.d
 
 
 def shared_case(rng: np.random.Generator, num_rows: int, prefix: int, dtype: torch.dtype) -> Case:
-    """Two groups of decode rows with a prefix each, the second's shorter but for some rows; one row beside them."""
+    """Makes two groups of decode rows with a prefix each, the second's shorter but for some rows, and one row alone."""
     prefixes = prefix, prefix // 2
     middle, nested = num_rows // 2, num_rows // 2 + max(2, num_rows // 6)
     lengths = [prefixes[row >= middle] + int(rng.integers(1, 200)) for row in range(num_rows)]
@@ -79,7 +79,7 @@ def shared_case(rng: np.random.Generator, num_rows: int, prefix: int, dtype: tor
 
 
 def check(device: torch.device, seed: int, num_cases: int, max_tokens: int | None = None) -> list[Check]:
-    """Random cases, about one in eight with shared prefixes; smaller ones where kernels are interpreted."""
+    """Checks random cases, about one in eight with shared prefixes; smaller ones where kernels are interpreted."""
     rng = np.random.default_rng(seed)
     dtypes = (torch.float32, torch.bfloat16)
     tokens, rows = (256, 12) if device.type == "cpu" else (2048, 80)
@@ -95,5 +95,5 @@ def check(device: torch.device, seed: int, num_cases: int, max_tokens: int | Non
 
 
 def _error_of_all(out: Tensor, expected: Tensor) -> float:
-    """Not row by row: a single log-sum-exp may be next to 0."""
+    """Computes the relative error of all rows together: a single log-sum-exp may be next to 0."""
     return float((out.double() - expected).norm() / expected.norm())

@@ -1,7 +1,8 @@
-"""One step of paged attention with all it needs, and what comes out of it in float64.
+"""One step of paged attention with all its tensors, and its result in float64.
 
-A pool's blocks are scattered, and whatever no row has written is NaN. Old tokens are put into the pool directly, new
-ones through `write`; a pool in FP8 is compared with what it holds, so the bounds are those of the arithmetic.
+A pool's blocks are scattered, and elements that no row has written are NaN. Old tokens are put into the pool directly,
+new ones through `write`; with a pool in FP8 the reference uses the rounded values, so the bounds are those of the
+arithmetic.
 """
 
 import math
@@ -43,7 +44,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What sets it apart, in short."""
+        """The case's properties, in short."""
         kind = f"{str(self.dtype).removeprefix('torch.')}{' fp8' * self.fp8}"
         shape = f"{self.num_kv_heads}x{self.group} heads of {self.head_dim}, blocks of {self.block_size}"
         options = [
@@ -85,12 +86,12 @@ class Step:
 
     @property
     def queries(self) -> PagedQueries:
-        """The step."""
+        """The step's queries."""
         starts = np.cumsum([0, *self.case.counts], dtype=np.int32)
         return PagedQueries(starts, np.array(self.case.seq_lens, np.int32), self.tables)
 
     def attention(self) -> TritonAttention:
-        """A backend over the pool."""
+        """The backend over the pool."""
         case = self.case
         return TritonAttention(
             self.pool,
@@ -105,7 +106,7 @@ class Step:
         )
 
     def new_kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The new tokens' K and V, parts of a wider product, with NaN for padding."""
+        """Returns the new tokens' K and V, parts of a wider product, with NaN for padding."""
         case = self.case
         new = [kv[layer, :, kv.shape[2] - count :] for kv, count in zip(self.kv, case.counts, strict=True)]
         num_tokens = case.padded_rows or sum(case.counts)
@@ -115,14 +116,14 @@ class Step:
         return moved[:, 0], moved[:, 1]
 
     def plan(self, attention: TritonAttention) -> TritonPlan:
-        """As one that is replayed, where the case has padded_rows."""
+        """Plans the step: as one that is replayed, where the case has padded_rows."""
         case = self.case
         if case.padded_rows is None:
             return attention.prepare(self.queries, case.window)
         return attention.prepare_recorded(self.queries, case.padded_rows, case.window)
 
     def run(self) -> list[tuple[Tensor, Tensor]]:
-        """Output and log-sum-exp of each layer, of the real tokens."""
+        """Runs the step, and returns output and log-sum-exp of each layer, of the real tokens."""
         attention = self.attention()
         plan = self.plan(attention)
         wide, outputs = _guarded(plan.outputs)
@@ -144,7 +145,7 @@ class Step:
         return results
 
     def expected(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Row by row, in float64."""
+        """Computes output and log-sum-exp of a layer row by row, in float64."""
         outs, lses = [], []
         ends = np.cumsum(self.case.counts)
         q = self.q[layer].double()
@@ -172,7 +173,7 @@ class Step:
             self.kv.append(kv)
 
     def _fill_pool(self, scales: Tensor) -> None:
-        """With the rows' old tokens; what is compared is what the pool holds of them and will hold of the new ones."""
+        """Fills the pool with the rows' old tokens. In FP8 the reference gets rounded values, also of new tokens."""
         case = self.case
         dtype = torch.float8_e4m3fn if case.fp8 else case.dtype
         pool = torch.full(self.layout.shape(int(self.tables.max()) + 1), math.nan).to(dtype)
@@ -197,13 +198,13 @@ class Step:
         self.q = wide.to(self.device)[:, :, 1 : heads + 1]
 
     def _remove_hidden_blocks(self) -> None:
-        """What no query sees of a row, because of the window, may be gone."""
+        """Takes blocks out of the tables that no query sees because of the window."""
         for row, (length, count) in enumerate(zip(self.case.seq_lens, self.case.counts, strict=True)):
             first_key = length - count + 1 - (self.case.window or length)
             self.tables[row, : max(first_key, 0) // self.case.block_size] = 0
 
     def _place_blocks(self) -> None:
-        """Rows' blocks in random order; block 0, which no row has, behind the end of each."""
+        """Gives rows their blocks in random order, and block 0, which no row has, behind the end of each."""
         case = self.case
         needed = [-(-length // case.block_size) for length in case.seq_lens]
         ids = np.random.default_rng(case.seed).permutation(sum(needed)) + 1
@@ -215,7 +216,7 @@ class Step:
 
 
 def _guarded(outputs: Outputs) -> tuple[list[Tensor], Outputs]:
-    """Buffers, and in the middle of each one of the outputs."""
+    """Makes a larger buffer for each output, and returns them with the outputs in their middle."""
     tensors = outputs.out, outputs.lse, outputs.partial_out, outputs.partial_lse
     wide = [tensor.new_empty(tensor.numel() + 2 * _GUARD) for tensor in tensors]
     return wide, Outputs(*(a[_GUARD:-_GUARD].view(b.shape) for a, b in zip(wide, tensors, strict=True)))

@@ -1,4 +1,4 @@
-"""Tensors within larger memory that is full of poison: a kernel that reads or writes beside them is found out."""
+"""Tensors within larger memory that is full of poison, which shows a kernel that reads or writes beside them."""
 
 from math import prod
 
@@ -28,20 +28,20 @@ class Buffer:
         poison(self.tensor)
 
     def is_clean(self) -> bool:
-        """Whether all is as it was around the tensor, which is overwritten."""
+        """Tells whether all bytes around the tensor are as they were. Overwrites the tensor."""
         _fill(self.tensor, _AROUND)
         return bool((self._bytes == _AROUND).all())
 
 
 def within(values: Tensor, stride: int | None = None) -> Tensor:
-    """These values, in a Buffer."""
+    """Copies values into the tensor of a Buffer."""
     tensor = Buffer(tuple(values.shape), values.dtype, values.device, stride).tensor
     tensor.copy_(values)
     return tensor
 
 
 def poison(tensor: Tensor) -> None:
-    """Fills it with poison. Elements of the last dimension are next to each other."""
+    """Fills a tensor with poison. Elements of the last dimension are next to each other."""
     _fill(tensor, POISON)
 
 

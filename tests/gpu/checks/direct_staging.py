@@ -1,4 +1,4 @@
-"""Index arrays that reach the device one by one, where there is no runner to collect them."""
+"""Index arrays that are copied to the device one by one, where no runner collects them."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class DirectStaging:
-    """Copies each array at once, to wherever there is room: for steps outside of a graph."""
+    """Copies each array at once, to memory of its own: for steps outside of a graph."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

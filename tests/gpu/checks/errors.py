@@ -1,4 +1,4 @@
-"""How far a kernel's result is from the reference."""
+"""Distances between a kernel's result and its reference."""
 
 import torch
 from torch import Tensor
@@ -10,24 +10,24 @@ NEAREST = 0.501  # for `float8_steps`
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
-    """The worst row's ‖out - reference‖ / ‖reference‖. Rows lie in the last dimension."""
+    """Computes the worst row's ‖out - reference‖ / ‖reference‖. Rows lie in the last dimension."""
     wide, reference = out.to("cpu", torch.float64), reference.to("cpu", torch.float64)
     error = (wide - reference).norm(dim=-1) / reference.norm(dim=-1).clamp(min=1e-30)
     return float(error.max())
 
 
 def compare(name: str, out: Tensor, reference: Tensor, dtype: torch.dtype) -> Check:
-    """By `relative_error`. dtype: that of the operands."""
+    """Compares by `relative_error`. dtype: that of the operands."""
     return Check(name, relative_error(out, reference), BOUNDS[dtype])
 
 
 def exactly(name: str, ok: bool) -> Check:
-    """Something that holds or does not."""
+    """Makes a check of a condition, with error 0 or 1 and bound 0."""
     return Check(name, 0.0 if ok else 1.0, 0.0)
 
 
 def float8_steps(name: str, out: Tensor, reference: Tensor, bound: float) -> Check:
-    """How many of its steps float8_e4m3fn is away from what it stands for; the nearest is at most half a step away."""
+    """Counts steps of float8_e4m3fn between `out` and the reference; the nearest number is at most half a step away."""
     reference = reference.to("cpu", torch.float64).clamp(-448, 448)
     exponent = torch.floor(torch.log2(reference.abs().clamp(min=2.0**-6)))
     steps = (out.to("cpu", torch.float64) - reference).abs() / torch.exp2(exponent - 3)

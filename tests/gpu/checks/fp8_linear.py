@@ -1,4 +1,4 @@
-"""Products in FP8, against float64 of what was quantised and of what was not."""
+"""Products in FP8, against products in float64 of the quantised operands and of the originals."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ _FROM_UNQUANTISED = 0.08  # each operand is off by 3 bits of mantissa's rounding
 
 
 def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """So many random cases."""
+    """Checks `num_cases` random cases."""
     return cases(_product, device, seed, num_cases)
 
 
@@ -39,6 +39,6 @@ def _product(source: Source, name: str) -> list[Check]:
 
 
 def _error(y: Tensor, wide: Tensor, sizes: Tensor) -> float:
-    """Of all rows together, and each channel by its size: few large ones would leave it to chance."""
+    """Computes the error of all rows together, each channel divided by its size: few large ones do not decide."""
     by_size = sizes.double().t()
     return float(((y.double() - wide) / by_size).norm() / (wide / by_size).norm())

@@ -1,4 +1,4 @@
-"""Whose memory kernels touch, as Triton's interpreter sees it: what compute-sanitizer tells of a GPU, and some more.
+"""Memory accesses of kernels in Triton's interpreter: the faults that compute-sanitizer finds on a GPU, and some more.
 
 The interpreter runs programs one after the other, so results alone do not show what goes wrong when they run at once.
 Here every access of a launch is noted, and these are found:
@@ -8,8 +8,8 @@ Here every access of a launch is noted, and these are found:
     a race       one program reads what another writes
     no barrier   a program reads back what other threads of it may have stored
 
-Not seen: what a program reads and then writes without a barrier, one tensor's end that another one's memory follows,
-and compare-and-swap.
+Not found: a program that reads and then writes a place without a barrier, an access beyond one tensor's end that lands
+in another tensor, and compare-and-swap.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _Accesses = tuple[np.ndarray, np.ndarray, np.ndarray]  # of single bytes: uint64
 
 
 class _Launch:
-    """What one launch has touched so far."""
+    """The accesses of one launch so far."""
 
     def __init__(self, name: str, tensors: list[torch.Tensor], found: list[str]) -> None:
         self._name = name
@@ -46,7 +46,10 @@ class _Launch:
         self._stored = []
 
     def access(self, kind: str, pointers: Any, mask: Any, values: Any = None) -> Any:
-        """Of lanes that the mask has, which is returned without those that are outside. All are TensorHandles."""
+        """Notes the accesses of the mask's lanes, and returns the mask without lanes that are outside of tensors.
+
+        Pointers, mask and values are TensorHandles.
+        """
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         lanes = mask.data.astype(bool) & np.ones(pointers.data.shape, bool)
         starts = np.broadcast_to(pointers.data, lanes.shape).astype(np.uint64)
@@ -72,7 +75,7 @@ class _Launch:
         return mask
 
     def end(self) -> None:
-        """Looks at what programs did to each other."""
+        """Looks for conflicts between programs at the end of the launch."""
         reads, writes, atomics = (_sorted(*self._accesses[kind]) for kind in ("read", "write", "atomic"))
         if _conflict(writes, across=True):
             self._note("two programs write different values to one place")
@@ -82,7 +85,7 @@ class _Launch:
             self._note("a program changes in one step what another reads or writes")
 
     def _inside(self, starts: np.ndarray, size: int, kind: str) -> np.ndarray:
-        """Which of them."""
+        """Tells which addresses lie inside a tensor."""
         begins, ends = self._spans[kind]
         at = np.searchsorted(begins, starts, side="right")  # how many begin no later
         return starts + np.uint64(size) <= np.append(np.uint64(0), ends)[at]
@@ -95,7 +98,7 @@ class _Launch:
 
 @contextmanager
 def watched_memory() -> Iterator[list[str]]:
-    """What was found in launches inside, in words, each once. Only where kernels are interpreted."""
+    """Yields the faults of launches within the block, in words, each once. Only where kernels are interpreted."""
     found: list[str] = []
     launches: list[_Launch] = []
     run, builder = GridExecutor.__call__, interpreter_builder
@@ -149,25 +152,25 @@ def _is_index(tensor: torch.Tensor) -> bool:
 
 
 def _all_memory(tensor: torch.Tensor) -> tuple[int, int]:
-    """From and to. A recorded launch reads there what later steps have put, which may be more than at first."""
+    """Returns the addresses of a tensor's storage, from and to. A recorded launch reads what later steps put there."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """From and to."""
+    """Returns the addresses of a tensor, from and to."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() * (tensor.numel() > 0)
 
 
 def _sorted_spans(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Where they begin, rising, and the last end of all that begin no later."""
+    """Sorts spans by their beginning, and gives each the last end of those that begin no later."""
     begins, ends = np.array(sorted(spans), dtype=np.uint64).reshape(-1, 2).T
     return begins, np.maximum.accumulate(ends)
 
 
 def _sorted(*accesses: _Accesses) -> _Accesses:
-    """All of them, by address."""
+    """Sorts all accesses by address."""
     if not accesses:
         return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.uint8)
     places, programs, values = (np.concatenate(parts) for parts in zip(*accesses, strict=True))
@@ -176,7 +179,7 @@ def _sorted(*accesses: _Accesses) -> _Accesses:
 
 
 def _conflict(accesses: _Accesses, *, across: bool) -> bool:
-    """Whether one place gets two values; across: and from two programs. Places rise."""
+    """Tells whether one place gets two values; across: from two programs. Places rise."""
     places, programs, values = accesses
     if not len(places):
         return False
@@ -186,12 +189,12 @@ def _conflict(accesses: _Accesses, *, across: bool) -> bool:
 
 
 def _differ(array: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Of each stretch that begins there."""
+    """Tells for each stretch of equal places, by its beginning, whether its values differ."""
     return np.asarray(np.minimum.reduceat(array, firsts) != np.maximum.reduceat(array, firsts))
 
 
 def _meet(some: _Accesses, others: _Accesses) -> bool:
-    """Whether a program has something in `some` that another one has in `others`, where programs rise at each place."""
+    """Tells whether two programs have one place, one in `some` and one in `others`. Programs rise at each place."""
     places, programs, _ = others
     if not len(places):
         return False

@@ -1,11 +1,11 @@
-"""What a check of a kernel found."""
+"""The result of a kernel's check."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One case: ‖out - reference‖ / ‖reference‖, or another error that its name says, and what it may be."""
+    """One case: ‖out - reference‖ / ‖reference‖, or another error that its name says, and the bound of the error."""
 
     name: str
     error: float  # NaN: something was not written
@@ -13,5 +13,5 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within its bound; NaN never is."""
+        """True when the error is within its bound; NaN never is."""
         return self.error <= self.bound

@@ -19,7 +19,7 @@ _NUM_LAYERS = 3
 
 
 def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """So many random cases of each kernel."""
+    """Checks `num_cases` random cases of each kernel."""
     return [
         found
         for kernel in (check_rotate, check_rotate_and_store, check_store_kv)
@@ -28,30 +28,30 @@ def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
 
 
 def check_rotate(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """Some of the heads, in place."""
+    """Checks the rotation of some of the heads, in place."""
     return cases(_rotate, device, seed, num_cases)
 
 
 def check_rotate_and_store(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """Q in place, K and V to a pool."""
+    """Checks the rotation of Q in place, and of K to a pool, with V."""
     return cases(_rotate_and_store, device, seed, num_cases)
 
 
 def check_store_kv(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """K and V to a pool, as they are."""
+    """Checks the store of K and V to a pool, without rotation."""
     return cases(_store_kv, device, seed, num_cases)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rotation:
-    """Of so many tokens, and the norm before it."""
+    """The rotation of some tokens, and the norm before it."""
 
     cos: Tensor
     signed_sin: Tensor
     weight: Tensor | None
 
     def apply(self, heads: Tensor) -> Tensor:
-        """What heads [T, n, head_dim] become, in float64."""
+        """Rotates heads [T, n, head_dim] in float64."""
         wide = heads.double()
         if self.weight is not None:
             wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS) * self.weight.double()
@@ -78,7 +78,7 @@ class _Pool:
         self.slots = within(torch.tensor(slots, dtype=torch.int64, device=device))
 
     def check(self, name: str, k: Tensor, v: Tensor, dtype: torch.dtype) -> list[Check]:
-        """Whether it holds these, [T, num_kv, head_dim], and nothing else. dtype: of the operands."""
+        """Checks that the pool holds these, [T, num_kv, head_dim], and nothing else. dtype: of the operands."""
         pool, is_stored = self._buffer.tensor, self.slots >= 0
         positions = torch.tensor(self._positions, device=pool.device)[is_stored]
         block, inside = positions // pool.shape[4], positions % pool.shape[4]
@@ -108,7 +108,7 @@ def _rotation(source: Source, num_tokens: int, num_heads: int, head_dim: int, dt
 
 
 def _heads(source: Source, values: Tensor) -> Buffer:
-    """A Buffer with these values, tokens apart or not."""
+    """Makes a Buffer with these values; tokens lie apart or next to each other."""
     gap = source.choices.choice((0, 8, 40))
     buffer = Buffer(tuple(values.shape), values.dtype, values.device, values[0].numel() + gap)
     buffer.tensor.copy_(values)

@@ -13,7 +13,7 @@ _EPS = 1e-5
 
 
 def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """So many random cases of each kernel."""
+    """Checks `num_cases` random cases of each kernel."""
     return [
         found
         for kernel in (check_norm, check_silu_mul, check_quantize, check_fill_tokens)
@@ -22,22 +22,22 @@ def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
 
 
 def check_norm(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """RMSNorm, with and without an addition before it."""
+    """Checks RMSNorm, with and without an addition before it."""
     return cases(_norm, device, seed, num_cases)
 
 
 def check_silu_mul(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """SiLU(gate) * up."""
+    """Checks SiLU(gate) * up."""
     return cases(_silu_mul, device, seed, num_cases)
 
 
 def check_quantize(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """Rows as float8_e4m3fn, each with a scale."""
+    """Checks rows as float8_e4m3fn, each with a scale."""
     return cases(_quantize, device, seed, num_cases)
 
 
 def check_fill_tokens(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """Tokens that the step before sampled."""
+    """Checks the tokens that the step before sampled."""
     return cases(_fill_tokens, device, seed, num_cases)
 
 

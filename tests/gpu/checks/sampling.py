@@ -29,7 +29,7 @@ _RACE_BOUND = 1e-4  # numbers and weights are float32; other tokens are seldom s
 
 
 def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """So many cases of each kind. On a GPU with as many tokens as models have."""
+    """Checks `num_cases` cases of each kind. On a GPU vocabularies are as large as those of models."""
     rng = np.random.default_rng(seed)
     vocabs = _VOCABS if device.type == "cuda" else _SMALL_VOCABS
     checks = []
@@ -50,21 +50,21 @@ def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
 
 
 def drawn(logits: Tensor, settings: list[Settings], device: torch.device) -> list[int]:
-    """What `draw` gives for [N, vocab] on the CPU. Raises AssertionError if it writes elsewhere."""
+    """Draws a token for each row of [N, vocab] on the CPU. Raises AssertionError if `draw` writes elsewhere."""
     out, whole = guarded(len(settings), device)
     draw(padded(logits, device), on_device(settings, device), out)
     return unguarded(out, whole)
 
 
 def check_draw(name: str, logits: Tensor, settings: list[Settings], device: torch.device) -> Check:
-    """Of the rows' tokens the one that is farthest from winning."""
+    """Checks the rows' drawn tokens by the one that is farthest from winning."""
     tokens = drawn(logits, settings, device)
     rows = zip(logits.float().numpy(), settings, tokens, strict=True)
     return Check(name, float(np.max([lateness(row, setting, token) for row, setting, token in rows])), _RACE_BOUND)
 
 
 def check_greedy(name: str, logits: Tensor, device: torch.device) -> Check:
-    """How many rows' tokens are not the first of the highest."""
+    """Counts the rows whose token is not the first of the highest."""
     out, whole = guarded(len(logits), device)
     greedy(padded(logits, device), out)
     expected = logits.float().numpy().argmax(axis=1).tolist()
@@ -73,7 +73,7 @@ def check_greedy(name: str, logits: Tensor, device: torch.device) -> Check:
 
 
 def check_edge(rng: np.random.Generator, vocab: int, device: torch.device) -> Check:
-    """A nearly flat row, or one in a few steps, in which the last kept token wins, and one more kept token would."""
+    """Checks a nearly flat or stepped row in which the last kept token wins, and one more kept token would."""
     kind = int(rng.integers(5))
     few, many = int(rng.integers(1, min(vocab, 60) + 1)), int(rng.integers(1, vocab + 1))
     settings = Settings(
@@ -90,7 +90,7 @@ def check_edge(rng: np.random.Generator, vocab: int, device: torch.device) -> Ch
 
 
 def check_frequencies(seed: int, device: torch.device, num_rows: int) -> Check:
-    """Chi-square of tokens that were drawn from 5 of 8, as a share of its 99.9 % point for 4 degrees of freedom."""
+    """Checks the chi-square of tokens drawn from 5 of 8, as a share of its 99.9 % point for 4 degrees of freedom."""
     weights = np.array([0.35, 0.25, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01])
     rows = [Settings(top_k=5, seed=seed, position=position) for position in range(num_rows)]
     tokens = drawn(torch.from_numpy(np.log(weights)).float().expand(num_rows, -1), rows, device)
@@ -100,7 +100,7 @@ def check_frequencies(seed: int, device: torch.device, num_rows: int) -> Check:
 
 
 def check_logprobs(name: str, logits: Tensor, width: int, device: torch.device) -> list[Check]:
-    """Values of all rows but the first, which does not want any, and token ids."""
+    """Checks values and token ids of all rows but the first, which wants none."""
     chosen = torch.arange(len(logits), dtype=torch.int32, device=device) % logits.shape[1]
     widths = torch.full((len(logits),), width, dtype=torch.int32, device=device)
     widths[0] = -1
@@ -119,7 +119,7 @@ def check_logprobs(name: str, logits: Tensor, width: int, device: torch.device) 
 
 
 def check_edits(rng: np.random.Generator, vocab: int, device: torch.device) -> Check:
-    """Logits after random edits: -inf where it must be, and nothing changed next to rows."""
+    """Checks logits after random edits: -inf where it must be, and nothing changed next to rows."""
     logits = torch.from_numpy(rng.normal(0, 5, (3, vocab)).astype(np.float32))
     edits = random_edits(rng, 3, vocab)
     expected = logits.double().numpy()
@@ -137,7 +137,7 @@ def check_edits(rng: np.random.Generator, vocab: int, device: torch.device) -> C
 
 
 def check_graph(rng: np.random.Generator, device: torch.device) -> Check:
-    """How many tokens differ between a CUDA graph's replays and the same without a graph. Only on a GPU."""
+    """Counts the tokens that differ between a CUDA graph's replays and launches without a graph. Only on a GPU."""
     rows = [random_settings(rng, 32000) for _ in range(16)]
     logits, params = torch.zeros(16, 32000, device=device), on_device(rows, device)
     replayed, out = torch.full((2, 16), -1, dtype=torch.int32, device=device)
@@ -156,7 +156,7 @@ def check_graph(rng: np.random.Generator, device: torch.device) -> Check:
 
 
 def check_far_rows(device: torch.device) -> Check:
-    """How many tokens are wrong in rows that an int32 offset does not reach. Takes 5 GB, so only on a GPU."""
+    """Counts the wrong tokens in rows that an int32 offset does not reach. Takes 5 GB, so only on a GPU."""
     logits = torch.zeros(16_500, 131_072, dtype=torch.bfloat16, device=device)
     logits[:, 77] = 1.0
     logits[-100:, 130_000] = 30.0
@@ -171,7 +171,7 @@ def check_far_rows(device: torch.device) -> Check:
 
 
 def check_no_numbers(device: torch.device) -> Check:
-    """How many rows with NaN get what is no token id. Only on a GPU: numpy would warn in the interpreter."""
+    """Counts the rows with NaN whose result is no token id. Only on a GPU: numpy would warn in the interpreter."""
     logits = torch.full((64, 8192), torch.nan)
     logits[32:, ::3] = 0.5
     rng = np.random.default_rng(0)
@@ -180,7 +180,7 @@ def check_no_numbers(device: torch.device) -> Check:
 
 
 def _error(out: Tensor, reference: Tensor) -> float:
-    """‖out - reference‖ / ‖reference‖ of what is finite; infinite if not the same is."""
+    """Computes ‖out - reference‖ / ‖reference‖ of finite elements; infinity where only one of both is finite."""
     out = out.cpu().double()
     if not torch.equal(out.isneginf(), reference.isneginf()):
         return float("inf")

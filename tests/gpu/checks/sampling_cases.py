@@ -1,4 +1,4 @@
-"""Random rows for checks of sampling, on whatever device, in the middle of memory that must not be touched."""
+"""Random rows for checks of sampling, on any device, in the middle of memory that must not be touched."""
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ SHAPES = ("flat", "usual", "peaked", "ties", "banned", "rising")
 
 
 def random_logits(rng: np.random.Generator, shape: str, num_rows: int, vocab: int) -> Tensor:
-    """float32[num_rows, vocab] on the CPU, of one of the SHAPES."""
+    """Makes float32[num_rows, vocab] on the CPU, of one of the SHAPES."""
     spread = {"flat": 0.01, "peaked": 8.0}.get(shape, 2.0)
     logits = torch.from_numpy(rng.normal(0, spread, (num_rows, vocab)).astype(np.float32))
     if shape == "ties":
@@ -27,7 +27,7 @@ def random_logits(rng: np.random.Generator, shape: str, num_rows: int, vocab: in
 
 
 def random_settings(rng: np.random.Generator, vocab: int) -> Settings:
-    """With each filter in about half of the rows, and now and then greedy."""
+    """Makes settings with each filter in about half of the rows, and now and then greedy."""
     return Settings(
         temperature=float(rng.choice([0, 1e-6, 0.3, 0.6, 1, 1, 1, 2.5])),
         top_k=int(rng.choice([-1, -1, -1, 0, 1, 2, 20, 50, vocab // 2, vocab, vocab + 5])),
@@ -39,7 +39,7 @@ def random_settings(rng: np.random.Generator, vocab: int) -> Settings:
 
 
 def on_device(rows: list[Settings], device: torch.device) -> DeviceSampling:
-    """Arrays of the rows' settings."""
+    """Puts the rows' settings into arrays on the device."""
     seeds = torch.from_numpy(np.array([row.seed for row in rows], np.uint64).view(np.int64))
     return DeviceSampling(
         temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
@@ -53,7 +53,7 @@ def on_device(rows: list[Settings], device: torch.device) -> DeviceSampling:
 
 
 def random_edits(rng: np.random.Generator, num_rows: int, vocab: int) -> LogitEdits:
-    """Some tokens have several biases, some of these -inf, and some have a penalty as well."""
+    """Makes edits: some tokens have several biases, some of these -inf, and some have a penalty as well."""
     num_biases, num_counts = (int(n) for n in rng.integers(0, 400, 2))
     bias = rng.normal(0, 3, num_biases)
     bias[rng.random(num_biases) < 0.3] = -np.inf
@@ -72,12 +72,12 @@ def random_edits(rng: np.random.Generator, num_rows: int, vocab: int) -> LogitEd
 
 
 def edits_on_device(edits: LogitEdits, device: torch.device) -> DeviceEdits:
-    """The same arrays as tensors."""
+    """Copies the arrays to tensors on the device."""
     return DeviceEdits(*(torch.from_numpy(getattr(edits, name)).to(device) for name in LogitEdits.__dataclass_fields__))
 
 
 def padded(logits: Tensor, device: torch.device) -> Tensor:
-    """The logits with NaN between rows, before and after them."""
+    """Copies the logits to the device, with NaN between rows, before and after them."""
     num_rows, vocab = logits.shape
     whole = torch.full((num_rows + 2, vocab + 16 + -vocab % 16), torch.nan, dtype=logits.dtype, device=device)
     rows = whole[1:-1, :vocab]
@@ -86,13 +86,13 @@ def padded(logits: Tensor, device: torch.device) -> Tensor:
 
 
 def guarded(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int32[num_rows] of -1, and what it is a part of."""
+    """Makes int32[num_rows] of -1, and the larger tensor that it is a part of."""
     whole = torch.full((num_rows + 64,), -1, dtype=torch.int32, device=device)
     return whole[32:-32], whole
 
 
 def unguarded(out: Tensor, whole: Tensor) -> list[int]:
-    """What was written. Raises AssertionError if anything was written next to it."""
+    """Returns the written elements. Raises AssertionError if anything was written next to them."""
     assert int((whole == -1).sum()) == 64 + int((out == -1).sum()), "written next to the output"
     tokens: list[int] = out.tolist()
     return tokens

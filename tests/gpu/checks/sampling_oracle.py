@@ -1,4 +1,4 @@
-"""What sampling on the GPU has to give, in float64 with numpy: the noise, who is kept, who wins."""
+"""Sampling on the GPU as it has to be, in float64 with numpy: the noise, the tokens that are kept, the winner."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _SLACK = 3e-6  # of a sum of float32: who is kept because of less may be kept or
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one row is sampled."""
+    """Sampling settings of one row."""
 
     temperature: float = 1.0
     top_k: int = -1
@@ -22,12 +22,12 @@ class Settings:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether it has filters, of which a greedy row has no use."""
+        """True when the row has filters; a greedy row has no use for them."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 def race_numbers(seeds: np.ndarray, positions: np.ndarray, vocab: int) -> np.ndarray:
-    """float64[N, vocab]: exponential numbers of tokens, for uint64[N] and int64[N]."""
+    """Computes float64[N, vocab]: exponential numbers of tokens, for uint64[N] and int64[N]."""
     with np.errstate(over="ignore"):
         start = _mix(_mix(seeds + _STEP) + _STEP * (positions.astype(np.uint64) + np.uint64(1)))
         numbers = _mix(start[:, None] + _STEP * (np.arange(vocab, dtype=np.uint64) + np.uint64(1))[None, :])
@@ -43,7 +43,7 @@ def _mix(values: np.ndarray) -> np.ndarray:
 
 
 def log_weights(logits: np.ndarray, temperature: float) -> np.ndarray:
-    """float64[vocab] relative to the best token, whose is 0."""
+    """Computes float64[vocab] relative to the best token, whose weight is 0."""
     top = logits.max()
     base = top if np.isfinite(top) else 0.0
     result: np.ndarray = np.where(logits == top, 0.0, (logits - base) / max(temperature, 1e-5))
@@ -51,7 +51,8 @@ def log_weights(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def kept(logits: np.ndarray, settings: Settings, slack: float = 0.0) -> np.ndarray:
-    """bool[vocab]: who may be chosen; with `slack` above 0 also who nearly may, below 0 not who only just may."""
+    """Computes bool[vocab]: tokens that may be chosen; with `slack` above 0 also those that nearly may, below 0 without
+    those that only just may."""
     weights = np.exp(log_weights(logits, settings.temperature))
     order = np.argsort(-logits, kind="stable")
     falling = weights[order]
@@ -68,7 +69,7 @@ def kept(logits: np.ndarray, settings: Settings, slack: float = 0.0) -> np.ndarr
 
 
 def lateness(logits: np.ndarray, settings: Settings, token: int) -> float:
-    """By how much (of itself, about) the race time of `token` exceeds the winner's; infinite if it may not take part.
+    """Computes by which share the race time of `token` exceeds the winner's; infinity if the token may not take part.
 
     NaN for what is no token at all.
     """
@@ -85,7 +86,7 @@ def lateness(logits: np.ndarray, settings: Settings, token: int) -> float:
 
 
 def at_the_edge(falling: np.ndarray, settings: Settings) -> np.ndarray:
-    """float32[vocab]: `falling` logits so dealt out to tokens that one token too many or too few is chosen.
+    """Computes float32[vocab]: `falling` logits, dealt out so that a filter off by one token chooses another token.
 
     The token whose number is lowest comes first of those that are not kept, the one with the next number last of
     those that are. All but equal logits let them win.

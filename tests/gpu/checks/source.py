@@ -1,4 +1,4 @@
-"""Random cases: what they are made of, and how they are told apart."""
+"""Random cases: their source of randomness, and their names."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Source:
-    """What a case is made of."""
+    """The randomness of one case."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.choices = random.Random(seed)
@@ -20,17 +20,17 @@ class Source:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Normally distributed."""
+        """Makes normally distributed numbers."""
         return torch.randn(shape, generator=self.generator).to(self.device, dtype)
 
     def num_rows(self) -> int:
-        """One, some, or, where that is quick, many."""
+        """Chooses one, some, or, where that is quick, many rows."""
         many = 20 if self.device.type == "cpu" else 3000
         return self.choices.choice((1, 2, 7, many))
 
 
 def cases(case: Callable[[Source, str], list[Check]], device: torch.device, seed: int, num_cases: int) -> list[Check]:
-    """What so many cases found, each of which gets its own source and is told its name."""
+    """Runs `num_cases` cases, each with its own source and its name, and returns all their checks."""
     return [
         found
         for index in range(num_cases)

@@ -28,14 +28,14 @@ def variants() -> list[Variant]:
 
 
 def _of_shape(name: str, sizes: tuple[int, int, int], kv_dtype: torch.dtype) -> list[Variant]:
-    """What decoding and a prompt launch; how partial results are merged once, for the first of them."""
+    """Collects the kernels of a decode step and of a prompt; the merge of partial results only for the first shape."""
     decode = of_launch(f"{name}, decode,", lambda: _attend(*sizes, kv_dtype, num_tokens=1))
     (prefill,) = of_launch(f"{name}, prefill", lambda: _attend(*sizes, kv_dtype, num_tokens=1024))
     return [*decode, prefill] if name == "Llama-3-8B" else [decode[0], prefill]
 
 
 def _attend(num_heads: int, num_kv: int, head_dim: int, kv_dtype: torch.dtype, num_tokens: int) -> None:
-    """A step of one row with so many tokens, the last ones of many: a few of them are split."""
+    """Attends in a step of one row with `num_tokens` tokens, the last ones of many: a few of them are split."""
     layout = KvLayout(32, num_kv, head_dim, 16, str(kv_dtype).removeprefix("torch."))
     attention = TritonAttention(
         torch.empty(layout.shape(64), dtype=kv_dtype, device=_META),
