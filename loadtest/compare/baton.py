@@ -37,12 +37,12 @@ class Baton:
             "--port": str(port),
             "--grpc-port": str(grpc_port),
             "--handoff": self.handoff,
-            "--device": "cpu",  # as the other side
+            "--device": "cpu",  # as the peers
             "--kv-memory": f"{KV_GIB}GiB",
             "--max-model-len": str(MAX_MODEL_LEN),
         }
         arguments = [text for option in options.items() for text in option]
         address = Address("127.0.0.1", port)
-        # -P: a folder called `services` where the user happens to stand is not ours.
+        # -P: a folder called `services` in the working directory is not Baton's.
         command = (sys.executable, "-P", "-m", "services.cli", "up", *arguments)
         return Launch((Process(self.name, command),), address, ((address, "/ready"),))

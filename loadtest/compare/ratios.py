@@ -42,7 +42,7 @@ class Line:
     figure: Figure
     baton: Spread
     peer: Spread
-    setting: str  # the peer's better one
+    setting: str  # the peer's better setting
     ratio: Spread  # by `figure`
     ttft_ratio: Spread
     tpot_ratio: Spread

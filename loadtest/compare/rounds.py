@@ -28,7 +28,7 @@ class Run:
     workload: str
     figure: Figure
     report: Report
-    short_tokens: int  # asked for, and not there
+    short_tokens: int  # tokens that were asked for and are missing
     server_error: str | None = None
 
     @property

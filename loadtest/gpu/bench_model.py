@@ -20,9 +20,9 @@ from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 
 FP8 = torch.float8_e4m3fn
-_FILLED_AT_ONCE = 1 << 28  # elements
+_FILLED_AT_ONCE = 1 << 28  # elements of a pool
 _WARM_UP = 3
-_TOKENS = 256  # that every vocabulary has
+_TOKENS = 256  # ids below are in every vocabulary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class StepTime(NamedTuple):
     """Seconds of one of several steps, each launched while the one before runs."""
 
     wall: float
-    cpu: float  # of the thread that launches and collects it: all the host's work for it, and waiting if it is busy
+    cpu: float  # of the thread that launches and collects the step: the host's work, and busy waiting
 
 
 def steady(runner: GpuRunner, step: StepInput, rounds: int) -> StepTime:

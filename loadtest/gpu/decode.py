@@ -14,10 +14,10 @@ from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (512, 4096, 32_768)
-_FIRST = ((64, 4096), (256, 4096))  # those that there is a budget for, the second with FP8 KV
+_FIRST = ((64, 4096), (256, 4096))  # cells that have a budget; the second one with FP8 KV
 _ALSO_FP8 = _FIRST[1]
 _ROUNDS = 20
-_KEPT_BYTES = 6 << 30  # of the card, for activations and libraries
+_KEPT_BYTES = 6 << 30  # of the card's memory, for activations and libraries
 
 Cell = tuple[int, int]  # batch, context
 

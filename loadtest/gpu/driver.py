@@ -9,7 +9,7 @@ from loadtest.gpu.part_process import Outcome, PartProcess, Piece
 from loadtest.gpu.parts import Part
 from loadtest.gpu.results import Results
 
-WITHOUT_GPU = "check"  # the one part that is of use there
+WITHOUT_GPU = "check"  # the one part that runs without a GPU
 _GRACE_S = 45.0  # after the deadline, for the part that is under way then
 
 

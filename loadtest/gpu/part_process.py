@@ -32,7 +32,7 @@ class Outcome:
     records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failed: bool = False
-    left_out: bool = False  # something is not installed that it needs
+    left_out: bool = False  # a package that the piece needs is not installed
 
     def add(self, found: Found) -> None:
         """Adds a record or a note."""
@@ -107,10 +107,10 @@ class PartProcess:
 
 def _serve(pipe: Connection, seed: int) -> None:
     """Runs pieces as they come, until the pipe is closed."""
-    from loadtest.gpu.bench import Bench  # here alone, with torch
+    from loadtest.gpu.bench import Bench  # imported only here: it needs torch
 
     bench = Bench(seed)
-    pipe.send(_End())  # we are there
+    pipe.send(_End())  # the process is ready
     while True:
         try:
             piece: Piece = pipe.recv()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from loadtest.gpu.bench import Bench
 
 LARGE, *OTHERS = SHAPES
-_CHECKED_S, _INTERPRETED_S = 40.0, 5.0  # rounds of checks begin within; one takes some seconds on its own
+_CHECKED_S, _INTERPRETED_S = 40.0, 5.0  # rounds of checks begin within this time; one round takes some seconds
 _KV_DTYPES = ("bfloat16", "float8_e4m3fn")
-_SEEDS = range(0, 4000, 1000)  # of attention, which has the most variants to be compiled
+_SEEDS = range(0, 4000, 1000)  # for attention, which has the most variants to be compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Part:
 
     about: str
     pieces: tuple[Piece, ...]
-    at_once: bool = False  # they may run beside each other: nothing of theirs is timed
+    at_once: bool = False  # the pieces may run beside each other: none is timed
     limit_s: float = 150.0  # of each piece
 
 

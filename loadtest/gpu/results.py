@@ -18,7 +18,7 @@ class Results:
     about: str  # where it ran, one line
     sections: list[tuple[str, list[Record]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)  # that parts took
+    seconds: dict[str, float] = field(default_factory=dict)  # by part
 
     def add(self, title: str, records: list[Record]) -> None:
         """Prints a part's records, and writes all that there is."""

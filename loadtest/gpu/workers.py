@@ -38,12 +38,12 @@ class PairSetup:
     shape: dict[str, Any] = field(default_factory=lambda: LLAMA_3_8B)  # config.json
     device: Device = Device.CUDA
     kernels: str = "auto"  # on the CPU
-    num_threads: int | None = None  # likewise
-    kv_memory_bytes: int = 24 << 30  # of each
+    num_threads: int | None = None  # on the CPU
+    kv_memory_bytes: int = 24 << 30  # of each worker
     max_model_len: int = 17_408
     max_num_seqs: int = 16
     prefill_tokens: int = 8192  # in a step
-    decode_tokens: int = 8192  # likewise, where decode computes prompts
+    decode_tokens: int = 8192  # in a step, where decode computes prompts
 
     @property
     def layout(self) -> KvLayout:

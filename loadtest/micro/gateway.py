@@ -32,7 +32,7 @@ from services.launcher import random_model
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.model_files.open import open_model
 
-_APART = 200  # times
+_RUNS_ALONE = 200  # of work that is measured without a gateway
 _BLOCK_SIZE = 16
 _SPACE = "Ġ"  # as byte-level vocabularies write it
 _STEP_MS = 4.0  # of a worker: fast enough that the gateway has plenty to do, slow enough that it keeps up
@@ -82,7 +82,7 @@ async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[
                     for work in _WORKS:
                         measured.setdefault((name, work), []).append(await _run(client, server, work, prompts))
     medians = [_median(name, work, figures) for (name, work), figures in measured.items()]
-    return medians + _apart(model, prompts.text(1200))
+    return medians + _without_gateway(model, prompts.text(1200))
 
 
 def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
@@ -153,7 +153,7 @@ def _median(server: str, work: Work, rounds: list[Record]) -> Record:
     return {"server": server, "work": work.name, "at_once": work.at_once, **figures}
 
 
-def _apart(model: Path, text: str) -> list[Record]:
+def _without_gateway(model: Path, text: str) -> list[Record]:
     """Measures work of a chat request that libraries do: the template, tokenizing, and the names of the blocks."""
     files = open_model(model)
     tokenizer = load_tokenizer(files)
@@ -178,7 +178,7 @@ def _apart(model: Path, text: str) -> list[Record]:
 
 
 def _fastest_us(call: Callable[[], object]) -> float:
-    return min(_seconds(call) for _ in range(_APART)) * 1e6
+    return min(_seconds(call) for _ in range(_RUNS_ALONE)) * 1e6
 
 
 def _seconds(call: Callable[[], object]) -> float:

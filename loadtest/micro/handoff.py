@@ -29,7 +29,7 @@ async def measure(rounds: int) -> list[Record]:
     whole = await handoffs(MAX_MODEL_LEN, _BLOCKS, rounds)
     chunked = await handoffs(_CHUNK, [blocks for blocks in _BLOCKS if blocks * BLOCK_SIZE > _CHUNK], rounds)
     records = [_record(blocks, "whole", found, raw[blocks]) for blocks, found in whole.items()]
-    last = _CHUNK // BLOCK_SIZE  # what the last chunk leaves to be read
+    last = _CHUNK // BLOCK_SIZE  # blocks of the last chunk, which are left to be read
     return records + [_record(blocks, _CHUNK, found, raw[last]) for blocks, found in chunked.items()]
 
 

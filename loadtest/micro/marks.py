@@ -83,7 +83,7 @@ class _MarkingTransport:
         self._inner = inner
         self._marks = marks
         self._place = list(TransportName).index(TransportName(inner.name))
-        self._posted: dict[int, tuple[float, int]] = {}  # when, and how many blocks
+        self._posted: dict[int, tuple[float, int]] = {}  # by read id: time of the post, and number of blocks
 
     def descriptor(self) -> bytes:
         """See Transport."""

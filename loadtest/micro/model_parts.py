@@ -33,7 +33,7 @@ from services.protocol.model_files.open import open_model
 _STEPS = ((1, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _BLOCK_SIZE = 16
 _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
-Part = tuple[str, Callable[[], object], float]  # its name, what runs it, its limit in seconds or 0
+Part = tuple[str, Callable[[], object], float]  # name, a function that runs the part, limit in seconds or 0
 
 
 def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
@@ -49,7 +49,7 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
     name = str(dtype).removeprefix("torch.")
     if reason := why_not_fused(name):
         raise SystemExit(f"no kernels run here: {reason}")
-    from loadtest.micro.peaks import copy_rate, peak_flops  # what they are made of is compiled by numba
+    from loadtest.micro.peaks import copy_rate, peak_flops  # imported late: numba compiles it
 
     with torch.inference_mode():
         with open_tensors(model, config, torch.device("cpu")) as checkpoint:

@@ -29,8 +29,10 @@ _READS = 12
 _POLL_S = 0.0005  # as the transfer thread's
 _GENERATION = 1
 
-Read = Callable[[int], float]  # of so many blocks: seconds
-MakeBlocks = Callable[[int, int, int], BlockMemory]  # so many, of so many bytes, each of which is this; to be pickled
+Read = Callable[[int], float]  # reads a number of blocks, and returns the seconds
+MakeBlocks = Callable[
+    [int, int, int], BlockMemory
+]  # from num_blocks, block_bytes, and the content of each byte; pickled
 
 
 def measure() -> list[Record]:
@@ -68,7 +70,9 @@ def reading(
 
             def read(wanted: int) -> float:
                 number = next(ids)
-                first = number * wanted % (num_blocks - wanted + 1)  # other blocks, which no cache holds, if it can
+                first = (
+                    number * wanted % (num_blocks - wanted + 1)
+                )  # other blocks, which are in no cache, if there are enough
                 blocks = np.arange(first, first + wanted, dtype=np.uint32)
                 seconds = _read(transport, worker_id, number, blocks)
                 arrived = source.memory.blocks.read(blocks, 0, wanted * block_bytes)

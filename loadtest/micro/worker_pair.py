@@ -29,10 +29,10 @@ class Handoff:
     """The noted times of one handoff, in seconds."""
 
     ready_s: float  # from the end of prefill's last step until decode begins the sequence's first one
-    read_s: float  # the last read in it
-    read_blocks: int  # that it moved
-    transport: TransportName  # over which
-    first_s: float  # until the first token, from the request on
+    read_s: float  # the last read of the handoff
+    read_blocks: int  # blocks that the last read moved
+    transport: TransportName  # of the last read
+    first_s: float  # from the request to the first token
     gap_s: float  # from the first token to the second
 
 
