@@ -1,1 +1,4 @@
-"""A load-test client for any OpenAI server. It knows Baton only from outside, by its URL and its metrics."""
+"""Benchmarks of Baton and its peers: `python -m loadtest NAME`.
+
+`client` and `compare` know Baton only from outside, by its command, its URL and its metrics; `micro` and `gpu` measure
+parts of it."""

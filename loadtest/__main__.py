@@ -1,135 +1,43 @@
-"""`python -m loadtest`: drives an OpenAI server on this machine and prints how fast it answered.
+"""`python -m loadtest NAME`: runs one of the benchmarks.
 
-    python -m loadtest --workload decode
-    python -m loadtest --requests 64 --input 48 --output 128 --json result.json
-    python -m loadtest compare --help       Baton and its peers in turn, as ratios
+    python -m loadtest client --workload decode     how fast a server on this machine answers
+    python -m loadtest compare --help               Baton and its peers in turn, as ratios
+    python -m loadtest micro --help                 the cost of one part of Baton
+    python -m loadtest gpu --out RESULTS            checks and measures the GPU path, on a machine that has a card
+    python -m loadtest smollm2 DIR                  writes the demo model as a checkpoint that every server reads
 
-It ends by itself: the number of requests is fixed, and what is open after --timeout is an error.
+Options without a name are those of `client`. A benchmark's module is imported when its name is given: each needs other
+packages.
 """
 
-import argparse
-import asyncio
-import ipaddress
-import json
 import sys
-from dataclasses import replace
-from pathlib import Path
-from urllib.parse import urlsplit
+from importlib import import_module
 
-import orjson
-import uvloop
-
-from loadtest import client, counters, http_stream, workload
-from loadtest.compare import command as compare
-from loadtest.http_stream import Address, HttpError
-from loadtest.report import Report, report, table
-from loadtest.workload import Workload
-
-_ANSWER_TIMEOUT_S = 10.0  # of a page that costs nothing
+_COMMANDS = {
+    "client": "loadtest.client.command",
+    "compare": "loadtest.compare.command",
+    "gpu": "loadtest.gpu.command",
+    "micro": "loadtest.micro.command",
+    "smollm2": "loadtest.compare.smollm2",
+}
 
 
-class Refusal(Exception):
-    """A run that cannot be made; its text is one line for a person."""
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0 when every request was answered."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["compare"]:
-        return compare.main(arguments[1:])
-    options = _parser().parse_args(arguments)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            result = runner.run(_run(options))
-    except TimeoutError:
-        sys.stderr.write(f"loadtest: no answer within {_ANSWER_TIMEOUT_S:g} s\n")
+def main(arguments: list[str]) -> int:
+    """Runs the named benchmark with the other arguments, and returns its exit code; 2 for a name that there is not."""
+    if arguments in (["-h"], ["--help"]):
+        sys.stdout.write(f"{__doc__}\n`python -m loadtest NAME --help` lists the options of one.\n")
+        return 0
+    name, options = ("client", arguments) if _has_no_name(arguments) else (arguments[0], arguments[1:])
+    if name not in _COMMANDS:
+        sys.stderr.write(f"loadtest: no benchmark is called {name}; there are {', '.join(_COMMANDS)}\n")
         return 2
-    except (Refusal, HttpError) as error:
-        sys.stderr.write(f"loadtest: {error}\n")
-        return 2
-    sys.stdout.write(table(result) + "\n")
-    if options.json is not None:
-        options.json.write_text(json.dumps(result.as_dict(), indent=2) + "\n")
-    return 1 if result.failed else 0
+    code: int = import_module(_COMMANDS[name]).main(options)
+    return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__.partition("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, on this machine (%(default)s)")
-    parser.add_argument("--model", help="name of the model (default: the first one that the server names)")
-    parser.add_argument("--workload", choices=sorted(workload.NAMED), default="decode", help="(%(default)s)")
-    parser.add_argument("--requests", type=int, help="number of requests, instead of the workload's")
-    parser.add_argument("--input", type=int, help="prompt tokens, instead of the workload's")
-    parser.add_argument("--output", type=int, help="output tokens, instead of the workload's")
-    parser.add_argument("--concurrency", type=int, help="requests at a time (default: all)")
-    parser.add_argument("--warmup", type=int, default=4, help="requests before, not counted (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the prompts (%(default)s)")
-    parser.add_argument("--highest-token-id", type=int, default=4000, help="in prompts (%(default)s)")
-    parser.add_argument(
-        "--timeout", type=float, default=300.0, help="seconds for the warm-up, and for the run (%(default)s)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the numbers there too")
-    return parser
+def _has_no_name(arguments: list[str]) -> bool:
+    return not arguments or arguments[0].startswith("-")
 
 
-async def _run(options: argparse.Namespace) -> Report:
-    address = _local(options.url)
-    asked = _workload(options)
-    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-        model = options.model or await _first_model(address)
-
-    async def drive(wanted: Workload, seed: int) -> list[client.Outcome]:
-        prompts = workload.prompts(wanted, seed, options.highest_token_id)
-        concurrency = options.concurrency or wanted.requests
-        return await client.drive(address, model, prompts, wanted.output_tokens, concurrency, options.timeout)
-
-    if options.warmup > 0:
-        await drive(replace(asked, requests=options.warmup), options.seed + 1_000_003)
-    before = await _counters(address)
-    outcomes = await drive(asked, options.seed)
-    after = await _counters(address)
-    return report(outcomes, counters.difference(before, after) if before and after else None)
-
-
-async def _counters(address: Address) -> counters.Reading | None:
-    async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-        return await counters.read(address)
-
-
-def _workload(options: argparse.Namespace) -> Workload:
-    named = workload.NAMED[options.workload]
-    asked = Workload(
-        requests=named.requests if options.requests is None else options.requests,
-        input_tokens=named.input_tokens if options.input is None else options.input,
-        output_tokens=named.output_tokens if options.output is None else options.output,
-    )
-    if min(asked.requests, asked.input_tokens, asked.output_tokens) < 1:
-        raise Refusal("--requests, --input and --output are at least 1")
-    return asked
-
-
-def _local(url: str) -> Address:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme != "http":
-        raise Refusal(f"{url}: only http:// is spoken here")
-    if host != "localhost" and not _is_loopback(host):
-        raise Refusal(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
-    return Address(host, parts.port or 80)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-async def _first_model(address: Address) -> str:
-    answer = (await http_stream.ask(address, "/v1/models", None)).body()
-    name: str = orjson.loads(answer)["data"][0]["id"]
-    return name
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # not in a process that a benchmark starts
+    sys.exit(main(sys.argv[1:]))

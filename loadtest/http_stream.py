@@ -1,8 +1,8 @@
 """One HTTP request and its answer, at little cost: the client shares its cores with the server that it measures.
 
-What comes is only kept, with its time, and read when the answer is over. Just enough of HTTP/1.1 for a server's event
-stream: a POST or GET on a connection of its own, whose end ends the answer; a body in chunks, of known length, or up to
-the end of the connection.
+Bytes are only kept, with the time when they came, and parsed when the answer is over. The module knows as much of
+HTTP/1.1 as a server's event stream needs: a POST or GET on a connection of its own, whose end ends the answer; a body
+in chunks, of known length, or up to the end of the connection.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server is."""
+    """The server's host and port."""
 
     host: str
     port: int
@@ -27,20 +27,20 @@ class Address:
 
 @dataclass(slots=True)
 class Answer:
-    """All that came on a connection. `times_s`: when each piece was there, on perf_counter's clock."""
+    """All bytes that came on a connection. `times_s`: when each piece came, on perf_counter's clock."""
 
     pieces: list[bytes] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
 
     def lines(self) -> Iterator[tuple[float, bytes]]:
-        """The body's lines, each with the time when it was complete. Raises HttpError."""
+        """Yields the body's lines, each with the time when it was complete. Raises HttpError."""
         try:
             yield from self._lines()
         except (IndexError, ValueError) as error:
             raise HttpError(f"the answer broke off, or is no HTTP: {error!r}") from error
 
     def body(self) -> bytes:
-        """All lines of it. Raises HttpError."""
+        """Returns all lines of the body. Raises HttpError."""
         return b"\n".join([line for _, line in self.lines()])
 
     def _lines(self) -> Iterator[tuple[float, bytes]]:
@@ -64,7 +64,7 @@ class Answer:
 
 
 async def ask(address: Address, path: str, body: bytes | None) -> Answer:
-    """The answer, after its connection ended. With a body it is a POST of JSON. Raises HttpError."""
+    """Sends a GET, or a POST of a JSON body, and returns the answer when its connection has ended. Raises HttpError."""
     answer = Answer()
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
@@ -111,7 +111,7 @@ def _request(address: Address, path: str, body: bytes | None) -> bytes:
 
 
 def _head(raw: bytes) -> tuple[int, dict[str, str], int]:
-    """Status, headers, and where the body begins. Raises ValueError, IndexError."""
+    """Parses the status and the headers, and finds where the body begins. Raises ValueError, IndexError."""
     end = raw.index(b"\r\n\r\n")
     status_line, *lines = raw[:end].decode("latin-1").split("\r\n")
     headers = {}
@@ -122,7 +122,7 @@ def _head(raw: bytes) -> tuple[int, dict[str, str], int]:
 
 
 def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Where each chunk's bytes are. Raises ValueError when the last chunk is not there."""
+    """Finds the bytes of each chunk. Raises ValueError when the last chunk is missing."""
     while True:
         line_end = raw.index(b"\r\n", at)
         size = int(raw[at:line_end].split(b";")[0], 16)
@@ -135,7 +135,7 @@ def _chunks(raw: bytes, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _plain_parts(ends: Iterable[int], start: int, length: int) -> Iterator[tuple[int, int]]:
-    """Where the body's bytes are, piece by piece. Raises ValueError when there are fewer than `length`."""
+    """Finds the body's bytes, piece by piece. Raises ValueError when there are fewer than `length`."""
     edges = [start, *(end for end in ends if end > start)]
     if edges[-1] < start + length:
         raise ValueError(f"{edges[-1] - start} of {length} bytes")

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
+from loadtest.processes import free_ports
 from services.cli import hub
-from tests.e2e.stack import free_ports, wait_until
+from tests.e2e.stack import wait_until
 from tests.gateway import tokenizer_files
 from tests.hub_server import TOKEN, Hub, Repository, serving
 
@@ -154,7 +155,7 @@ def test_the_command_line_takes_an_id(local_hub: Hub, tmp_path: Path) -> None:
     options = ["--port", str(port), "--grpc-port", str(grpc_port), "--workers", f"127.0.0.1:{nobody}"]
     with subprocess.Popen([*command, "gateway", "--model", "org/whole", *options], cwd=ROOT, env=env) as gateway:
         wait_until(lambda: accepts(port), what="the gateway")
-        models = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).json()
+        models = httpx2.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).json()
         gateway.terminate()
     assert [model["id"] for model in models["data"]] == ["org/whole"]
     assert set(local_hub.taken) == TEXTS

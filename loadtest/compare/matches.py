@@ -27,7 +27,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The peers beside Baton. None: one that has no part."""
+    """The peers beside Baton; None for one that takes no part."""
 
     vllm: Path | None  # a virtual environment
     llama_server: Path | None
@@ -35,9 +35,9 @@ class Peers:
 
 
 def matches(model: Path, peers: Peers, *, alone: bool) -> list[Match]:
-    """Lists them in the order in which servers take turns: each of Baton's before those that it is compared with.
+    """Lists matches in the order in which servers take turns: Baton in a mode, then the peers that it is compared with.
 
-    alone: also forced handoff against Baton without handoff.
+    alone: with a match of forced handoff against Baton without handoff.
     """
     forced, automatic, never = (Baton(model, handoff) for handoff in ("always", "auto", "never"))
     found = []
@@ -63,7 +63,7 @@ def chosen(every: Sequence[Match], names: Sequence[str]) -> list[Match]:
 
 
 def servers(every: Sequence[Match]) -> list[Server]:
-    """All of them, each once, in turn."""
+    """Lists the servers of all matches in turn, each once."""
     return list(dict.fromkeys(server for match in every for server in (match.baton, *match.peers)))
 
 

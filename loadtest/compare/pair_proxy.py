@@ -31,13 +31,13 @@ class Proxy:
         self._decode = decode
 
     async def open(self, app: web.Application) -> AsyncIterator[None]:
-        """Connections to the servers, while the app runs."""
+        """Keeps connections to the servers while the app runs."""
         unlimited = TCPConnector(limit=0)
         async with ClientSession(timeout=ClientTimeout(total=None), connector=unlimited) as self._session:
             yield
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """Both stages of a completion."""
+        """Sends a completion to prefill, then to decode, and answers with what decode says."""
         body = await request.json()
         first = {key: value for key, value in body.items() if key not in _ONLY_FOR_DECODE}
         first |= {"stream": False, "max_tokens": 1, "kv_transfer_params": _ASK_FOR_BLOCKS}
@@ -49,7 +49,7 @@ class Proxy:
             return await _relay(request, answer)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """Decode's word for both."""
+        """Answers with the models that decode names."""
         async with self._session.get(self._decode + request.path) as answer:
             return await _relay(request, answer)
 

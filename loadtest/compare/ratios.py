@@ -1,6 +1,6 @@
-"""From runs to ratios: Baton against the better setting of a peer, round by round. Above 1, Baton is ahead.
+"""Ratios of runs: Baton against the better setting of a peer, round by round. Above 1, Baton is ahead.
 
-Only good runs count: a setting with a fault in one of a workload's runs has no part in the row.
+Only good runs count: a setting with a fault in one of a workload's runs has no part in its line.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from loadtest.compare.workloads import Figure
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one value a round."""
+    """Median and extremes of a figure that has one value for each round."""
 
     median: float
     low: float
@@ -21,13 +21,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+        """Summarizes at least one value."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Whom Baton's runs of one kind are compared with: the better of a peer's settings, for each workload."""
+    """Baton in one mode against a peer: for each workload, the better of the peer's settings counts."""
 
     title: str
     baton: str  # name of the server
@@ -35,14 +35,14 @@ class Contest:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One workload of a contest."""
+class Line:
+    """One workload of a contest, as a line of its table."""
 
     workload: str
     figure: Figure
     baton: Spread
     peer: Spread
-    setting: str  # the peer's better one
+    setting: str  # the peer's better setting
     ratio: Spread  # by `figure`
     ttft_ratio: Spread
     tpot_ratio: Spread
@@ -51,39 +51,39 @@ class Row:
 
 
 def ratio(ours: float, theirs: float, figure: Figure) -> float:
-    """How many times better ours is."""
+    """Divides so that a ratio above 1 means that ours is better."""
     return ours / theirs if figure.higher_is_better else theirs / ours
 
 
-def compare(runs: Sequence[Run], contest: Contest) -> list[Row]:
-    """A row for each workload that both sides ran well, in the order of the runs."""
-    rows = []
+def compare(runs: Sequence[Run], contest: Contest) -> list[Line]:
+    """Returns a line for each workload that both sides ran well, in the order of the runs."""
+    lines = []
     for workload in dict.fromkeys(run.workload for run in runs):
         ours = _good(runs, contest.baton, workload)
         theirs = [found for peer in contest.peers if (found := _good(runs, peer, workload))]
         if ours and theirs:
-            rows.append(_row(ours, _best(theirs)))
-    return rows
+            lines.append(_line(ours, _best(theirs)))
+    return lines
 
 
 def _good(runs: Sequence[Run], server: str, workload: str) -> list[Run]:
-    """Its runs, one a round; none, if there is a fault in one."""
+    """Returns a server's runs of a workload, one for each round; none if one has a fault."""
     found = [run for run in runs if (run.server, run.workload) == (server, workload)]
     return [] if any(run.fault for run in found) else sorted(found, key=lambda run: run.round)
 
 
 def _best(settings: Sequence[list[Run]]) -> list[Run]:
-    """The setting with the best median."""
+    """Picks the setting with the best median."""
     better = max if settings[0][0].figure.higher_is_better else min
     return better(settings, key=lambda runs: statistics.median(run.value for run in runs))
 
 
 def _second_token_ms(runs: list[Run]) -> float:
-    """0 where no answer came in more than one part."""
+    """Returns the median over the rounds; 0 for a round in which no answer came in more than one part."""
     return statistics.median(run.report.second_token_ms.mean if run.report.second_token_ms else 0.0 for run in runs)
 
 
-def _row(ours: list[Run], theirs: list[Run]) -> Row:
+def _line(ours: list[Run], theirs: list[Run]) -> Line:
     figure = ours[0].figure
 
     def ratios(of: Figure) -> Spread:
@@ -91,7 +91,7 @@ def _row(ours: list[Run], theirs: list[Run]) -> Row:
         return Spread.of([ratio(value_of(a.report, of), value_of(b.report, of), of) for a, b in pairs])
 
     shares = [run.report.handed_off for run in ours if run.report.handed_off is not None]
-    return Row(
+    return Line(
         workload=ours[0].workload,
         figure=figure,
         baton=Spread.of([run.value for run in ours]),

@@ -7,11 +7,13 @@ start than from run to run.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtest import client, counters, workload
-from loadtest.compare.servers import MODEL_NAME, Server, ServerError, running
+from loadtest.client import counters, workload
+from loadtest.client.drive import drive
+from loadtest.client.report import Report, report
+from loadtest.compare.servers import MODEL_NAME, Server, running
 from loadtest.compare.workloads import WARM_UP, Compared, Figure
 from loadtest.http_stream import Address
-from loadtest.report import Report, report
+from loadtest.processes import ProcessError
 
 _RUN_TIMEOUT_S = 300.0
 _WARM_UP_SEED = 999
@@ -26,17 +28,17 @@ class Run:
     workload: str
     figure: Figure
     report: Report
-    short_tokens: int  # asked for, and not there
+    short_tokens: int  # tokens that were asked for and are missing
     server_error: str | None = None
 
     @property
     def value(self) -> float:
-        """What the workload is compared by."""
+        """The figure by which the workload is compared."""
         return value_of(self.report, self.figure)
 
     @property
     def fault(self) -> str | None:
-        """Why its figures count for nothing."""
+        """The reason why the run does not count; None when it does."""
         if self.server_error is not None:
             return self.server_error
         if self.report.failed:
@@ -45,7 +47,7 @@ class Run:
 
 
 def value_of(report: Report, figure: Figure) -> float:
-    """0 where nothing was answered."""
+    """Returns a report's figure; 0 where nothing was answered."""
     match figure:
         case Figure.TOKENS_PER_S:
             return report.output_tokens_per_s
@@ -58,8 +60,8 @@ def value_of(report: Report, figure: Figure) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be run. `vocabulary`: size of the model's, for prompts of random ids."""
+class Comparison:
+    """The servers, the workloads and the number of rounds. vocabulary: the size of the model's, for random prompts."""
 
     servers: Sequence[Server]
     workloads: Sequence[Compared]
@@ -68,30 +70,32 @@ class Plan:
     vocabulary: int
 
 
-async def run_all(plan: Plan, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]) -> list[Run]:
-    """All runs of all rounds. `tell` hears of each as it ends. A server that fails spoils its part of a round.
+async def run_all(
+    comparison: Comparison, tell: Callable[[str], None], after_round: Callable[[list[Run]], None]
+) -> list[Run]:
+    """Runs all rounds; a server that fails spoils its part of a round. `tell` gets a line as each run ends.
 
-    after_round: gets all runs so far.
+    `after_round` gets all runs so far.
     """
     runs: list[Run] = []
-    for round_number in range(1, plan.rounds + 1):
-        for server in plan.servers:
-            tell(f"round {round_number} of {plan.rounds}: {server.name}: {server.setting}")
+    for round_number in range(1, comparison.rounds + 1):
+        for server in comparison.servers:
+            tell(f"round {round_number} of {comparison.rounds}: {server.name}: {server.setting}")
             try:
-                runs += await _runs(plan, server, round_number, tell)
-            except ServerError as error:
+                runs += await _runs(comparison, server, round_number, tell)
+            except ProcessError as error:
                 tell(f"    {error}")
-                runs += _spoiled(plan, server, round_number, str(error))
+                runs += _spoiled(comparison, server, round_number, str(error))
         after_round(runs)
     return runs
 
 
-async def _runs(plan: Plan, server: Server, round_number: int, tell: Callable[[str], None]) -> list[Run]:
+async def _runs(comparison: Comparison, server: Server, round_number: int, tell: Callable[[str], None]) -> list[Run]:
     runs = []
     async with running(server) as address:
-        await _warm_up(address, plan)
-        for index, wanted in enumerate(plan.workloads):
-            prompts = workload.prompts(wanted.load, [plan.seed, round_number, index], plan.vocabulary - 1)
+        await _warm_up(address, comparison)
+        for index, wanted in enumerate(comparison.workloads):
+            prompts = workload.prompts(wanted.load, [comparison.seed, round_number, index], comparison.vocabulary - 1)
             for name in wanted.run_names:
                 result = await _drive(address, prompts, wanted)
                 short = len(prompts) * wanted.load.output_tokens - result.output_tokens
@@ -101,26 +105,26 @@ async def _runs(plan: Plan, server: Server, round_number: int, tell: Callable[[s
     return runs
 
 
-def _spoiled(plan: Plan, server: Server, round_number: int, error: str) -> list[Run]:
-    """What would have been run."""
+def _spoiled(comparison: Comparison, server: Server, round_number: int, error: str) -> list[Run]:
+    """Makes the runs of a server that failed: without figures, with its error."""
     nothing = report([], None)
     return [
         Run(round_number, server.name, name, wanted.figure, nothing, 0, error)
-        for wanted in plan.workloads
+        for wanted in comparison.workloads
         for name in wanted.run_names
     ]
 
 
-async def _warm_up(address: Address, plan: Plan) -> None:
+async def _warm_up(address: Address, comparison: Comparison) -> None:
     for index, wanted in enumerate(WARM_UP):
-        prompts = workload.prompts(wanted, [plan.seed, _WARM_UP_SEED, index], plan.vocabulary - 1)
-        await client.drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
+        prompts = workload.prompts(wanted, [comparison.seed, _WARM_UP_SEED, index], comparison.vocabulary - 1)
+        await drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
 
 
 async def _drive(address: Address, prompts: list[list[int]], wanted: Compared) -> Report:
     before = await counters.read(address)
     tokens, concurrency = wanted.load.output_tokens, wanted.concurrency
-    outcomes = await client.drive(address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
+    outcomes = await drive(address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
     after = await counters.read(address)
     return report(outcomes, counters.difference(before, after) if before and after else None)
 

@@ -1,6 +1,6 @@
 """Writes the demo model, which is a GGUF file of 4 bits, as a Hugging Face directory in bfloat16.
 
-    python -m loadtest.compare.smollm2 DIR
+    python -m loadtest smollm2 DIR
 
 All servers of a comparison then get the same dequantized weights: Baton and vLLM read DIR, and `loadtest compare`
 writes DIR as a BF16 GGUF file for llama.cpp.
@@ -23,7 +23,7 @@ _MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when the directory is written, 2 otherwise."""
+    """Returns exit code 0 when the directory is written, 2 otherwise."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m loadtest.compare.smollm2 DIR\n")
         return 2

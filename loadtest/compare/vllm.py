@@ -1,6 +1,6 @@
 """vLLM's CPU build, set up as fast as we could make it, alone and as its own prefill and decode pair.
 
-What was found by measurement, on two cores: Intel's OpenMP, preloaded, is faster than GNU's. Alone, binding the model's
+Measured on two cores: Intel's OpenMP, preloaded, is faster than GNU's. Alone, binding the model's
 threads to all cores is faster than `auto`, which keeps one free. As a pair, both servers on both cores are faster than
 a core each, which leaves one idle while only one server has work, and threads that wait spinning for 5 ms, vLLM's own
 setting, are faster than threads that sleep at once. Two faults of the pair's connector are mended (`vllm_mend`), and
@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch, Process
+from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch
 from loadtest.http_stream import Address
+from loadtest.processes import Process
 
 BLOCK_SIZES = (32, 128)  # 128 is vLLM's own on CPU
 
@@ -42,16 +43,16 @@ class VllmAlone:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"vllm-alone-{self.block_size}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         return f"one server, blocks of {self.block_size}, {_COMMON_SETTING}, KV {KV_GIB} GiB"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         (port,) = ports
         address = Address(_LOOPBACK, port)
         return Launch((_serve(self.name, self.venv, self.model, self.block_size, port),), address, (_models(port),))
@@ -68,17 +69,17 @@ class VllmPair:
 
     @property
     def name(self) -> str:
-        """See Server."""
+        """See `Server.name`."""
         return f"vllm-pair-{self.block_size}"
 
     @property
     def setting(self) -> str:
-        """See Server."""
+        """See `Server.setting`."""
         mended = "NixlConnector without its binding of the main thread and without NIXL's progress thread"
         return f"two servers, blocks of {self.block_size}, each {_COMMON_SETTING}, KV {KV_GIB} GiB each, {mended}"
 
     def launch(self, ports: Sequence[int]) -> Launch:
-        """See Server."""
+        """See `Server.launch`."""
         proxy_port, *server_ports = ports[:3]
         servers = [
             _serve(f"{self.name}-{role}", self.venv, self.model, self.block_size, port, side_channel)
@@ -93,7 +94,7 @@ _COMMON_SETTING = "threads bound to all cores, Intel's OpenMP"
 
 
 def _serve(name: str, venv: Path, model: Path, block_size: int, port: int, side_channel: int | None = None) -> Process:
-    """side_channel: the port on which a server of a pair gives its NIXL metadata."""
+    """Builds one server's process. side_channel: the port on which a server of a pair gives its NIXL metadata."""
     options = {
         "--served-model-name": MODEL_NAME,
         "--host": _LOOPBACK,
@@ -124,7 +125,7 @@ def _serve(name: str, venv: Path, model: Path, block_size: int, port: int, side_
 
 
 def openmp(venv: Path) -> Path:
-    """Intel's OpenMP, as its wheel installs it."""
+    """Path of Intel's OpenMP, as its wheel installs it."""
     return venv / "lib" / "libiomp5.so"
 
 

@@ -1,21 +1,21 @@
-"""What Baton and its peers are asked. A workload is named by its shape, in tokens:
+"""Workloads that Baton and its peers are compared by. A workload is named by its shape, in tokens:
 
 48/128               prompts of 48, answers of 128, all requests at once
-48/128 single        the same, one request at a time
+48/128 single        those prompts and answers, one request at a time
 16x48/128            16 of them, where the shape alone is sent in larger numbers
 4096+32/16 cold      prompts of 4096 that all share and 32 of their own, answers of 16
-4096+32/16 warm      the same prompts a second time
+4096+32/16 warm      those prompts a second time
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from loadtest.workload import Workload
+from loadtest.client.workload import Workload
 
 
 class Figure(StrEnum):
-    """What a workload is compared by."""
+    """The figure by which a workload is compared."""
 
     TOKENS_PER_S = "output tok/s"
     REQUESTS_PER_S = "req/s"
@@ -24,13 +24,13 @@ class Figure(StrEnum):
 
     @property
     def higher_is_better(self) -> bool:
-        """Rates are, times are not."""
+        """True for rates, false for times."""
         return self in (Figure.TOKENS_PER_S, Figure.REQUESTS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A workload, how it is sent, and by what figure it is compared."""
+    """A workload, the way in which it is sent, and the figure by which it is compared."""
 
     load: Workload
     figure: Figure
@@ -40,7 +40,7 @@ class Compared:
 
     @property
     def name(self) -> str:
-        """Its shape."""
+        """The workload's shape, in tokens."""
         load = self.load
         shared = f"{load.shared_tokens}+" if load.shared_tokens else ""
         count = f"{load.requests}x" if self.counted else ""
@@ -48,7 +48,7 @@ class Compared:
 
     @property
     def run_names(self) -> tuple[str, ...]:
-        """Of its runs, in order."""
+        """The names of the workload's runs, in order."""
         return (f"{self.name} cold", f"{self.name} warm") if self.twice else (self.name,)
 
     @property
@@ -81,7 +81,7 @@ LONGEST = max(
 
 
 def chosen(names: Sequence[str]) -> tuple[Compared, ...]:
-    """Workloads by name. Raises ValueError for one that there is not."""
+    """Finds workloads by name. Raises ValueError for a name that there is not."""
     by_name = {workload.name: workload for workload in ALL}
     if unknown := [name for name in names if name not in by_name]:
         raise ValueError(f"no workload {unknown[0]!r}; there are {', '.join(by_name)}")

@@ -1,1 +1,1 @@
-"""Checks and measures everything that runs on a CUDA GPU: `python -m loadtest.gpu`."""
+"""Checks and measurements of everything that runs on a CUDA GPU: `python -m loadtest gpu`."""

@@ -1,4 +1,4 @@
-"""What the parts of `python -m loadtest.gpu` share within one process: the card, and one model at a time.
+"""The card and one model at a time, which the parts of `python -m loadtest gpu` share within a process.
 
 Models are imported when the first part asks for one: checks need less.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Bench:
-    """Each thing is made when the first part asks. Without a GPU there is nothing but the device to run checks on."""
+    """Makes the card's figures and models when the first part asks. Without a GPU there is only a device for checks."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed  # of random cases
@@ -25,26 +25,26 @@ class Bench:
 
     @cached_property
     def device(self) -> Device:
-        """A GPU where there is one."""
+        """The GPU; the CPU where there is none."""
         return CudaDevice() if torch.cuda.is_available() else HostDevice()
 
     @cached_property
     def card(self) -> Card:
-        """What it can do."""
+        """The card's measured rates."""
         return measure_card()
 
     def model(self, name: str) -> "BenchModel":
-        """One of `SHAPES`. The model before is given up."""
+        """Returns the model of one of `SHAPES`, and frees the one before."""
         from loadtest.gpu.bench_model import load
 
         if self._model is None or self._model.name != name:
-            self.give_up_model()
+            self.free_model()
             self._model = load(name, SHAPES[name], self.device)
         return self._model
 
-    def give_up_model(self) -> None:
-        """Frees its memory."""
-        from loadtest.gpu.bench_model import give_up_memory
+    def free_model(self) -> None:
+        """Frees the memory of the model."""
+        from loadtest.gpu.bench_model import free_memory
 
         self._model = None
-        give_up_memory(self.device.torch)
+        free_memory(self.device.torch)

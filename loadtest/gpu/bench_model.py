@@ -20,9 +20,9 @@ from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
 
 FP8 = torch.float8_e4m3fn
-_FILLED_AT_ONCE = 1 << 28  # elements
+_FILLED_AT_ONCE = 1 << 28  # elements of a pool
 _WARM_UP = 3
-_TOKENS = 256  # that every vocabulary has
+_TOKENS = 256  # ids below are in every vocabulary
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,17 +37,17 @@ class BenchModel:
 
     @property
     def weight_bytes(self) -> int:
-        """That a decode step reads: all but an embedding that is not the output layer as well."""
+        """Bytes that a decode step reads: all weights but an embedding that is not the output layer as well."""
         unread = 0 if self.config.tie_word_embeddings else self.config.vocab_size * self.config.hidden_size
         return int((num_parameters(self.config) - unread) * self.dtype.itemsize)
 
     def layout(self, kv_dtype: torch.dtype | None = None) -> KvLayout:
-        """Of KV in the model's dtype, or in another."""
+        """Returns the layout of KV in the model's dtype, or in another."""
         return kv_layout(self.config, BLOCK_SIZE, kv_dtype or self.dtype)
 
     def runner(self, num_blocks: int, limits: StepLimits, kv_dtype: torch.dtype | None = None) -> GpuRunner:
-        """Over a pool full of random numbers: zeros take less power, and so less time. Runners before are given up."""
-        give_up_memory(self.device.torch)
+        """Makes a runner over a pool full of random numbers: zeros take less power, and so less time."""
+        free_memory(self.device.torch)
         layout = self.layout(kv_dtype)
         pool = torch.empty(num_blocks, layout.block_bytes, dtype=torch.uint8, device=self.device.torch)
         _randomize(pool.view(-1).view(kv_dtype or self.dtype))
@@ -63,15 +63,15 @@ class BenchModel:
         )
 
 
-def give_up_memory(device: torch.device) -> None:
-    """Of what nobody uses any more. Pools take most of a card: the next one finds no room beside the last."""
+def free_memory(device: torch.device) -> None:
+    """Frees memory that nobody uses any more. Pools take most of a card: the next one finds no room beside the last."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def load(name: str, raw: dict[str, Any], device: Device) -> BenchModel:
-    """Makes the weights."""
+    """Makes the random weights of a model."""
     config = parse_model_config(raw)
     dtype = getattr(torch, raw["torch_dtype"])
     with torch.inference_mode(), open_tensors(None, config, device.torch) as source:
@@ -79,7 +79,7 @@ def load(name: str, raw: dict[str, Any], device: Device) -> BenchModel:
 
 
 def decode_step(batch: int, context: int, shared: int = 0) -> StepInput:
-    """Each of `batch` rows computes its token number `context`. They share the first `shared` blocks."""
+    """Makes a step of `batch` rows that each compute token number `context`. All share their first `shared` blocks."""
     per_row = -(-context // BLOCK_SIZE)
     own = shared + np.arange(batch * (per_row - shared)).reshape(batch, -1)
     tables = np.concatenate([np.tile(np.arange(shared), (batch, 1)), own], axis=1).astype(np.int32)
@@ -88,20 +88,20 @@ def decode_step(batch: int, context: int, shared: int = 0) -> StepInput:
 
 
 def prefill_step(num_tokens: int) -> StepInput:
-    """A whole prompt."""
+    """Makes a step that computes a whole prompt."""
     length = np.array([num_tokens], dtype=np.int32)
     return _step(length, length, np.arange(-(-num_tokens // BLOCK_SIZE), dtype=np.int32)[None])
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step in a row of them, each launched while the one before runs."""
+    """Seconds of one of several steps, each launched while the one before runs."""
 
     wall: float
-    cpu: float  # of the thread that launches and collects it: all the host's work for it, and waiting if it is busy
+    cpu: float  # of the thread that launches and collects the step: the host's work, and busy waiting
 
 
 def steady(runner: GpuRunner, step: StepInput, rounds: int) -> StepTime:
-    """The mean of so many steps, after some others."""
+    """Measures the mean of `rounds` steps, after some that do not count."""
     _run(runner, step, _WARM_UP)
     wall, cpu = time.perf_counter(), time.thread_time()
     _run(runner, step, rounds)

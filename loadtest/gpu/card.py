@@ -1,6 +1,6 @@
-"""What this card can do at all: the rate at which it copies memory, and at which it multiplies large matrices.
+"""The limits of this card: the rates at which it copies memory and multiplies large matrices.
 
-Floors of all other measurements are made of these two.
+The floors of all other measurements are computed from these two.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _WARM_UP, _ROUNDS = 3, 20
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Measured, not read off a data sheet."""
+    """The card's size and rates, measured and not read off a data sheet."""
 
     name: str
     num_multiprocessors: int
@@ -26,7 +26,7 @@ class Card:
 
 
 def measure_card() -> Card:
-    """Some two seconds."""
+    """Measures the card, in some two seconds."""
     properties = torch.cuda.get_device_properties(0)
     return Card(
         properties.name,
@@ -38,7 +38,7 @@ def measure_card() -> Card:
 
 
 def kernel_s(body: Callable[[], object], rounds: int = _ROUNDS) -> float:
-    """Seconds on the device from the start of `body` to its end: the median of some runs, after others."""
+    """Measures seconds on the device from the start of `body` to its end: the median of some runs, after others."""
     for _ in range(_WARM_UP):
         body()
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from loadtest.gpu.bench_model import BenchModel, decode_step, steady
 from loadtest.gpu.shapes import BLOCK_SIZE
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 BATCH, SHARED, OWN = 64, 16_384, 128  # rows; tokens
@@ -13,8 +13,8 @@ _ROUNDS = 20
 
 def measure(
     model: BenchModel, batch: int = BATCH, shared: int = SHARED, own: int = OWN, rounds: int = _ROUNDS
-) -> Iterator[Row]:
-    """The same step without and with."""
+) -> Iterator[Record]:
+    """Yields a record of one step without the shared pass, and one with it."""
     step = decode_step(batch, shared + own, shared=shared // BLOCK_SIZE)
     without_s = 0.0
     for together in (False, True):

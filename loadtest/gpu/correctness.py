@@ -1,4 +1,4 @@
-"""Every kernel against its reference, over random shapes. A family of kernels at a time, for as long as it is given."""
+"""Checks of every kernel against its reference, over random shapes: one family of kernels, for a given time."""
 
 import time
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ from itertools import count
 
 import torch
 
-from loadtest.gpu.checks.result import Check
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
+from tests.gpu.checks.result import Check
 
 FAMILIES = {"attention": 2, "rows": 4, "rotary": 4, "fp8_linear": 4, "sampling": 4}  # random cases of each round
 
 
-def measure(family: str, device: torch.device, seed: int, seconds: float) -> Iterator[Row | str]:
-    """Rounds until so much time has passed: one row for all of them, and a note for each case beyond its bound.
+def measure(family: str, device: torch.device, seed: int, seconds: float) -> Iterator[Record | str]:
+    """Checks rounds of random cases for `seconds`, and yields one record, then a note for each case beyond its bound.
 
-    In the interpreter, what kernels do to memory that is not theirs is a failed case too.
+    In Triton's interpreter, a kernel that touches memory beside its tensors is a failed case too.
     """
-    check = import_module(f"loadtest.gpu.checks.{family}").check
+    check = import_module(f"tests.gpu.checks.{family}").check
     deadline, found = time.monotonic() + seconds, list[Check]()
     with _watched(device) as strays:
         for number in count():
@@ -31,8 +31,8 @@ def measure(family: str, device: torch.device, seed: int, seconds: float) -> Ite
     yield from (f"beyond its bound: {each.name}: {each.error:.3g} > {each.bound:.3g}" for each in found if not each.ok)
 
 
-def summary(family: str, seed: int, found: list[Check]) -> Row:
-    """How many cases, how many beyond their bound, and the one that came nearest to it or is farthest beyond."""
+def summary(family: str, seed: int, found: list[Check]) -> Record:
+    """Counts the cases and those beyond their bound, and names the case with the largest share of its bound."""
     worst = max(found, key=_share)
     return {
         "kernels": family,
@@ -48,13 +48,13 @@ def summary(family: str, seed: int, found: list[Check]) -> Row:
 def _watched(device: torch.device) -> AbstractContextManager[list[str]]:
     if device.type == "cuda":
         return nullcontext([])
-    from loadtest.gpu.checks.memory import watched_memory
+    from tests.gpu.checks.memory import watched_memory
 
     return watched_memory()
 
 
 def _share(check: Check) -> float:
-    """Of its bound; something that is exact has nothing of it, something that should be and is not has all there is."""
+    """Returns the error as a share of its bound: 0 for an exact result, infinity for one beyond its bound."""
     if check.ok:
         return check.error / check.bound if check.bound else 0.0
     return float("inf")

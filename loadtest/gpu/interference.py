@@ -1,4 +1,4 @@
-"""What running streams see while long prompts arrive: handed over by a prefill worker, or computed beside them.
+"""Latencies of running streams while long prompts arrive: handed over by a prefill worker, or computed beside them.
 
 Both workers are on one card, whose time they share: the prefill worker's steps slow decode's down as if they were its
 own, and neither knows of the other. So nothing here speaks for or against disaggregation; that takes two cards. What
@@ -16,8 +16,8 @@ from enum import StrEnum
 import numpy as np
 
 from loadtest.gpu.workers import PairSetup, in_turn, pair_of
-from loadtest.micro.rows import Row, spread
 from loadtest.micro.worker_pair import Stream, WorkerPair
+from loadtest.tables import Record, spread
 from services.protocol.outcomes import FinishReason
 
 _SETTLED = 10  # tokens of each stream before anything is noted
@@ -26,7 +26,7 @@ _CAVEAT = "one card's time for both workers: no evidence for disaggregation"
 
 
 class Kind(StrEnum):
-    """What becomes of long prompts."""
+    """The way in which long prompts are computed."""
 
     NONE = "no long prompts"
     HANDED_OVER = "handed over"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is measured; by default, on the card."""
+    """The pair of workers, the streams and the long prompts; by default, on the card."""
 
     pair: PairSetup = field(default_factory=lambda: PairSetup(max_num_seqs=48, decode_tokens=2048))
     streams: int = 32
@@ -62,20 +62,20 @@ class _Watch:
         self._readers = [asyncio.create_task(self._read(stream)) for stream in (pair.prefill, pair.decode)]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Raises what ended a stream, and TimeoutError."""
+        """Waits until the condition holds. Raises the error that ended a stream, and TimeoutError."""
         async with asyncio.timeout(_START_S):
             while not is_so():
                 self.check()
                 await asyncio.sleep(_LOOK_S)
 
     def check(self) -> None:
-        """Raises what ended a stream."""
+        """Raises the error that ended a stream, if one has ended."""
         for reader in self._readers:
             if reader.done():
                 reader.result()
 
     async def close(self) -> None:
-        """Ends the streams, too."""
+        """Ends the readers, and with them the streams."""
         for reader in self._readers:
             reader.cancel()
         await asyncio.wait(self._readers)
@@ -92,23 +92,23 @@ class _Watch:
                     self.finished.add(row.handle)
 
 
-def measure(setup: Setup | None = None) -> Iterator[Row]:
-    """A row for each kind."""
-    return in_turn(_rows(setup or Setup()))
+def measure(setup: Setup | None = None) -> Iterator[Record]:
+    """Yields a record for each kind."""
+    return in_turn(_records(setup or Setup()))
 
 
-async def _rows(setup: Setup) -> AsyncIterator[Row]:
+async def _records(setup: Setup) -> AsyncIterator[Record]:
     random = np.random.default_rng(0)
     async with pair_of(setup.pair) as pair:
         watch = _Watch(pair)
         try:
             for kind in Kind:
-                yield await _row(setup, kind, pair, watch, random)
+                yield await _record(setup, kind, pair, watch, random)
         finally:
             await watch.close()
 
 
-async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random: np.random.Generator) -> Row:
+async def _record(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random: np.random.Generator) -> Record:
     streams = [
         await pair.submit(setup.pair.prompt(random, setup.context), setup.stream_tokens, handed_over=False)
         for _ in range(setup.streams)
@@ -118,7 +118,7 @@ async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random
     prompts = await _send_prompts(setup, kind, pair, watch, random)
     end = time.monotonic()
     latencies = np.concatenate([_between(watch.arrived[handle], begin, end) for handle in streams])
-    row: Row = {
+    record: Record = {
         "model": setup.pair.name,
         "long_prompts": kind.value,
         "streams": setup.streams,
@@ -131,13 +131,13 @@ async def _row(setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random
     for handle in (*streams, *(prompt.handle for prompt in prompts)):
         watch.failed.add(handle)
         await pair.abort(handle)
-    return row
+    return record
 
 
 async def _send_prompts(
     setup: Setup, kind: Kind, pair: WorkerPair, watch: _Watch, random: np.random.Generator
 ) -> list[_Prompt]:
-    """One every now and then; returns when as much time has passed as they are given."""
+    """Sends a prompt every `every_s`, and returns after `seconds`."""
     prompts: list[_Prompt] = []
     begin = time.monotonic()
     for number in range(round(setup.seconds / setup.every_s)):
@@ -151,16 +151,16 @@ async def _send_prompts(
     return prompts
 
 
-def _of_prompts(setup: Setup, prompts: list[_Prompt], watch: _Watch) -> Row:
+def _of_prompts(setup: Setup, prompts: list[_Prompt], watch: _Watch) -> Record:
     if not prompts:
         return {}
     firsts = [times[0] - prompt.sent_at for prompt in prompts if (times := watch.arrived[prompt.handle])]
     finished = sum(prompt.handle in watch.finished for prompt in prompts)
-    row: Row = {"long_prompt": setup.long_prompt, "sent": len(prompts), "finished": finished}
-    return {**row, "ttft_ms_p50": float(np.median(firsts)) * 1e3} if firsts else row
+    record: Record = {"long_prompt": setup.long_prompt, "sent": len(prompts), "finished": finished}
+    return {**record, "ttft_ms_p50": float(np.median(firsts)) * 1e3} if firsts else record
 
 
 def _between(times: list[float], begin: float, end: float) -> np.ndarray:
-    """Seconds from token to token, of those that came meanwhile."""
+    """Returns the seconds from token to token, of the tokens that came between `begin` and `end`."""
     noted = np.array(times)
     return np.diff(noted[(noted >= begin) & (noted <= end)])

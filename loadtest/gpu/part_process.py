@@ -1,10 +1,9 @@
-"""A process in which pieces of parts run: whatever becomes of one, the next has a process and a GPU that work.
+"""A process in which pieces of parts run; after a piece that fails, the next one gets a new process.
 
-What a kernel does wrong spoils all that its process does on the GPU later, and some kinds of wrong end the process, or
-never end. So after a piece that failed the next gets a new process. Rows come as they are measured, and stay.
-"""
 
-import multiprocessing
+A kernel's error spoils all that its process does on the GPU later, and some errors end the process, or never end.
+Records come as they are measured, and those of a piece that fails later are kept."""
+
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,40 +11,40 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Self
 
-from loadtest.micro.rows import Row
+from loadtest.children import Child
+from loadtest.tables import Record
 
 if TYPE_CHECKING:
     from loadtest.gpu.bench import Bench
 
-Found = Row | str  # a row of the part's table, or a note: a line for people
+Found = Record | str  # a record of the part's table, or a note: a line for people
 Piece = Callable[["Bench"], Iterator[Found]]  # to be pickled
 
 _OURS = ("kvtransfer", "loadtest", "protos", "services")
 _LAST_LINES = 12
 _START_S = 60.0
-_DYING_S = 10.0  # more than that only where it waits for a driver that hangs
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a piece."""
+    """Records and notes of a piece, and the way in which it ended."""
 
-    rows: list[Row] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failed: bool = False
-    left_out: bool = False  # something is not installed that it needs
+    left_out: bool = False  # a package that the piece needs is not installed
 
     def add(self, found: Found) -> None:
-        """A row or a note."""
+        """Adds a record or a note."""
         if isinstance(found, str):
             self.notes.append(found)
         else:
-            self.rows.append(found)
+            self.records.append(found)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Of a piece, by itself."""
+    """The end of a piece, as its process tells it."""
 
     missing: str = ""  # a module that is not there
     error: str = ""  # the last lines of a traceback
@@ -56,7 +55,7 @@ class PartProcess:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed  # of random cases
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._child: Child | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -65,23 +64,21 @@ class PartProcess:
         self._end()
 
     def run(self, piece: Piece, limit_s: float) -> Outcome:
-        """Returns within so many seconds, the start of a process not counted."""
+        """Runs a piece, for at most `limit_s`; the start of a process does not count."""
         outcome = Outcome()
         try:
-            if self._process is None:
-                self._start()
+            pipe = self._started().pipe
             deadline = time.monotonic() + limit_s
-            self._pipe.send(piece)
-            while self._pipe.poll(max(0.0, deadline - time.monotonic())):
-                found: Found | _End = self._pipe.recv()
+            pipe.send(piece)
+            while pipe.poll(max(0.0, deadline - time.monotonic())):
+                found: Found | _End = pipe.recv()
                 if isinstance(found, _End):
                     return self._ended(outcome, found)
                 outcome.add(found)
             why = f"no end after {limit_s:.0f} s"
         except (EOFError, OSError):
-            assert self._process is not None
-            self._process.join(_DYING_S)
-            why = f"its process ended with {self._process.exitcode}"
+            assert self._child is not None
+            why = f"its process ended with {self._child.exit_code()}"
         return self._ended(outcome, _End(error=why))
 
     def _ended(self, outcome: Outcome, end: _End) -> Outcome:
@@ -94,30 +91,26 @@ class PartProcess:
             self._end()
         return outcome
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, self._seed))
-        self._process.start()
-        theirs.close()  # ours: so that its end is noticed
-        if not self._pipe.poll(_START_S):
-            raise EOFError
-        self._pipe.recv()
+    def _started(self) -> Child:
+        if self._child is None:
+            self._child = Child(_serve, self._seed, is_parent=True)
+            if not self._child.pipe.poll(_START_S):
+                raise EOFError
+            self._child.pipe.recv()
+        return self._child
 
     def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.join(_DYING_S)
-            self._pipe.close()
-            self._process = None
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
 
 
 def _serve(pipe: Connection, seed: int) -> None:
-    """Until nobody sends pieces any more."""
-    from loadtest.gpu.bench import Bench  # here alone, with torch
+    """Runs pieces as they come, until the pipe is closed."""
+    from loadtest.gpu.bench import Bench  # imported only here: it needs torch
 
     bench = Bench(seed)
-    pipe.send(_End())  # we are there
+    pipe.send(_End())  # the process is ready
     while True:
         try:
             piece: Piece = pipe.recv()

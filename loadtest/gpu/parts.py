@@ -1,13 +1,13 @@
-"""The parts of `python -m loadtest.gpu`, in the order in which they run: what decides first, then what is beside it.
+"""The parts of `python -m loadtest gpu`, in the order in which they run: those that decide, then the others.
 
-What each kind of part needs, beside torch, triton and numpy, is imported when it runs; where something is missing that
-part is left out, in one line that names it:
+Packages that a part needs beside torch, triton and numpy are imported when it runs; where one is missing, the part is
+left out with a note that names it:
 
     compile, card, decode, prefill, cascade    safetensors
     check                                      nothing else
     handoff, interference                      safetensors, psutil, structlog, orjson, redis, grpcio,
                                                grpcio-health-checking, protobuf (7.35 or later); nixl, without which KV
-                                               moves over gRPC and the rows say so
+                                               moves over gRPC and the records say so
     peer                                       safetensors, transformers
 
 Seconds on an H200, estimated and not measured: compile 40, check 60, card 12 with the start of a process, decode 30,
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from loadtest.gpu.bench import Bench
 
 LARGE, *OTHERS = SHAPES
-_CHECKED_S, _INTERPRETED_S = 40.0, 5.0  # rounds of checks begin within; one takes some seconds on its own
+_CHECKED_S, _INTERPRETED_S = 40.0, 5.0  # rounds of checks begin within this time; one round takes some seconds
 _KV_DTYPES = ("bfloat16", "float8_e4m3fn")
-_SEEDS = range(0, 4000, 1000)  # of attention, which has the most variants to be compiled
+_SEEDS = range(0, 4000, 1000)  # for attention, which has the most variants to be compiled
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one table. What becomes of one piece is nothing to the others."""
+    """The pieces of one table; a piece that fails does not keep the others from running."""
 
     about: str
     pieces: tuple[Piece, ...]
-    at_once: bool = False  # they may run beside each other: nothing of theirs is timed
+    at_once: bool = False  # the pieces may run beside each other: none is timed
     limit_s: float = 150.0  # of each piece
 
 
@@ -89,14 +89,14 @@ def _cascade(bench: "Bench") -> Iterator[Found]:
 def _handoff(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import handoff
 
-    bench.give_up_model()
+    bench.free_model()
     yield from handoff.measure()
 
 
 def _interference(bench: "Bench") -> Iterator[Found]:
     from loadtest.gpu import interference
 
-    bench.give_up_model()
+    bench.free_model()
     yield from interference.measure()
 
 

@@ -1,6 +1,7 @@
 """`transformers` on the same card: prompts and decode steps of the same shape, beside ours in the same run.
 
-Each as it decodes: ours launches a step while the one before runs, its loop waits for every token.
+Each decodes in its own way: Baton launches a step while the one before runs, the loop of `transformers` waits for every
+token.
 """
 
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from loadtest.gpu.bench_model import BenchModel, decode_step, prefill_step, steady
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
 from services.engine.runner.base import StepInput
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
@@ -27,19 +28,19 @@ def measure(
     cells: Sequence[tuple[int, int]] = _CELLS,
     prompt: int = _PROMPT,
     rounds: int = _ROUNDS,
-) -> Iterator[Row]:
-    """Its SDPA attention and dynamic cache, as `from_config` gives them; ours with what workers use."""
+) -> Iterator[Record]:
+    """Yields a record for each step: `transformers` with SDPA and a dynamic cache, Baton with the workers' runner."""
     peer = _peer(model, raw)
     with torch.inference_mode():
         for batch, context in cells:
             ours = _our_s(model, decode_step(batch, context), batch, batch, context, rounds)
-            yield _row(model, f"decode {batch} x {context}", ours, _decode_s(peer, model, batch, context, rounds))
+            yield _record(model, f"decode {batch} x {context}", ours, _decode_s(peer, model, batch, context, rounds))
         ours = _our_s(model, prefill_step(prompt), 1, prompt, prompt, rounds)
-        yield _row(model, f"prefill {prompt}", ours, _prefill_s(peer, model, prompt, rounds))
+        yield _record(model, f"prefill {prompt}", ours, _prefill_s(peer, model, prompt, rounds))
 
 
 def peer_config(raw: dict[str, Any]) -> Any:
-    """config.json's values as `transformers` takes them."""
+    """Makes a configuration of `transformers` from config.json's values."""
     from transformers import AutoConfig
 
     settings = dict(raw)
@@ -58,7 +59,7 @@ def _our_s(model: BenchModel, step: StepInput, rows: int, tokens: int, longest: 
     return steady(model.runner(int(step.block_tables.max()) + 1, limits), step, rounds).wall
 
 
-def _row(model: BenchModel, what: str, ours: float, theirs: float) -> Row:
+def _record(model: BenchModel, what: str, ours: float, theirs: float) -> Record:
     return {
         "model": model.name,
         "what": what,
@@ -69,7 +70,7 @@ def _row(model: BenchModel, what: str, ours: float, theirs: float) -> Row:
 
 
 def _decode_s(peer: Any, model: BenchModel, batch: int, context: int, rounds: int) -> float:
-    """Seconds of a step behind so many tokens, each step's token the likeliest of the one before."""
+    """Measures a step behind `context` tokens; each step's token is the likeliest of the one before."""
     found = peer(_random_ids(model, batch, context), use_cache=True, logits_to_keep=1)
     tokens, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
 
@@ -86,7 +87,7 @@ def _prefill_s(peer: Any, model: BenchModel, prompt: int, rounds: int) -> float:
 
 
 def _median_s(step: Callable[[], object], model: BenchModel, rounds: int) -> float:
-    """Seconds of a step until the device has run it, after some others."""
+    """Measures seconds of a step until the device has run it, after some that do not count."""
     times = []
     for _ in range(_WARM_UP + rounds):
         _finish(model)

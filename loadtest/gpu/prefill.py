@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from loadtest.gpu.bench_model import BenchModel, prefill_step, steady
 from loadtest.gpu.card import Card
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
 from services.engine.models.registry import num_parameters
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
@@ -12,16 +12,18 @@ _PROMPTS = (8192, 2048)
 _ROUNDS = 5
 
 
-def measure(model: BenchModel, card: Card, prompts: Sequence[int] = _PROMPTS, rounds: int = _ROUNDS) -> Iterator[Row]:
-    """A row for each length that the model takes."""
+def measure(
+    model: BenchModel, card: Card, prompts: Sequence[int] = _PROMPTS, rounds: int = _ROUNDS
+) -> Iterator[Record]:
+    """Yields a record for each length that the model takes."""
     for num_tokens in prompts:
         if num_tokens <= model.config.max_position_embeddings:
-            yield _row(model, card, num_tokens, rounds)
+            yield _record(model, card, num_tokens, rounds)
 
 
 def prompt_flops(model: BenchModel, num_tokens: int) -> float:
-    """Products of a prompt: with all weights but the embeddings, of attention below its diagonal, and one row of
-    logits.
+    """Counts operations of a prompt: products with all weights but the embeddings, attention below its diagonal, and
+    one row of logits.
     """
     config = model.config
     head = config.vocab_size * config.hidden_size
@@ -31,7 +33,7 @@ def prompt_flops(model: BenchModel, num_tokens: int) -> float:
     return 2.0 * layers * num_tokens + attention + 2.0 * head
 
 
-def _row(model: BenchModel, card: Card, num_tokens: int, rounds: int) -> Row:
+def _record(model: BenchModel, card: Card, num_tokens: int, rounds: int) -> Record:
     limits = StepLimits(max_num_seqs=1, max_num_batched_tokens=num_tokens, max_model_len=num_tokens)
     step = prefill_step(num_tokens)
     runner = model.runner(int(step.block_tables.max()) + 1, limits)

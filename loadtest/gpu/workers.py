@@ -1,4 +1,4 @@
-"""Two workers with the runner that workers have, on one device: what the parts that need processes share."""
+"""Two workers with their real runner on one device, for the parts that need processes."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ import torch
 
 from kvtransfer.layout import KvLayout
 from loadtest.gpu.shapes import BLOCK_SIZE, LLAMA_3_8B
-from loadtest.micro.rows import Row
 from loadtest.micro.worker_pair import WorkerPair, worker_pair
+from loadtest.tables import Record
 from services.config import DeviceKind, Kernels, LoadFormat, TransportName, WorkerRole
 from services.config.engine import EngineConfig
 from services.decode.scheduler import DecodeScheduler
@@ -31,29 +31,29 @@ from services.worker.worker import WorkerParts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairSetup:
-    """Both have the same weights, which are random. The KV pool has a size of its own: what a worker would take of a
-    card that another one starts on at the same time is left to chance.
+    """The set-up of both workers, with equal random weights. The size of the KV pools is fixed: two workers that start
+    on one card at the same time would take shares of its memory by chance.
     """
 
     name: str = "Llama-3-8B"
     shape: dict[str, Any] = field(default_factory=lambda: LLAMA_3_8B)  # config.json
     device: DeviceKind = DeviceKind.CUDA
     kernels: Kernels = Kernels.AUTO  # on the CPU
-    num_threads: int | None = None  # likewise
-    kv_memory_bytes: int = 24 << 30  # of each
+    num_threads: int | None = None  # on the CPU
+    kv_memory_bytes: int = 24 << 30  # of each worker
     max_model_len: int = 17_408
     max_num_seqs: int = 16
     prefill_tokens: int = 8192  # in a step
-    decode_tokens: int = 8192  # likewise, where decode computes prompts
+    decode_tokens: int = 8192  # in a step, where decode computes prompts
 
     @property
     def layout(self) -> KvLayout:
-        """Of both pools."""
+        """The layout of both KV pools."""
         dtype: torch.dtype = getattr(torch, self.shape["torch_dtype"])
         return kv_layout(parse_model_config(self.shape), BLOCK_SIZE, dtype)
 
     def prompt(self, random: np.random.Generator, num_tokens: int) -> np.ndarray:
-        """Of random tokens: no two share a block."""
+        """Makes a prompt of random tokens: no two prompts share a block."""
         return random.integers(0, self.shape["vocab_size"], num_tokens, dtype=np.int32)
 
 
@@ -66,19 +66,19 @@ async def pair_of(setup: PairSetup) -> AsyncIterator[WorkerPair]:
             yield pair
 
 
-def in_turn(rows: AsyncIterator[Row]) -> Iterator[Row]:
-    """Rows as they are measured, on an event loop that runs until the last one."""
+def in_turn(records: AsyncIterator[Record]) -> Iterator[Record]:
+    """Yields records as they are measured, on an event loop that runs until the last one."""
 
-    async def following() -> Row | None:
-        return await anext(rows, None)
+    async def following() -> Record | None:
+        return await anext(records, None)
 
     with asyncio.Runner() as runner:
-        while (row := runner.run(following())) is not None:
-            yield row
+        while (record := runner.run(following())) is not None:
+            yield record
 
 
 def _make_parts(setup: PairSetup, directory: Path, role: WorkerRole) -> WorkerParts:
-    """In the worker's process."""
+    """Makes the parts of a worker, in its process."""
     is_prefill = role is WorkerRole.PREFILL
     num_tokens = setup.prefill_tokens if is_prefill else setup.decode_tokens
     loaded = load_runner(

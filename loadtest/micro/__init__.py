@@ -1,1 +1,1 @@
-"""Measures parts of Baton alone: `python -m loadtest.micro PART`."""
+"""Measurements of single parts of Baton: `python -m loadtest micro PART`."""

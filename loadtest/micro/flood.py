@@ -1,7 +1,8 @@
-"""A client that costs as little as one in Python can: many streamed requests, kept-alive connections, nothing parsed.
+"""A client for many streamed requests that costs as little as one in Python can.
 
-What came is only counted, when an answer is over. So the client leaves the cores to the server that it drives.
-"""
+
+Connections are kept alive, and an answer is only searched for its counts when it is over: the cores are left to the
+server."""
 
 import asyncio
 import re
@@ -19,7 +20,7 @@ _PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d+)')
 
 @dataclass(slots=True)
 class Tally:
-    """What came of a flood."""
+    """Counts of a flood's answers."""
 
     seconds: float = 0.0
     requests: int = 0
@@ -30,7 +31,7 @@ class Tally:
 
 
 def flood(port: int, path: str, bodies: Sequence[bytes], at_once: int) -> Tally:
-    """POSTs all bodies to this port of loopback, so many at a time, and waits for the answers to end."""
+    """POSTs all bodies to this port of loopback, `at_once` at a time, and waits for the answers to end."""
     return uvloop.run(_flood(port, path, bodies, at_once))
 
 
@@ -63,7 +64,7 @@ class _Connection(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Sends the first one."""
+        """Sends the first request."""
         self._transport = transport
         self._send_next()
 

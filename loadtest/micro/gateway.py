@@ -1,8 +1,8 @@
-"""What a gateway costs: CPU of its process for each request and each streamed token, and how many it can take.
+"""CPU of a gateway's process for each request and each streamed token, and how many it can take.
 
 The gateway is the one that `baton gateway` runs, behind it real workers whose model costs nothing, before it a client
-process; all on loopback, on this machine's cores. Where NVIDIA Dynamo is installed, the same client asks its front end
-the same, in turn with ours.
+process; all on loopback, on this machine's cores. Where NVIDIA Dynamo is installed, its front end gets the same
+requests from the same client, in turn with Baton.
 """
 
 import asyncio
@@ -19,10 +19,11 @@ from random import Random
 
 import orjson
 
+from loadtest.compare.servers import MODEL_NAME
 from loadtest.micro import gateway_servers
 from loadtest.micro.flood import Tally, flood
-from loadtest.micro.gateway_servers import MODEL_NAME, Server
-from loadtest.micro.rows import Row
+from loadtest.micro.gateway_servers import Gateway
+from loadtest.tables import Record
 from services.config import HandoffMode
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
@@ -31,16 +32,16 @@ from services.launcher import random_model
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.model_files.open import open_model
 
-_APART = 200  # times
+_RUNS_ALONE = 200  # of work that is measured without a gateway
 _BLOCK_SIZE = 16
 _SPACE = "Ġ"  # as byte-level vocabularies write it
 _STEP_MS = 4.0  # of a worker: fast enough that the gateway has plenty to do, slow enough that it keeps up
 
-_Start = Callable[[], AbstractAsyncContextManager[Server]]
+_Start = Callable[[], AbstractAsyncContextManager[Gateway]]
 
 
 class MeasurementFailed(Exception):
-    """A server refused what it was asked, or answered too little."""
+    """A gateway refused a request, or answered too little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +65,15 @@ _WORKS = (
 )
 
 
-async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Row]:
-    """Rounds of all servers in turn, of each figure the median; then what some of the work costs alone.
+async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Record]:
+    """Measures rounds of all gateways in turn, and returns medians; then the cost of some of the work alone.
 
     model: a Hugging Face directory with a tokenizer and a chat template; None: the random model.
     dynamo: a virtual environment where it is installed; None: it is left out.
     """
     model = model or random_model.made()
     prompts = _Prompts(load_tokenizer(open_model(model)))
-    measured: dict[tuple[str, Work], list[Row]] = {}
+    measured: dict[tuple[str, Work], list[Record]] = {}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
         for _ in range(rounds):
             for name, start in _servers(model, dynamo).items():
@@ -81,7 +82,7 @@ async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[
                     for work in _WORKS:
                         measured.setdefault((name, work), []).append(await _run(client, server, work, prompts))
     medians = [_median(name, work, figures) for (name, work), figures in measured.items()]
-    return medians + _apart(model, prompts.text(1200))
+    return medians + _without_gateway(model, prompts.text(1200))
 
 
 def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
@@ -93,7 +94,7 @@ def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
 
 
 class _Prompts:
-    """Texts of a given length in tokens, no two alike: words that are one token each."""
+    """Random texts of a given length in tokens, made of words that are one token each."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._random = Random(5)
@@ -102,11 +103,11 @@ class _Prompts:
         self._words = sorted(" " + word for word in words if word.isascii() and word.isalpha())
 
     def text(self, num_tokens: int) -> str:
-        """So many words."""
+        """Makes a text of `num_tokens` words."""
         return "".join(self._random.choices(self._words, k=num_tokens))
 
     def body(self, work: Work) -> bytes:
-        """One request."""
+        """Makes the body of one request."""
         text = self.text(work.input_tokens)
         prompt = {"prompt": text} if work.path == _COMPLETIONS else {"messages": [{"role": "user", "content": text}]}
         return orjson.dumps(
@@ -122,7 +123,7 @@ class _Prompts:
         )
 
 
-async def _run(client: ProcessPoolExecutor, server: Server, work: Work, prompts: _Prompts) -> Row:
+async def _run(client: ProcessPoolExecutor, server: Gateway, work: Work, prompts: _Prompts) -> Record:
     bodies = [prompts.body(work) for _ in range(work.requests)]
     before = server.cpu_s()
     loop = asyncio.get_running_loop()
@@ -147,13 +148,13 @@ def _check(work: Work, tally: Tally) -> None:
         raise MeasurementFailed(f"{work.name}: {tally.output_tokens} tokens came")
 
 
-def _median(server: str, work: Work, rounds: list[Row]) -> Row:
-    figures: Row = {name: statistics.median(float(row[name]) for row in rounds) for name in rounds[0]}
+def _median(server: str, work: Work, rounds: list[Record]) -> Record:
+    figures: Record = {name: statistics.median(float(record[name]) for record in rounds) for name in rounds[0]}
     return {"server": server, "work": work.name, "at_once": work.at_once, **figures}
 
 
-def _apart(model: Path, text: str) -> list[Row]:
-    """The parts of a chat request that are not the gateway's own: the template, tokenizing, naming the blocks."""
+def _without_gateway(model: Path, text: str) -> list[Record]:
+    """Measures work of a chat request that libraries do: the template, tokenizing, and the names of the blocks."""
     files = open_model(model)
     tokenizer = load_tokenizer(files)
     template = load_chat_template(files, tokenizer.special_tokens)
@@ -177,7 +178,7 @@ def _apart(model: Path, text: str) -> list[Row]:
 
 
 def _fastest_us(call: Callable[[], object]) -> float:
-    return min(_seconds(call) for _ in range(_APART)) * 1e6
+    return min(_seconds(call) for _ in range(_RUNS_ALONE)) * 1e6
 
 
 def _seconds(call: Callable[[], object]) -> float:

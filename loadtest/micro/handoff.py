@@ -2,9 +2,9 @@
 
 `ready_ms` is from the end of prefill's last step until decode begins the sequence's first one: announcement, read,
 check, and the way between threads and processes. `read_ms` is the last read in it, as the transfer thread sees it,
-`raw_ms` the same read by NIXL alone, without workers around it; `of_raw` its share of that bandwidth. `gap_ms` is what
-a client sees between token 1, which prefill sends, and token 2. With `chunk` below the prompt, blocks of earlier
-chunks move while later ones are computed.
+`raw_ms` a read of as many blocks by NIXL alone, without workers around it; `of_raw` is the share of that bandwidth.
+`gap_ms` is the time that a client sees between token 1, which prefill sends, and token 2. With `chunk` below the
+prompt, blocks of earlier chunks move while later ones are computed.
 """
 
 from collections.abc import Sequence
@@ -12,34 +12,35 @@ from functools import partial
 
 import numpy as np
 
-from loadtest.micro.handoff_worker import BLOCK_SIZE, LAYOUT, MAX_MODEL_LEN, NUM_BLOCKS, VOCABULARY, timed_parts
-from loadtest.micro.rows import Row, spread
+from loadtest.micro.handoff_worker import LAYOUT, MAX_MODEL_LEN, NUM_BLOCKS, VOCABULARY, timed_parts
+from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.transport import reading
 from loadtest.micro.worker_pair import Handoff, worker_pair
+from loadtest.tables import Record, spread
 from services.config import TransportName
 
 _BLOCKS = (1, 4, 16, 64, 256, 512)
 _CHUNK = 2048  # tokens, as in `baton up`
 
 
-async def measure(rounds: int) -> list[Row]:
-    """Prompts in one chunk, then those that take several."""
+async def measure(rounds: int) -> list[Record]:
+    """Measures prompts of one chunk, then those of several."""
     raw = _raw(rounds)
     whole = await handoffs(MAX_MODEL_LEN, _BLOCKS, rounds)
     chunked = await handoffs(_CHUNK, [blocks for blocks in _BLOCKS if blocks * BLOCK_SIZE > _CHUNK], rounds)
-    rows = [_row(blocks, "whole", found, raw[blocks]) for blocks, found in whole.items()]
-    last = _CHUNK // BLOCK_SIZE  # what the last chunk leaves to be read
-    return rows + [_row(blocks, _CHUNK, found, raw[last]) for blocks, found in chunked.items()]
+    records = [_record(blocks, "whole", found, raw[blocks]) for blocks, found in whole.items()]
+    last = _CHUNK // BLOCK_SIZE  # blocks of the last chunk, which are left to be read
+    return records + [_record(blocks, _CHUNK, found, raw[last]) for blocks, found in chunked.items()]
 
 
 def _raw(rounds: int) -> dict[int, float]:
-    """Seconds of a read by NIXL alone, by its number of blocks: the median of them, each of other blocks."""
+    """Measures reads by NIXL alone: median seconds by the number of blocks, each read of other blocks."""
     sizes = {*_BLOCKS, _CHUNK // BLOCK_SIZE}
     with reading(TransportName.NIXL, NUM_BLOCKS, LAYOUT.block_bytes) as read:
         return {blocks: float(np.median([read(blocks) for _ in range(rounds)])) for blocks in sizes}
 
 
-def _row(blocks: int, chunk: str | int, found: list[Handoff], raw_s: float) -> Row:
+def _record(blocks: int, chunk: str | int, found: list[Handoff], raw_s: float) -> Record:
     figures = spread([each.ready_s * 1e3 for each in found])
     read_s = float(np.median([each.read_s for each in found]))
     return {
@@ -55,7 +56,7 @@ def _row(blocks: int, chunk: str | int, found: list[Handoff], raw_s: float) -> R
 
 
 async def handoffs(max_num_batched_tokens: int, sizes: Sequence[int], rounds: int) -> dict[int, list[Handoff]]:
-    """Between a pair of their own; the first one of each size is left out."""
+    """Measures handoffs between a pair of workers by the number of blocks; the first one of each size is left out."""
     random = np.random.default_rng(0)
     async with worker_pair(partial(timed_parts, max_num_batched_tokens)) as pair:
         found: dict[int, list[Handoff]] = {blocks: [] for blocks in sizes}

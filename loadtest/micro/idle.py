@@ -1,6 +1,6 @@
-"""What Baton's processes take while nobody asks them for anything.
+"""CPU and wake-ups of Baton's processes while nobody asks them for anything.
 
-`baton up` with one pair, after one request that went through both workers and a pause in which they may come to rest.
+`baton up` runs with one pair; before the measurement, one request goes through both workers, and a pause follows.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import psutil
 from loadtest import http_stream
 from loadtest.compare.baton import Baton
 from loadtest.compare.servers import MODEL_NAME, running
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
 from services.launcher import random_model
 
 _KINDS = ("gateway", "prefill", "decode", "up")
@@ -21,8 +21,8 @@ _REST_S = 3.0
 _REQUEST = {"model": MODEL_NAME, "prompt": [7] * 100, "max_tokens": 20, "ignore_eos": True}
 
 
-async def measure(seconds: int, model: Path | None) -> list[Row]:
-    """A row for each process: percent of one core, and how often it woke up."""
+async def measure(seconds: int, model: Path | None) -> list[Record]:
+    """Returns a record for each process: percent of one core, and how often it woke up."""
     async with running(Baton(model or random_model.made(), "always")) as address:
         (await http_stream.ask(address, "/v1/completions", orjson.dumps(_REQUEST))).body()
         await asyncio.sleep(_REST_S)
@@ -41,7 +41,7 @@ async def measure(seconds: int, model: Path | None) -> list[Row]:
 
 
 def _used(process: psutil.Process) -> tuple[float, int]:
-    """CPU seconds, and how often a thread of it went to sleep."""
+    """Returns the process's CPU seconds, and how often one of its threads went to sleep."""
     times = process.cpu_times()
     return times.user + times.system, _num_sleeps(process)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from kvtransfer.ids import WorkerId
 from loadtest.micro.own_redis import own_redis
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Record, spread
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import Client, connect
@@ -19,8 +19,8 @@ _LOOKUPS = 300
 _SEQUENCES, _FILLED = 256, 12
 
 
-async def measure(blocks: int) -> list[Row]:
-    """On a server of its own."""
+async def measure(blocks: int) -> list[Record]:
+    """Measures lookups and publishing on a Redis server of its own."""
     async with own_redis() as url:
         client = connect(url, timeout_s=30)
         try:
@@ -38,7 +38,7 @@ def _chain(length: int, seed: int) -> list[BlockHash]:
     return block_hashes(root_hash("micro"), np.arange(seed, seed + length, dtype=np.int32), 1)
 
 
-async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> list[Row]:
+async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> list[Record]:
     await client.redis.flushall()
     chain = _chain(_CHAIN, 0)
     for worker in range(1, _WORKERS + 1):
@@ -55,8 +55,8 @@ async def _lookups(client: Client, name: str, depth: Callable[[int], int]) -> li
     return [{"what": what, "unit": "ms", **spread(times, (0, 50, 99))}]
 
 
-async def _publishing(client: Client, num_blocks: int) -> list[Row]:
-    """Conversations of 100 blocks, on one worker: the case that shares least memory."""
+async def _publishing(client: Client, num_blocks: int) -> list[Record]:
+    """Publishes conversations of 100 blocks of one worker: the case that shares least memory."""
     await client.redis.flushall()
     before = (await client.redis.info("memory"))["used_memory"]
     publisher = IndexPublisher(client, WorkerId(1))
@@ -74,8 +74,8 @@ async def _publishing(client: Client, num_blocks: int) -> list[Row]:
     ]
 
 
-async def _publishing_side_by_side(client: Client) -> list[Row]:
-    """What decoding does: sequences that each fill a block now and then, in a tree of their own."""
+async def _publishing_side_by_side(client: Client) -> list[Record]:
+    """Publishes as decoding does: each sequence fills a block now and then, in a tree of its own."""
     await client.redis.flushall()
     publisher = IndexPublisher(client, WorkerId(1))
     chains = [_chain(_FILLED, 1000 * number) for number in range(_SEQUENCES)]

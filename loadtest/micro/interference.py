@@ -1,29 +1,30 @@
-"""What a worker's decode steps take beside what else its process does: streams to gateways, submits, publishing.
+"""Decode steps of a worker beside all else that its process does: streams to gateways, submits, publishing.
 
-A whole worker, with its event loop, its gRPC server and its engine thread, which share the interpreter lock; only the
-model is replaced by one that takes time and gives the lock away, as a GPU's would. Gateways are processes of their own.
+The worker is whole, with its event loop, its gRPC server and its engine thread, which share the interpreter lock; only
+the model is replaced by one that takes time without the lock, as a GPU's would. Gateways are processes of their own.
 """
 
 import asyncio
 import logging
 import math
-import multiprocessing
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
 
 import grpc
 import numpy as np
 import structlog
 
 from kvtransfer.ids import AttemptId, GatewayId
-from loadtest.micro.decoding import RestingRunner
+from loadtest.children import child
+from loadtest.micro.idle_runner import IdleRunner
 from loadtest.micro.own_redis import own_redis
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Record, spread
 from services.config import TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.request import Kind, Request
@@ -49,7 +50,7 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What goes on beside the steps. Without gateways the sequences are the worker's own, and no frame leaves it."""
+    """The work beside the steps. Without gateways, sequences are submitted inside the worker; no frame leaves it."""
 
     name: str
     gateways: int = 0
@@ -67,8 +68,8 @@ _KINDS = (
 )
 
 
-async def measure(batch: int, steps: int, rounds: int) -> list[Row]:
-    """Rounds of all kinds in turn; a row for each kind."""
+async def measure(batch: int, steps: int, rounds: int) -> list[Record]:
+    """Measures rounds of all kinds in turn, and returns a record for each kind."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     times: dict[_Beside, list[float]] = {kind: [] for kind in _KINDS}
@@ -76,29 +77,30 @@ async def measure(batch: int, steps: int, rounds: int) -> list[Row]:
         for _ in range(rounds):
             for kind in _KINDS:
                 times[kind] += await _measure(kind, batch, steps, url if kind.publishing else None)
-    about: Row = {"batch": batch, "model_ms": _MODEL_S * 1e3, "unit": "ms beyond the model"}
+    about: Record = {"batch": batch, "model_ms": _MODEL_S * 1e3, "unit": "ms beyond the model"}
     return [{**about, "beside": kind.name, **_beyond(spent)} for kind, spent in times.items()]
 
 
-def _beyond(times: list[float]) -> Row:
+def _beyond(times: list[float]) -> Record:
     return spread((np.array(times) - _MODEL_S) * 1e3, (0, 50, 90, 99))
 
 
 async def _measure(kind: _Beside, batch: int, steps: int, redis_url: str | None) -> list[float]:
     runner = _NotingRunner(batch, steps)
-    async with _worker(runner, batch, redis_url) as (worker, port), AsyncExitStack() as gateways:
+    async with _worker(runner, batch, redis_url) as (worker, port):
         if not kind.gateways:
             _submit_inside(worker, batch)
-        for number in range(kind.gateways):
-            share = len(range(number, batch, kind.gateways))
-            await gateways.enter_async_context(_gateway(port, number + 1, share, kind.long_prompts))
-        async with asyncio.timeout(_START_S + steps):
-            await asyncio.to_thread(runner.done.wait)
+        with ExitStack() as gateways:
+            for number in range(kind.gateways):
+                share = len(range(number, batch, kind.gateways))
+                gateways.enter_context(child(_gateway, port, number + 1, share, kind.long_prompts))
+            async with asyncio.timeout(_START_S + steps):
+                await asyncio.to_thread(runner.done.wait)
     times: list[float] = np.diff(runner.launched_at[_SETTLING:]).tolist()
     return times
 
 
-class _NotingRunner(RestingRunner):
+class _NotingRunner(IdleRunner):
     """Notes when each step of the whole batch begins."""
 
     def __init__(self, batch: int, steps: int) -> None:
@@ -118,7 +120,7 @@ class _NotingRunner(RestingRunner):
 
 
 @asynccontextmanager
-async def _worker(runner: RestingRunner, batch: int, redis_url: str | None) -> AsyncIterator[tuple[Worker, int]]:
+async def _worker(runner: IdleRunner, batch: int, redis_url: str | None) -> AsyncIterator[tuple[Worker, int]]:
     parts = WorkerParts(
         role=WorkerRole.DECODE,
         runner=runner,
@@ -139,7 +141,7 @@ async def _worker(runner: RestingRunner, batch: int, redis_url: str | None) -> A
 
 
 def _submit_inside(worker: Worker, batch: int) -> None:
-    """As if a gateway had that is not there any more, except that nobody noticed."""
+    """Submits the sequences in the name of a gateway that has no stream."""
     worker.engine.call(lambda core, now: core.gateway_hello(GatewayId(1), 0))
     for number in range(batch):
         capsule = _capsule(number, _PROMPT)
@@ -151,29 +153,18 @@ def _submit(request: Request, core: WorkerCore, now: float) -> None:
     core.submit(request, now)
 
 
-@asynccontextmanager
-async def _gateway(port: int, worker_id: int, sequences: int, long_prompts: bool) -> AsyncIterator[None]:
-    arguments = (port, worker_id, sequences, long_prompts)
-    process = multiprocessing.get_context("spawn").Process(target=_be_gateway, args=arguments, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        await asyncio.to_thread(process.join)
+def _gateway(pipe: Connection, port: int, gateway_id: int, sequences: int, long_prompts: bool) -> None:
+    """Runs in a process of its own. The pipe carries nothing."""
+    asyncio.run(_read_frames(port, gateway_id, sequences, long_prompts))
 
 
-def _be_gateway(port: int, worker_id: int, sequences: int, long_prompts: bool) -> None:
-    asyncio.run(_read_frames(port, worker_id, sequences, long_prompts))
-
-
-async def _read_frames(port: int, worker_id: int, sequences: int, long_prompts: bool) -> None:
-    """Has its sequences generated and reads what comes, until it is killed."""
+async def _read_frames(port: int, gateway_id: int, sequences: int, long_prompts: bool) -> None:
+    """Submits the gateway's sequences to the worker and reads its frames, until the process is killed."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CLIENT_OPTIONS) as channel:
         stream: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream("/baton.v1.Worker/Connect")()
-        await stream.write(serialize_gateway_message(GatewayHello(GatewayId(worker_id), 0, wants_block_events=False)))
+        await stream.write(serialize_gateway_message(GatewayHello(GatewayId(gateway_id), 0, wants_block_events=False)))
         for number in range(sequences):
-            submit = Submit(number + 1, _capsule(worker_id * sequences + number, _PROMPT), timeout_s=600.0)
+            submit = Submit(number + 1, _capsule(gateway_id * sequences + number, _PROMPT), timeout_s=600.0)
             await stream.write(serialize_gateway_message(submit))
         async with asyncio.TaskGroup() as group:
             if long_prompts:
@@ -192,6 +183,6 @@ async def _submit_long(stream: "grpc.aio.StreamStreamCall[bytes, bytes]", handle
 
 
 def _capsule(number: int, num_prompt: int) -> Capsule:
-    """A prompt that shares no block with another one."""
+    """Makes a capsule whose prompt shares no block with another one."""
     tokens = number * _LONG_PROMPT + np.arange(num_prompt, dtype=np.int32)
     return Capsule(tokens, num_prompt, SamplingParams(max_tokens=_MAX_TOKENS, ignore_eos=True))

@@ -18,7 +18,7 @@ from services.worker.worker import WorkerParts
 
 
 class Mark(IntEnum):
-    """What is noted; the later one of two overwrites the earlier."""
+    """The noted moments; a later one overwrites an earlier one."""
 
     COLLECTED = 0  # seconds: when the last step was complete
     LAUNCHED = 1  # seconds: when the first step since this was 0 began
@@ -31,12 +31,12 @@ Marks = MutableSequence[float]  # by Mark; shared between processes
 
 
 def new_marks() -> list[float]:
-    """What a shared array begins with."""
+    """Returns the content with which a shared array begins."""
     return [0.0] * len(Mark)
 
 
 def marking(parts: WorkerParts, marks: Marks) -> WorkerParts:
-    """The same worker, which notes its moments."""
+    """Returns the parts of the worker with a runner and transports that note their moments."""
 
     def make_transports(source: BlockSource, dial: Dial) -> Sequence[Transport]:
         return [_MarkingTransport(inner, marks) for inner in parts.make_transports(source, dial)]
@@ -83,7 +83,7 @@ class _MarkingTransport:
         self._inner = inner
         self._marks = marks
         self._place = list(TransportName).index(TransportName(inner.name))
-        self._posted: dict[int, tuple[float, int]] = {}  # when, and how many blocks
+        self._posted: dict[int, tuple[float, int]] = {}  # by read id: time of the post, and number of blocks
 
     def descriptor(self) -> bytes:
         """See Transport."""

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
 from services.engine.openmp import load_openmp
 
 
-def measure(model: Path | None, context: int, float32: int) -> list[Row]:
-    """Rows for each step: its parts, then the whole of it."""
+def measure(model: Path | None, context: int, float32: int) -> list[Record]:
+    """Returns records for each step: its parts, then the whole of it."""
     if model is None:
         raise SystemExit("name a checkpoint with --model")
     load_openmp()  # before torch is imported

@@ -1,4 +1,4 @@
-"""The parts of a forward pass, each over all layers and by itself: what a worker runs, without its step loop.
+"""The parts of a forward pass as a worker runs it, each over all layers and by itself, without the step loop.
 
 The limit of a part is the longer of two: the bytes that it has to read at the rate at which this machine copies memory,
 and its operations at the rate at which its cores multiply and add in registers. Both rates are measured first, the
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loadtest.micro.rows import Row
+from loadtest.tables import Record
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.kernels.cpu.isa import known_isa
@@ -33,11 +33,11 @@ from services.protocol.model_files.open import open_model
 _STEPS = ((1, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _BLOCK_SIZE = 16
 _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
-Part = tuple[str, Callable[[], object], float]  # its name, what runs it, its limit in seconds or 0
+Part = tuple[str, Callable[[], object], float]  # name, a function that runs the part, limit in seconds or 0
 
 
-def measure(model: Path, context: int, dtype: torch.dtype) -> list[Row]:
-    """context: tokens of each sequence before a step that decodes."""
+def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
+    """Measures all parts of each step. context: tokens of each sequence before a step that decodes."""
     keep_freed_memory()
     openmp = loaded_openmp()
     if openmp is not None:
@@ -49,40 +49,44 @@ def measure(model: Path, context: int, dtype: torch.dtype) -> list[Row]:
     name = str(dtype).removeprefix("torch.")
     if reason := why_not_fused(name):
         raise SystemExit(f"no kernels run here: {reason}")
-    from loadtest.micro.peaks import copy_rate, peak_flops  # what they are made of is compiled by numba
+    from loadtest.micro.peaks import copy_rate, peak_flops  # imported late: numba compiles it
 
     with torch.inference_mode():
         with open_tensors(model, config, torch.device("cpu")) as checkpoint:
             weights = load_weights(checkpoint, config, dtype, fused=True)
         assert isinstance(weights, DecoderWeights)
         limits = _Limits(config, dtype, copy_rate(), peak_flops(name))
-        rates: Row = {
+        rates: Record = {
             "part": f"rates of the machine, {known_isa().name}, {name}",
             "copied_gb_per_s": limits.copied / 1e9,
             "tflops": limits.flops / 1e12,
         }
         return [
             rates,
-            *(row for rows, new in _STEPS for row in _of_step(_Step(config, weights, rows, new, context), limits)),
+            *(
+                record
+                for rows, new in _STEPS
+                for record in _of_step(_Step(config, weights, rows, new, context), limits)
+            ),
         ]
 
 
 class _Limits:
-    """Seconds that parts of a step take at least, over all layers."""
+    """Least seconds of a step's parts, over all layers."""
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, copied: float, flops: float) -> None:
-        """copied: bytes a second, read and written; flops: operations a second."""
+        """Takes the machine's rates. copied: bytes a second, read and written; flops: operations a second."""
         self.copied, self.flops = copied, flops
         self._config = config
         self._itemsize: int = dtype.itemsize
 
     def product(self, out: int, depth: int, tokens: int) -> float:
-        """The limit of one layer's product."""
+        """Returns the limit of one layer's product."""
         num_bytes, operations = out * depth * self._itemsize, 2 * out * depth * tokens
         return max(num_bytes / self.copied, operations / self.flops)
 
     def attention(self, rows: int, new: int, context: int) -> float:
-        """The limit of one layer's attention: KV is read once, each token multiplies with all keys up to its own."""
+        """Returns the limit of one layer's attention: KV is read once, a token meets all keys up to its own."""
         config = self._config
         kv_bytes = rows * (context + new) * 2 * config.num_kv_heads * config.head_dim * self._itemsize
         keys = rows * (context * new + new * (new + 1) / 2)
@@ -90,16 +94,16 @@ class _Limits:
         return max(kv_bytes / self.copied, operations / self.flops)
 
 
-def _of_step(step: "_Step", limits: _Limits) -> list[Row]:
-    rows: list[Row] = []
+def _of_step(step: "_Step", limits: _Limits) -> list[Record]:
+    records: list[Record] = []
     total_limit = 0.0
     for name, run, limit_s in step.parts(limits):
         total_limit += limit_s
         limit = total_limit if run == step.whole else limit_s
         took = _median_s(run)
-        row: Row = {"rows": step.rows, "new_tokens": step.new, "part": name, "ms": took * 1e3}
-        rows.append(row | ({"limit_ms": limit * 1e3, "share": limit / took} if limit else {}))
-    return rows
+        record: Record = {"rows": step.rows, "new_tokens": step.new, "part": name, "ms": took * 1e3}
+        records.append(record | ({"limit_ms": limit * 1e3, "share": limit / took} if limit else {}))
+    return records
 
 
 class _Step:
@@ -136,7 +140,7 @@ class _Step:
         self._plan = self.prepare()
 
     def parts(self, limits: _Limits) -> list[Part]:
-        """In the order of a step; the whole step last."""
+        """Lists the parts in the order of a step, and the whole step last."""
         config, layers, tokens = self._config, self._weights.layers, self._tokens
         hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim

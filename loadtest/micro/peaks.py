@@ -1,4 +1,4 @@
-"""The most that this machine can do: multiply and add on all cores, and copy memory."""
+"""The peak rates of this machine: multiplying and adding on all cores, and copying memory."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _COPIED_BYTES = 1 << 29
 
 
 def peak_flops(dtype: str) -> float:
-    """Operations a second, two for a multiply-add, by the class of processors that kernels are made for."""
+    """Measures operations a second, two for a multiply-add, of the class of processors that kernels are made for."""
     kernel, team = make_multiply_adds(dtype), the_team()
     config, memory = tile_config(), np.zeros(128, dtype=np.uint8)
     items = _ITEMS * team.num_threads
@@ -26,13 +26,13 @@ def peak_flops(dtype: str) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a second that all threads read and write of memory that no cache holds."""
+    """Measures the bytes a second that all threads read and write in memory that is in no cache."""
     source, target = torch.ones(_COPIED_BYTES // 4), torch.ones(_COPIED_BYTES // 4)
     return 2 * _COPIED_BYTES / _shortest_s(lambda: target.copy_(source))
 
 
 def _shortest_s(run: Callable[[], object]) -> float:
-    """The shortest of some runs: whatever else the machine does only makes them longer."""
+    """Measures the shortest of some runs: other work of the machine only makes them longer."""
     run()
     times = []
     for _ in range(_RUNS):

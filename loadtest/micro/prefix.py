@@ -1,8 +1,8 @@
-"""What it costs to admit a prompt: a worker's lookup, blocks and slot, without the prompt in its cache and with it.
+"""The cost of admitting a prompt: a worker's lookup, blocks and slot, without the prompt in its cache and with it.
 
-A request is submitted to a worker's core, whose scheduler then admits it: the time of both, and that of letting go of
-it when it ended. The gateway's hashing of the same prompt is printed beside them; caches that find blocks by hash do
-the same work inside of their lookup.
+A request is submitted to a worker's core, its scheduler admits it, and an abort ends it: each of the three is timed.
+The gateway's hashing of the same prompt is printed beside them; caches that find blocks by hash do that work inside of
+their lookup.
 """
 
 import gc
@@ -11,8 +11,9 @@ from itertools import count
 
 import numpy as np
 
-from loadtest.micro.decoding import BLOCK_SIZE, RestingRunner, make_core, make_request
-from loadtest.micro.rows import Row
+from loadtest.micro.decoding import make_core, make_request
+from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
+from loadtest.tables import Record
 from services.decode.scheduler import DecodeScheduler
 from services.engine.scheduler import Plan
 from services.engine.sequences import Sequences
@@ -23,9 +24,9 @@ _REPETITIONS = 20
 _VOCAB = 32_000
 
 
-def measure() -> list[Row]:
-    """A row for each length, cold and cached."""
-    return [row for length in _LENGTHS for row in _measure(length)]
+def measure() -> list[Record]:
+    """Returns a record for each length, cold and cached."""
+    return [record for length in _LENGTHS for record in _measure(length)]
 
 
 class _TimedScheduler(DecodeScheduler):
@@ -40,16 +41,16 @@ class _TimedScheduler(DecodeScheduler):
         return plan
 
 
-def _measure(length: int) -> list[Row]:
-    """Prompts of so many tokens, and one more: a hit is never the whole prompt."""
+def _measure(length: int) -> list[Record]:
+    """Measures prompts of `length` tokens and one more: a hit is never the whole prompt."""
     random = np.random.default_rng(length)
     scheduler = _TimedScheduler(length + 1)
     num_blocks = (_REPETITIONS + 2) * (length // BLOCK_SIZE + 2)
-    core = make_core(RestingRunner(num_blocks), scheduler, 4, length + BLOCK_SIZE)
+    core = make_core(IdleRunner(num_blocks), scheduler, 4, length + BLOCK_SIZE)
     handles = count(1)
 
     def admit(prompt: np.ndarray) -> tuple[float, float, float]:
-        """Microseconds of the submission, of the plan that admits it, and of its end."""
+        """Returns the microseconds of the submission, of the plan that admits the request, and of its abort."""
         request = make_request(next(handles), prompt, 2)
         start = time.perf_counter()
         core.submit(request, 0.0)
@@ -69,7 +70,7 @@ def _measure(length: int) -> list[Row]:
     cached = [admit(prompts[0]) for _ in range(_REPETITIONS)]
     hashing = [_hash(prompt) for prompt in prompts]
     gc.unfreeze()
-    return [_row(length, kind, times, hashing) for kind, times in (("cold", cold), ("cached", cached))]
+    return [_record(length, kind, times, hashing) for kind, times in (("cold", cold), ("cached", cached))]
 
 
 def _hash(prompt: np.ndarray) -> float:
@@ -78,7 +79,7 @@ def _hash(prompt: np.ndarray) -> float:
     return (time.perf_counter() - start) * 1e6
 
 
-def _row(length: int, kind: str, times: list[tuple[float, float, float]], hashing: list[float]) -> Row:
+def _record(length: int, kind: str, times: list[tuple[float, float, float]], hashing: list[float]) -> Record:
     submit, plan, end = np.median(np.array(times), axis=0).tolist()
     return {
         "tokens": length,

@@ -1,25 +1,26 @@
-"""What a decode step costs beside the model: schedule, blocks, stop checks, outputs, frames up to their bytes.
+"""The cost of a decode step beside the model: schedule, blocks, stop checks, outputs, frames up to their bytes.
 
-These are whole rounds of the worker's engine thread, and what the event loop then does with each frame, on one thread;
-the runner alone is replaced, by one that returns at once. Nothing is left out or subtracted.
+Whole rounds of the worker's engine thread are measured, with the event loop's work on each frame, on one thread; only
+the runner is replaced, by one that returns at once. Nothing is left out or subtracted.
 """
 
 import gc
 import statistics
 import time
 
-from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker, pack, packed
-from loadtest.micro.rows import Row, spread
+from loadtest.micro.decoding import DecodingWorker, pack, packed
+from loadtest.micro.idle_runner import BLOCK_SIZE
+from loadtest.tables import Record, spread
 
 _BATCHES = (1, 8, 64, 256, 1024)
 
 
-def measure(steps: int) -> list[Row]:
-    """A row for each batch size."""
+def measure(steps: int) -> list[Record]:
+    """Returns a record for each batch size."""
     return [_measure(batch, steps) for batch in _BATCHES]
 
 
-def _measure(batch: int, steps: int) -> Row:
+def _measure(batch: int, steps: int) -> Record:
     worker = DecodingWorker(batch, steps + BLOCK_SIZE, pack)
     gc.collect()
     gc.freeze()
@@ -39,7 +40,7 @@ def _measure(batch: int, steps: int) -> Row:
 
 
 def gc_objects_per_step(worker: DecodingWorker) -> float:
-    """Objects that a step leaves for the collector to look at while its outputs are alive, mean of 16 steps.
+    """Counts the objects that a step leaves for the collector while its outputs are alive, mean of 16 steps.
 
     In these steps each sequence fills a block once.
     """

@@ -1,6 +1,6 @@
 """A worker whose model costs nothing: `python -m loadtest.micro.simulated_worker ROLE MODEL PORT STEP_MS`.
 
-Everything else of it is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
+All else in the worker is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
 (named by BATON_REDIS_URL). A step takes STEP_MS, without a core.
 """
 
@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtransfer.block_memory import HostBlocks
-from kvtransfer.layout import KvLayout
+from loadtest.micro.idle_runner import IdleRunner
 from services.config import REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput, StepOutput
@@ -29,41 +28,28 @@ from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerParts
 
-_BLOCK_SIZE, _NUM_BLOCKS = 16, 20_000
+_NUM_BLOCKS = 20_000
 _MAX_NUM_SEQS, _MAX_BATCHED_TOKENS = 256, 16_384
 _MAX_MODEL_LEN = 8192
 _LOWEST_TOKEN_ID = 300  # below are special tokens and single bytes, in most vocabularies
 
 
-class PacedRunner:
-    """A `Runner` that computes nothing, for as long as a model would. Its tokens are any."""
-
-    window: int | None = None
+class PacedRunner(IdleRunner):
+    """Counts a step's time from its launch, and gives each row another token in each step."""
 
     def __init__(self, num_blocks: int, vocab_size: int, step_s: float) -> None:
-        self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=_BLOCK_SIZE, dtype="float32")
-        self.num_blocks = num_blocks
-        self.vocab_size = vocab_size
-        self._step_s = step_s
-        self._kv = HostBlocks(np.zeros((num_blocks, self.layout.block_bytes), dtype=np.uint8))
+        super().__init__(num_blocks, step_s, vocab_size=vocab_size)
         self._num_rows = 0
         self._ends_at = 0.0
         self._steps = 0
 
-    def kv_memory(self) -> HostBlocks:
-        """See Runner."""
-        return self._kv
-
-    def copy_block(self, source: int, destination: int) -> None:
-        """See Runner."""
-
     def launch(self, step: StepInput) -> None:
-        """See Runner."""
+        """See `Runner.launch`."""
         self._num_rows = len(step.sample_rows)
-        self._ends_at = time.perf_counter() + self._step_s
+        self._ends_at = time.perf_counter() + self.step_s
 
     def collect(self) -> StepOutput:
-        """See Runner."""
+        """See `Runner.collect`."""
         time.sleep(max(0.0, self._ends_at - time.perf_counter()))
         self._steps += 1
         rows = np.arange(self._num_rows, dtype=np.int64)
@@ -72,7 +58,7 @@ class PacedRunner:
 
 
 def main(arguments: list[str]) -> None:
-    """Serves until it is told to end, or until whoever started it is gone."""
+    """Serves until a signal ends it, or until the process that started it is gone."""
     lifeline.hold()
     role, model, port, step_ms = WorkerRole(arguments[0]), Path(arguments[1]), int(arguments[2]), float(arguments[3])
     configure_logging(LogFormat.TEXT)

@@ -1,5 +1,5 @@
-"""What the host does for a decode step on a GPU, but for launches: cutting attention into work items, and gathering all
-that the step needs in one piece. No GPU takes part.
+"""The host's work for a decode step on a GPU, without launches: cutting attention into work items, and gathering all
+arrays of the step in one piece. No GPU takes part.
 """
 
 import time
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvtransfer.layout import KvLayout
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Record, spread
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import TritonAttention, WorkCut
 from services.engine.runner.gpu.device import HostDevice
@@ -22,14 +22,16 @@ _SHARED_BLOCKS = 192
 _WARM_UP = 20
 
 
-def measure(steps: int) -> list[Row]:
-    """Microseconds for each step."""
-    rows: list[Row] = []
+def measure(steps: int) -> list[Record]:
+    """Returns the microseconds of steps, a record for each batch and shared prefix."""
+    records: list[Record] = []
     for batch in (1, 64, 256):
         for shared in (0, _SHARED_BLOCKS) if batch > 1 else (0,):
             taken = _measure(batch, shared, steps)
-            rows.append({"batch": batch, "context": _CONTEXT, "shared_tokens": shared * 16, **spread(taken, (50, 99))})
-    return rows
+            records.append(
+                {"batch": batch, "context": _CONTEXT, "shared_tokens": shared * 16, **spread(taken, (50, 99))}
+            )
+    return records
 
 
 def _measure(batch: int, shared: int, steps: int) -> list[float]:

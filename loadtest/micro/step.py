@@ -1,7 +1,7 @@
-"""What a decode step takes while the worker's event loop names and publishes the blocks that steps fill.
+"""The time of a decode step while the worker's event loop names and publishes the blocks that steps fill.
 
 The engine thread and the event loop share the interpreter lock. Here the engine runs a batch over a model that only
-takes time, as a GPU's would, with the lock given away; what its steps take beyond that is Baton's own.
+takes time, as a GPU's would, without the lock; the time of a step beyond that is Baton's own.
 """
 
 import asyncio
@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from kvtransfer.ids import WorkerId
-from loadtest.micro.decoding import BLOCK_SIZE, DecodingWorker
+from loadtest.micro.decoding import DecodingWorker
+from loadtest.micro.idle_runner import BLOCK_SIZE
 from loadtest.micro.own_redis import own_redis
-from loadtest.micro.rows import Row, spread
+from loadtest.tables import Record, spread
 from services.engine.prefix_cache import CacheEvents
 from services.prefix_index.registry import WorkerRecord
 from services.protocol.block_hash import BlockHash
@@ -34,8 +35,8 @@ _Blocks = Mapping[BlockHash, BlockHash]
 HandOn = Callable[[CacheEvents], object]
 
 
-async def measure(batch: int) -> list[Row]:
-    """Rounds of three kinds in turn. What a round left for the event loop is done before the next one begins."""
+async def measure(batch: int) -> list[Record]:
+    """Measures rounds of three kinds in turn. The event loop ends the work of a round before the next one begins."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     prompts: list[CacheEvents] = []
     steps = len(_KINDS) * _ROUNDS * _STEPS
@@ -56,7 +57,7 @@ async def measure(batch: int) -> list[Row]:
 
 
 class _Beside:
-    """What a worker's event loop does with the blocks that steps fill; or with some of it kept back."""
+    """The work of a worker's event loop on the blocks that steps fill; some of it may be deferred."""
 
     def __init__(self, link: IndexLink) -> None:
         self._link = link
@@ -68,16 +69,16 @@ class _Beside:
         self._unpublished: list[tuple[_Blocks, _Blocks]] = []
 
     def begin(self, *, named: bool, published: bool) -> HandOn:
-        """Where the engine thread is to put its events."""
+        """Begins a round, and returns the function to which the engine thread hands its events."""
         self._published = published
         return self._name_soon if named else self._unnamed.append
 
     def name(self, events: list[CacheEvents]) -> None:
-        """Names blocks that were there before."""
+        """Takes events of blocks that were filled before the rounds."""
         self._unnamed += events
 
     async def settle(self) -> None:
-        """Does what was kept back, and waits until all is done."""
+        """Does the deferred work, and waits until all is done."""
         self._published = True
         for added, evicted in self._unpublished:
             self._link.blocks_changed(added, evicted)
@@ -111,7 +112,7 @@ async def _beside(url: str) -> AsyncIterator[_Beside]:
 
 
 def _run(worker: DecodingWorker, hand_on: HandOn) -> list[float]:
-    """One round, on a thread of its own: seconds of each step."""
+    """Runs one round, on a thread of its own, and returns the seconds of each step."""
 
     def take(outputs: CoreOutputs) -> None:
         if outputs.block_events:
@@ -126,5 +127,5 @@ def _run(worker: DecodingWorker, hand_on: HandOn) -> list[float]:
     return times
 
 
-def _beyond(times: list[float]) -> Row:
+def _beyond(times: list[float]) -> Record:
     return spread([(spent - _MODEL_S) * 1e3 for spent in times])

@@ -1,7 +1,6 @@
-"""Block reads between two processes of this host, over each transport that works here: what decode does to prefill."""
+"""Reads of blocks between two processes of this host, as decode reads from prefill, over each transport that works."""
 
 import asyncio
-import multiprocessing
 import secrets
 import threading
 import time
@@ -17,7 +16,8 @@ from kvtransfer.block_memory import BlockMemory, HostBlocks
 from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import BlockRead, Memory, ReadEnd, Transport, TransportError
 from kvtransfer.transports.byte_stream import BlockSource
-from loadtest.micro.rows import Row, spread
+from loadtest.children import child
+from loadtest.tables import Record, spread
 from protos import kv_pb2_grpc
 from services.config import TransportName
 from services.protocol.grpc_options import SERVER_OPTIONS
@@ -29,17 +29,19 @@ _READS = 12
 _POLL_S = 0.0005  # as the transfer thread's
 _GENERATION = 1
 
-Read = Callable[[int], float]  # of so many blocks: seconds
-MakeBlocks = Callable[[int, int, int], BlockMemory]  # so many, of so many bytes, each of which is this; to be pickled
+Read = Callable[[int], float]  # reads a number of blocks, and returns the seconds
+MakeBlocks = Callable[
+    [int, int, int], BlockMemory
+]  # from num_blocks, block_bytes, and the content of each byte; pickled
 
 
-def measure() -> list[Row]:
-    """Bytes a second of one read of all blocks, the first one left out: it connects."""
-    sizes: Row = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
+def measure() -> list[Record]:
+    """Measures the bytes a second of reads of all blocks; the first read, which connects, is left out."""
+    sizes: Record = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
     return [{"transport": name.value, **sizes, **_rate(name)} for name in (TransportName.NIXL, TransportName.GRPC)]
 
 
-def _rate(name: TransportName) -> Row:
+def _rate(name: TransportName) -> Record:
     try:
         with reading(name, _NUM_BLOCKS, _BLOCK_BYTES) as read:
             seconds = [read(_NUM_BLOCKS) for _ in range(_READS)][1:]
@@ -49,7 +51,7 @@ def _rate(name: TransportName) -> Row:
 
 
 def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
-    """In host memory."""
+    """Allocates blocks in host memory, all bytes `content`."""
     return HostBlocks(np.full((num_blocks, block_bytes), content, dtype=np.uint8))
 
 
@@ -57,21 +59,20 @@ def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
 def reading(
     name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks = host_blocks
 ) -> Iterator[Read]:
-    """Reads of another process's pool. Raises TransportError, and EOFError where that process ends."""
-    context = multiprocessing.get_context("spawn")
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, name, num_blocks, block_bytes, make_blocks), daemon=True)
-    process.start()
-    theirs.close()  # ours: so that its end is noticed
-    try:
-        worker_id, address, descriptor = pipe.recv()
+    """Yields a function that reads blocks of another process's pool and returns the seconds it took.
+
+    Raises TransportError, and EOFError where that process ends."""
+    with child(_serve, name, num_blocks, block_bytes, make_blocks) as producer:
+        worker_id, address, descriptor = producer.pipe.recv()
         with _end(name, make_blocks(num_blocks, block_bytes, 0), 0) as (source, transport, _):
             transport.add_worker(worker_id, address, descriptor)
             ids = count()
 
             def read(wanted: int) -> float:
                 number = next(ids)
-                first = number * wanted % (num_blocks - wanted + 1)  # other blocks, which no cache holds, if it can
+                first = (
+                    number * wanted % (num_blocks - wanted + 1)
+                )  # other blocks, which are in no cache, if there are enough
                 blocks = np.arange(first, first + wanted, dtype=np.uint32)
                 seconds = _read(transport, worker_id, number, blocks)
                 arrived = source.memory.blocks.read(blocks, 0, wanted * block_bytes)
@@ -80,13 +81,10 @@ def reading(
 
             yield read
             transport.close()
-    finally:
-        process.kill()
-        process.join()
 
 
 def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks) -> None:
-    """The producer: polls until it is killed, or nobody holds the pipe."""
+    """Runs the producer, which polls until nobody holds the pipe any more."""
     blocks = make_blocks(num_blocks, block_bytes, _GENERATION)
     with _end(name, blocks, _GENERATION) as (source, transport, address):
         pipe.send((source.worker_id, address, transport.descriptor()))
@@ -110,7 +108,7 @@ def _read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarr
 
 @contextmanager
 def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[tuple[BlockSource, Transport, str]]:
-    """One worker's transport and address, with its event loop on a thread, as in a worker."""
+    """Makes one worker's transport and address, with its event loop on a thread, as in a worker."""
     memory = Memory(blocks, np.full(blocks.num_blocks, generation, dtype=np.uint64))
     source = BlockSource(WorkerId(secrets.randbits(64)), memory)
     loop = asyncio.new_event_loop()

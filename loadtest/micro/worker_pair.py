@@ -26,36 +26,36 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """What was noted of one, in seconds."""
+    """The noted times of one handoff, in seconds."""
 
     ready_s: float  # from the end of prefill's last step until decode begins the sequence's first one
-    read_s: float  # the last read in it
-    read_blocks: int  # that it moved
-    transport: TransportName  # over which
-    first_s: float  # until the first token, from the request on
+    read_s: float  # the last read of the handoff
+    read_blocks: int  # blocks that the last read moved
+    transport: TransportName  # of the last read
+    first_s: float  # from the request to the first token
     gap_s: float  # from the first token to the second
 
 
 class Stream:
-    """A gateway's stream to one worker. Reading is for one task: who is cancelled in it ends the stream."""
+    """A gateway's stream to one worker. One task reads it: a task that is cancelled while it reads ends the stream."""
 
     def __init__(self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", hello: WorkerHello) -> None:
         self.hello = hello
         self._call = call
 
     async def send(self, command: Submit | Abort) -> None:
-        """Commands come in the order of their handles."""
+        """Sends a command. Commands are sent in the order of their handles."""
         await self._call.write(serialize_gateway_message(command))
 
     async def frame(self) -> Frame:
-        """The next one."""
+        """Reads the next frame."""
         while True:
             message = deserialize_worker_message(_bytes(await self._call.read()))
             if isinstance(message, Frame):
                 return message
 
     async def until_position(self, handle: int, position: int) -> None:
-        """Until the worker's row for this position is here."""
+        """Reads frames up to the row that has this position."""
         while True:
             frame = await self.frame()
             assert not frame.failures, frame.failures
@@ -74,7 +74,7 @@ class WorkerPair:
         self._handles = count(1)
 
     async def submit(self, prompt: np.ndarray, max_tokens: int, *, handed_over: bool) -> int:
-        """A greedy request, to both or to decode alone; its handle."""
+        """Submits a greedy request to both workers or to decode alone, and returns its handle."""
         handle = next(self._handles)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
         capsule = Capsule(prompt, len(prompt), sampling)
@@ -85,12 +85,12 @@ class WorkerPair:
         return handle
 
     async def abort(self, handle: int) -> None:
-        """At both; a worker that does not know it forgets it."""
+        """Aborts a request at both workers; one that does not know the handle ignores it."""
         await self.prefill.send(Abort(handle))
         await self.decode.send(Abort(handle))
 
     async def hand_over(self, prompt: np.ndarray) -> Handoff:
-        """One request of two tokens, while nothing else goes on."""
+        """Measures one request of two tokens that is handed off, while nothing else goes on."""
         self._decode_marks[Mark.LAUNCHED] = 0.0
         begin = time.monotonic()
         async with asyncio.timeout(_TIMEOUT_S):
@@ -110,7 +110,7 @@ class WorkerPair:
         )
 
     async def alone(self, prompt: np.ndarray) -> float:
-        """Seconds until decode's first token of a request that it computes itself, while nothing else goes on."""
+        """Measures seconds until the first token of a request that decode computes alone; nothing else goes on."""
         begin = time.monotonic()
         async with asyncio.timeout(_TIMEOUT_S):
             handle = await self.submit(prompt, 2, handed_over=False)
@@ -139,6 +139,6 @@ async def _stream(port: int) -> AsyncIterator[Stream]:
 
 
 def _bytes(message: object) -> bytes:
-    """What a stream's read gave; anything else is its end."""
+    """Returns the bytes that a stream's read gave; any other object is the end of the stream."""
     assert isinstance(message, bytes), "a worker ended its stream"
     return message

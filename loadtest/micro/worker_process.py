@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import multiprocessing
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import structlog
 
+from loadtest.children import SPAWN, child
 from loadtest.micro.marks import Marks, marking, new_marks
 from services.config import WorkerRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S
@@ -22,12 +22,12 @@ MakeParts = Callable[[WorkerRole], WorkerParts]  # called in the worker's proces
 
 
 class StartError(Exception):
-    """A worker did not start: its traceback."""
+    """A worker did not start; the text is its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningWorker:
-    """One that serves."""
+    """A worker that serves: its port and its marks."""
 
     port: int
     marks: Marks
@@ -35,7 +35,7 @@ class RunningWorker:
 
 @contextmanager
 def running_pair(make_parts: MakeParts) -> Iterator[tuple[RunningWorker, RunningWorker]]:
-    """A prefill and a decode worker, which start at the same time. Raises StartError."""
+    """Starts a prefill and a decode worker at the same time. Raises StartError."""
     with ExitStack() as processes:
         starting = [processes.enter_context(_process(make_parts, role)) for role in WorkerRole]
         prefill, decode = (RunningWorker(_port(pipe, role), marks) for role, pipe, marks in starting)
@@ -44,17 +44,9 @@ def running_pair(make_parts: MakeParts) -> Iterator[tuple[RunningWorker, Running
 
 @contextmanager
 def _process(make_parts: MakeParts, role: WorkerRole) -> Iterator[tuple[WorkerRole, Connection, Marks]]:
-    context = multiprocessing.get_context("spawn")
-    marks: Marks = context.RawArray("d", new_marks())
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(make_parts, role, marks, theirs), daemon=True)
-    process.start()
-    theirs.close()  # ours: so that its end is noticed
-    try:
-        yield role, pipe, marks
-    finally:
-        process.kill()
-        process.join()
+    marks: Marks = SPAWN.RawArray("d", new_marks())
+    with child(_serve, make_parts, role, marks) as worker:
+        yield role, worker.pipe, marks
 
 
 def _port(pipe: Connection, role: WorkerRole) -> int:
@@ -67,8 +59,8 @@ def _port(pipe: Connection, role: WorkerRole) -> int:
     return answer
 
 
-def _serve(make_parts: MakeParts, role: WorkerRole, marks: Marks, pipe: Connection) -> None:
-    """Sends its port up the pipe, or why there is none, and serves until it is killed or nobody holds the pipe."""
+def _serve(pipe: Connection, make_parts: MakeParts, role: WorkerRole, marks: Marks) -> None:
+    """Sends the worker's port up the pipe, or why there is none, and serves until nobody holds the pipe any more."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 import grpc
-import httpx
+import httpx2
 from grpc_health.v1 import health_pb2
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -38,12 +38,12 @@ def http_ready(url: str) -> Probe:
 
     async def probe() -> bool:
         # Loopback: neither proxies nor certificates have a say.
-        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
+        async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
             try:
                 answer = await client.get(url)
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 return False
-        return answer.status_code == httpx.codes.OK
+        return answer.status_code == httpx2.codes.OK
 
     return probe
 

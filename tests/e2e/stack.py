@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,17 +15,9 @@ from typing import Any
 
 import openai
 
+from loadtest.processes import free_ports
 from services.process import lifeline
 from tests.e2e.forked import WorkerProcess
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listened on a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: str = "the condition") -> float:

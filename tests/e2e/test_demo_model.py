@@ -17,11 +17,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from loadtest.processes import free_ports
 from services.launcher import demo_model
 from services.protocol.model_files.open import open_model
 from tests.e2e.corrupted import corrupt_reads
 from tests.e2e.forked import WorkerProcess
-from tests.e2e.stack import Gateway, free_ports
+from tests.e2e.stack import Gateway
 
 # Greedy answers to these have no near tie that rounding could decide: the least lead of a token is 0.03 in its logit.
 CHATS = (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.processes import free_ports
 from tests.checkpoints import edit_json
-from tests.e2e.stack import free_ports
 
 
 def unknown_architecture(model: Path) -> str:

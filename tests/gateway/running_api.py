@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import uvicorn
 from prometheus_client import CollectorRegistry
 from structlog.contextvars import merge_contextvars
@@ -35,18 +35,18 @@ class Api:
     base_url: str
     generator: ScriptedGenerator
     tokenizer: Tokenizer
-    http: httpx.AsyncClient
+    http: httpx2.AsyncClient
     port: int
     logs: list[MutableMapping[str, Any]]
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
 
-    async def chat(self, **fields: Any) -> httpx.Response:
+    async def chat(self, **fields: Any) -> httpx2.Response:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
         return await self.http.post("/v1/chat/completions", json=body)
 
-    async def complete(self, **fields: Any) -> httpx.Response:
+    async def complete(self, **fields: Any) -> httpx2.Response:
         return await self.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi", **fields})
 
 
@@ -78,7 +78,7 @@ async def running_api(
     base_url = f"http://127.0.0.1:{port}"
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
-            async with httpx.AsyncClient(base_url=base_url, timeout=120) as http:
+            async with httpx2.AsyncClient(base_url=base_url, timeout=120) as http:
                 yield Api(base_url, generator, tokenizer, http, port, logs)
     finally:
         server.should_exit = True
@@ -93,7 +93,7 @@ def post_bytes(path: str, fields: dict[str, Any]) -> bytes:
     return head.encode() + b"\r\n\r\n" + body
 
 
-def events(response: httpx.Response) -> list[Any]:
+def events(response: httpx2.Response) -> list[Any]:
     """The data of each server-sent event; the last one may be "[DONE]"."""
     found = []
     for block in response.text.split("\n\n")[:-1]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from services.config import WorkerRole
@@ -58,13 +58,13 @@ async def gateway(model: Path, port: int, *workers: str) -> AsyncIterator[Proces
         await process.communicate()
 
 
-async def ready(client: httpx.AsyncClient) -> None:
+async def ready(client: httpx2.AsyncClient) -> None:
     async with asyncio.timeout(120):
         while True:
             try:
                 if (await client.get("/ready")).status_code == 200:
                     return
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 pass
             await asyncio.sleep(0.05)
 
@@ -82,7 +82,7 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
         serving(prefill),
         serving(decode),
         gateway(model, port, prefill.address, decode.address) as process,
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         await ready(client)
         body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 3, "temperature": 0}

@@ -1,6 +1,6 @@
 """Triton kernels on whatever there is: a CUDA GPU, or Triton's interpreter on the CPU.
 
-What neither it nor the CPU can do is skipped without a GPU, by name in tests/allowed_skips.txt.
+Tests that need CUDA itself are skipped without a GPU, by name in tests/allowed_skips.txt.
 """
 
 import os
@@ -19,17 +19,17 @@ if find_spec("triton") is None:  # there is one for Linux alone
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where the kernels run."""
+    """The device on which the kernels run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=not torch.cuda.is_available())
 def own_memory() -> Iterator[list[str]]:
-    """In the interpreter, kernels touch nothing but their tensors, and programs of one launch not each other's.
+    """Fails a test whose kernels, in the interpreter, touch memory beside their tensors or that of other programs.
 
-    What is found: a test may let it pass.
+    Yields the faults: a test may take out those that it allows.
     """
-    from loadtest.gpu.checks.memory import watched_memory  # which needs Triton
+    from tests.gpu.checks.memory import watched_memory  # which needs Triton
 
     with watched_memory() as found:
         yield found
@@ -37,11 +37,11 @@ def own_memory() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def forget_trial(own_memory: list[str]) -> Callable[[], None]:
-    """To be called after trial steps: all their tokens go to one block, where they overwrite each other."""
+def allow_trial_steps(own_memory: list[str]) -> Callable[[], None]:
+    """Returns a function that allows what trial steps do: all their tokens go to one block and overwrite each other."""
 
-    def forget() -> None:
+    def allow() -> None:
         known = "rotate_kernel: two programs write different values to one place"
         own_memory[:] = [each for each in own_memory if each != known]
 
-    return forget
+    return allow

@@ -1,4 +1,4 @@
-"""Paged attention in Triton against float64, over steps of `loadtest.gpu.checks.attention_step`."""
+"""Paged attention in Triton against float64, over steps of `tests.gpu.checks.attention_step`."""
 
 import math
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from kvtransfer.layout import KvLayout
-from loadtest.gpu.checks import attention as checks
-from loadtest.gpu.checks.attention import run_case
-from loadtest.gpu.checks.attention_step import Case, Step
-from loadtest.gpu.direct_staging import DirectStaging
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
+from tests.gpu.checks import attention as checks
+from tests.gpu.checks.attention import run_case
+from tests.gpu.checks.attention_step import Case, Step
+from tests.gpu.checks.direct_staging import DirectStaging
 
 MIXED: dict[str, Any] = {"seq_lens": (1, 33, 17, 70, 64, 5), "counts": (1, 33, 1, 20, 1, 2)}
 DECODE: dict[str, Any] = {"seq_lens": (1, 16, 17, 90, 33), "counts": (1,) * 5}

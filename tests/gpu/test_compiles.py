@@ -2,9 +2,9 @@
 
 import pytest
 
-from loadtest.gpu.compiled import Compiled, compile_all
+from tests.gpu.compiled import Compiled, compile_all
 
-MODULES = [f"loadtest.gpu.variants.{name}" for name in ("attention", "rows", "sampling")]
+MODULES = [f"tests.gpu.variants.{name}" for name in ("attention", "rows", "sampling")]
 ROWS = ("add_norm", "silu_mul", "quantize_rows", "rotate_and_store", "store_kv 128")
 
 

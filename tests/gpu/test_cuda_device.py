@@ -79,7 +79,7 @@ def test_a_block_lands_in_a_pool_that_has_been_cleared(card: Card) -> None:
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
-    late_card: Card, forget_trial: Callable[[], None], fp8: bool, tmp_path: Path
+    late_card: Card, allow_trial_steps: Callable[[], None], fp8: bool, tmp_path: Path
 ) -> None:
     directory = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16 if fp8 else torch.float32)
     options = {"kv_cache_dtype": KvCacheDtype.FP8, "quantization": Quantization.FP8} if fp8 else {}
@@ -87,7 +87,7 @@ def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
     share = TOTAL_BYTES // 50
     assert 0.99 * share <= late_card.most_reserved <= share
     assert runner.kv_memory().device == 0
-    forget_trial()
+    allow_trial_steps()
 
     late_card.waits.clear()
     prompts = prompts_of([30, 5])
@@ -99,13 +99,13 @@ def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
 
 
 def test_the_host_waits_for_a_step_when_it_takes_its_results(
-    late_card: Card, forget_trial: Callable[[], None], tmp_path: Path
+    late_card: Card, allow_trial_steps: Callable[[], None], tmp_path: Path
 ) -> None:
     """And then once, asleep; whatever it launches meanwhile."""
     loaded = load(write_checkpoint(tmp_path / "model"), kv_memory_bytes=1 << 20)
     runner = loaded.runner
     assert loaded.kernels == "cuda"
-    forget_trial()
+    allow_trial_steps()
     late_card.waits.clear()
     steps = [decode_step(2, 20), prefill_step(30)]
     for step in [*steps, *steps]:
@@ -119,7 +119,7 @@ def test_the_host_waits_for_a_step_when_it_takes_its_results(
 
 
 def test_a_model_that_does_not_fit_is_refused(
-    late_card: Card, forget_trial: Callable[[], None], tmp_path: Path
+    late_card: Card, allow_trial_steps: Callable[[], None], tmp_path: Path
 ) -> None:
     directory = write_checkpoint(tmp_path / "model")
     with pytest.raises(ModelError, match=r"no memory is left for KV: this worker may take 0% of 0.25 GiB"):
@@ -131,7 +131,7 @@ def test_a_model_that_does_not_fit_is_refused(
     with pytest.raises(ModelError, match=r"the model's weights need 0.00 GiB, 0.00 GiB are free"):
         load(directory)
     del occupied
-    forget_trial()
+    allow_trial_steps()
 
 
 def load(directory: Path, **options: Any) -> LoadedModel:

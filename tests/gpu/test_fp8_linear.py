@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from loadtest.gpu.checks import fp8_linear as checks
 from services.engine.kernels.gpu import fp8_linear
+from tests.gpu.checks import fp8_linear as checks
 
 
 def test_product_is_that_of_the_quantised_operands(device):

@@ -193,11 +193,11 @@ def test_a_block_is_copied_after_all_steps(tmp_path: Path) -> None:
     assert torch.equal(pool[source], pool[destination])
 
 
-def test_warm_up_leaves_a_runner_that_computes_the_same(forget_trial: Callable[[], None], tmp_path: Path) -> None:
+def test_warm_up_leaves_a_runner_that_computes_the_same(allow_trial_steps: Callable[[], None], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     warm = make_runner(directory, max_num_seqs=2, max_num_batched_tokens=24)
     warm.warm_up()
-    forget_trial()
+    allow_trial_steps()
     prompts = prompts_of([7, 20])
     assert [row.generated for row in run_greedy(warm, prompts, 4, chunk=12)] == [
         row.generated for row in run_greedy(make_runner(directory), prompts, 4, chunk=12)

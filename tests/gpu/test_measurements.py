@@ -90,18 +90,18 @@ def test_transformers_runs_the_same_shape(model: BenchModel) -> None:
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
 def test_kernels_are_compiled_for_kv_of_any_dtype(
-    model: BenchModel, forget_trial: Callable[[], None], kv_dtype: torch.dtype
+    model: BenchModel, allow_trial_steps: Callable[[], None], kv_dtype: torch.dtype
 ) -> None:
     row: Any
     (row,) = warm_up.measure(model, kv_dtype, batch=2, num_tokens=32)
-    forget_trial()
+    allow_trial_steps()
     assert row["kv"] == str(kv_dtype).removeprefix("torch.")
     assert row["seconds"] > 0
 
 
 def test_a_case_beyond_its_bound_is_named_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadtest.gpu.checks import rows
-    from loadtest.gpu.checks.result import Check
+    from tests.gpu.checks import rows
+    from tests.gpu.checks.result import Check
 
     found = [Check("exact", 0.0, 0.0), Check("near", 0.9, 1.0), Check("wrong", float("nan"), 1.0)]
     monkeypatch.setattr(rows, "check", lambda device, seed, num_cases: found)
@@ -114,9 +114,9 @@ def test_a_case_beyond_its_bound_is_named_and_counted(monkeypatch: pytest.Monkey
 
 @needs(NO_GPU)
 def test_a_kernel_that_writes_beside_its_tensors_fails(own_memory: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from loadtest.gpu.checks import rows
-    from loadtest.gpu.checks.result import Check
     from services.engine.kernels.gpu.rows import quantize_rows_into
+    from tests.gpu.checks import rows
+    from tests.gpu.checks.result import Check
 
     def check(device: torch.device, seed: int, num_cases: int) -> list[Check]:
         quantize_rows_into(torch.ones(4, 8), torch.empty(4, 8, dtype=torch.float8_e4m3fn), torch.empty(4, 1)[:2])

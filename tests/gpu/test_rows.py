@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from loadtest.gpu.checks import rotary, rows
 from services.engine.kernels.gpu.rotary import PagedKv, store_kv
+from tests.gpu.checks import rotary, rows
 
 CHECKS = [
     (rows.check_norm, 10),

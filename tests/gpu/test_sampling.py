@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from loadtest.gpu.checks import sampling as checks
-from loadtest.gpu.checks import sampling_cases as cases
-from loadtest.gpu.checks.sampling_oracle import Settings, at_the_edge, kept, lateness, race_numbers
 from services.engine import sampler
 from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
+from tests.gpu.checks import sampling as checks
+from tests.gpu.checks import sampling_cases as cases
+from tests.gpu.checks.sampling_oracle import Settings, at_the_edge, kept, lateness, race_numbers
 
 SETTINGS = [
     Settings(),

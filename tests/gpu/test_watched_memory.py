@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from loadtest.gpu.checks.memory import watched_memory
+from tests.gpu.checks.memory import watched_memory
 from tests.machine import NO_GPU, needs
 
 pytestmark = needs(NO_GPU)  # else kernels are not interpreted

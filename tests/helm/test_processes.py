@@ -13,9 +13,10 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.processes import free_ports
 from protos import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import clear_prompt, generate, write_model
-from tests.e2e.stack import free_ports, wait_until
+from tests.e2e.stack import wait_until
 from tests.e2e.test_pair import GREEDY, text_of
 from tests.helm.chart import Helm
 from tests.helm.kubelet import POD_IP, Container

@@ -2,14 +2,14 @@
 
 import pytest
 
-from loadtest.client import Outcome
+from loadtest.client.drive import Outcome
+from loadtest.client.report import report
+from loadtest.client.workload import Workload, prompts
 from loadtest.compare import workloads
+from loadtest.compare.document import document
 from loadtest.compare.ratios import Contest, Spread, compare, ratio
 from loadtest.compare.rounds import Run
-from loadtest.compare.tables import document
 from loadtest.compare.workloads import Compared, Figure
-from loadtest.report import report
-from loadtest.workload import Workload, prompts
 
 CONTEST = Contest("Baton against both", "baton", ("small", "large"))
 

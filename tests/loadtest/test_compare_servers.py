@@ -10,11 +10,12 @@ import psutil
 import pytest
 
 from loadtest import http_stream
-from loadtest.compare.rounds import Plan, Run, run_all
-from loadtest.compare.servers import Launch, Process, ServerError, free_ports, running
+from loadtest.client.workload import Workload
+from loadtest.compare.rounds import Comparison, Run, run_all
+from loadtest.compare.servers import Launch, running
 from loadtest.compare.workloads import Compared, Figure
 from loadtest.http_stream import Address, HttpError
-from loadtest.workload import Workload
+from loadtest.processes import Process, ProcessError, free_ports
 
 SCRIPT = Path(__file__).with_name("openai_server.py")
 SMALL = Compared(Workload(3, 5, 4), Figure.TOKENS_PER_S)
@@ -63,14 +64,14 @@ async def test_what_a_server_started_ends_with_it() -> None:
 
 async def test_a_server_that_dies_while_it_starts_is_told_with_its_last_words() -> None:
     dies = StandIn(program=(sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"))
-    with pytest.raises(ServerError, match="stand-in ended with 3; its last lines:\nno such model"):
+    with pytest.raises(ProcessError, match="stand-in ended with 3; its last lines:\nno such model"):
         async with running(dies):
             raise AssertionError("it never answered")
 
 
 async def test_a_server_that_never_answers_is_given_up() -> None:
     silent = StandIn(program=(sys.executable, "-c", "import time; time.sleep(600)"))
-    with pytest.raises(ServerError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(ProcessError, match=r"did not answer within 0\.5 s"):
         async with running(silent, start_timeout_s=0.5):
             raise AssertionError("it never answered")
 
@@ -84,7 +85,7 @@ async def die_under_load() -> None:
 
 
 async def test_a_server_that_died_under_load_spoils_the_run() -> None:
-    with pytest.raises(ServerError, match="ended with 9"):
+    with pytest.raises(ProcessError, match="ended with 9"):
         await die_under_load()
 
 
@@ -112,8 +113,8 @@ def test_ports_are_different() -> None:
 
 
 async def runs_of(*servers: StandIn, rounds: int = 1, after_round: Callable[[list[Run]], None] = print) -> list[Run]:
-    plan = Plan(servers=servers, workloads=(SMALL, TWICE), rounds=rounds, seed=0, vocabulary=512)
-    return await run_all(plan, lambda line: None, after_round)
+    comparison = Comparison(servers=servers, workloads=(SMALL, TWICE), rounds=rounds, seed=0, vocabulary=512)
+    return await run_all(comparison, lambda line: None, after_round)
 
 
 async def test_servers_take_turns_in_every_round() -> None:

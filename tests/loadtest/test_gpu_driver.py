@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.gpu.__main__ import main
 from loadtest.gpu.bench import Bench
+from loadtest.gpu.command import main
 from loadtest.gpu.driver import Driver
 from loadtest.gpu.part_process import Found
 from loadtest.gpu.parts import PARTS, Part
-from loadtest.gpu.report import Report
+from loadtest.gpu.results import Results
 from tests.machine import NO_GPU, needs
 
 
@@ -52,7 +51,7 @@ def a_wrong_kernel(bench: Bench) -> Iterator[Found]:
 
 def run(parts: dict[str, Part], tmp_path: Path, seconds: float = 600.0) -> tuple[Driver, dict[str, Any], list[str]]:
     """The driver, rows by the part's title, and notes."""
-    driver = Driver(Report(tmp_path, "here"), deadline=time.monotonic() + seconds, seed=5)
+    driver = Driver(Results(tmp_path, "here"), deadline=time.monotonic() + seconds, seed=5)
     driver.run(list(parts), parts)
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert all(note in (tmp_path / "gpu.md").read_text() for note in found["notes"])
@@ -107,9 +106,8 @@ def test_no_part_begins_after_the_deadline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("check", "exit_code"), [(rows, 0), (a_wrong_kernel, 1)])
 def test_without_a_gpu_kernels_are_checked_and_nothing_is_measured(check, exit_code, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(PARTS, "check", Part("kernels", (check,)))
-    monkeypatch.setattr(sys, "argv", ["loadtest.gpu", "--out", str(tmp_path)])
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # restored
-    assert main() == exit_code
+    assert main(["--out", str(tmp_path)]) == exit_code
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert list(found["sections"]) == ["check: kernels"]
     assert found["notes"][-1].startswith("Nothing was measured, there is no CUDA GPU: compile, card, decode, ")

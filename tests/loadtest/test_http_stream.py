@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.client import Outcome, drive
+from loadtest.client.drive import Outcome, drive
 from loadtest.http_stream import Address, Answer, HttpError, ask
 
 HEAD = b"HTTP/1.1 200 OK\r\n"

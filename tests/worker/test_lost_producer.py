@@ -18,12 +18,12 @@ import pytest
 from kvtransfer.ids import WorkerId
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.memory import MemoryFabric
+from loadtest.processes import free_ports
 from services.config import WorkerRole
 from services.protocol.messages import Abort
 from services.protocol.outcomes import FailureCode
 from services.worker.core import WorkerCore
 from services.worker.worker import Worker
-from tests.e2e.stack import free_ports
 from tests.engine.harness import reference
 from tests.worker.client import Stream, TestGateway
 from tests.worker.conftest import make_worker, serving, worker_baseline

@@ -46,7 +46,7 @@ class _Finder(MetaPathFinder):
 
 
 def _stay(pid: int, mask: object) -> None:
-    """In place of os.sched_setaffinity."""
+    """Replaces os.sched_setaffinity: threads stay where they are."""
 
 
 os.sched_setaffinity = _stay

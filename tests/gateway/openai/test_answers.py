@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import pytest_asyncio
 
@@ -36,7 +36,7 @@ def api(running: Api) -> Api:
     return running
 
 
-def text_of(response: httpx.Response) -> str:
+def text_of(response: httpx2.Response) -> str:
     """The text of a stream of either endpoint."""
     choices = [event["choices"][0] for event in events(response)[:-1] if event["choices"]]
     return "".join(choice["delta"].get("content") or "" if "delta" in choice else choice["text"] for choice in choices)

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import pytest_asyncio
 
@@ -28,7 +28,7 @@ async def api() -> AsyncIterator[Api]:
 
 
 def assert_refused(
-    response: httpx.Response, param: str | None, code: str | None = None, status: int = 400, says: str = ""
+    response: httpx2.Response, param: str | None, code: str | None = None, status: int = 400, says: str = ""
 ) -> None:
     """The envelope, whole, and nothing of our insides in it."""
     assert response.status_code == status, response.text

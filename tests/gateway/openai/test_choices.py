@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
@@ -33,7 +33,7 @@ def api(shared: Api) -> Api:
     return shared
 
 
-def streamed(response: httpx.Response) -> dict[int, str]:
+def streamed(response: httpx2.Response) -> dict[int, str]:
     """The text of each choice; every one has one finish reason, its last word."""
     texts: dict[int, str] = {}
     finished: list[int] = []

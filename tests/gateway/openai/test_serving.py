@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
+import httpx2
 import pytest
 
 from services.gateway.listening import ListenError, listen
@@ -45,7 +45,7 @@ def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def test_sigterm_lets_an_answer_in_progress_end_and_the_exit_code_is_0():
-    with server() as (process, url), httpx.stream("GET", f"{url}/slow", timeout=60) as response:
+    with server() as (process, url), httpx2.stream("GET", f"{url}/slow", timeout=60) as response:
         parts = response.iter_text()
         assert next(parts).startswith("part")
         process.send_signal(signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""A load-test client for any OpenAI server."""

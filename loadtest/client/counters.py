@@ -1,0 +1,47 @@
+"""Baton's own counters over a run: the difference between two readings of /metrics."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest import http_stream
+from loadtest.http_stream import Address, HttpError
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters at one moment."""
+
+    handoffs: Counter[str]  # by outcome
+    kv_bytes_moved: int
+
+
+async def read(address: Address) -> Reading | None:
+    """Reads Baton's counters; None when the server is no Baton."""
+    try:
+        answer = await http_stream.ask(address, "/metrics", None)
+        text = answer.body().decode()
+    except HttpError:  # many servers have no metrics there
+        return None
+    return parse(text)
+
+
+def parse(text: str) -> Reading | None:
+    """Parses Prometheus' text format; None when it has no counters of Baton's."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    if not any(sample.name.startswith("baton_") for sample in samples):
+        return None
+    handoffs: Counter[str] = Counter()
+    moved = 0
+    for sample in samples:
+        if sample.name == "baton_handoffs_total":
+            handoffs[sample.labels.get("outcome", "")] += int(sample.value)
+        elif sample.name == "baton_kv_bytes_moved_total":
+            moved += int(sample.value)
+    return Reading(handoffs, moved)
+
+
+def difference(before: Reading, after: Reading) -> Reading:
+    """Subtracts one reading from a later one."""
+    return Reading(after.handoffs - before.handoffs, after.kv_bytes_moved - before.kv_bytes_moved)

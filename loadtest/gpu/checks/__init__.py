@@ -1,1 +1,0 @@
-"""Each kernel against a reference in higher precision, over random shapes."""

@@ -1,1 +1,0 @@
-"""Kernels as they run for real models, for `loadtest.gpu.compiled`."""

@@ -1,0 +1,106 @@
+"""`python -m loadtest micro PART`: prints a table of what one part of Baton costs, and writes it with `--json FILE`.
+
+A part is a module of this package with `measure(...)`, which takes the part's options and returns its records, or a
+coroutine of them.
+"""
+
+import argparse
+import asyncio
+import inspect
+import sys
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from loadtest.tables import Record, table, write_json
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    about: str
+    options: tuple[tuple[str, int | None, str], ...] = ()  # name, default, help; without a default: a path
+
+
+_PARTS = {
+    "gateway": _Part(
+        "a gateway's CPU for each request and each token, with workers whose model costs nothing",
+        (
+            ("rounds", 3, "rounds, of each figure the median"),
+            ("model", None, "with a tokenizer and a chat template, instead of the random model"),
+            ("dynamo", None, "virtual environment with NVIDIA Dynamo, whose front end is then measured too"),
+        ),
+    ),
+    "gc": _Part(
+        "what steady decoding leaves for the garbage collector, and how often that runs",
+        (("steps", 10_000, "steps of each batch"),),
+    ),
+    "handoff": _Part(
+        "one handoff between two workers without a model, and the same read by NIXL alone",
+        (("rounds", 12, "handoffs of each size"),),
+    ),
+    "idle": _Part(
+        "the CPU of Baton's processes while nobody asks them for anything",
+        (("seconds", 20, "how long"), ("model", None, "the checkpoint, instead of the random model")),
+    ),
+    "index": _Part(
+        "the prefix index in Redis: lookups, publishing, memory",
+        (("blocks", 1_000_000, "(block, worker) pairs"),),
+    ),
+    "interference": _Part(
+        "a decode step beside streams to gateways, submits of long prompts and publishing",
+        (("batch", 256, "sequences"), ("steps", 300, "steps of each round"), ("rounds", 2, "rounds of each kind")),
+    ),
+    "model": _Part(
+        "where a step's time goes in the model, beside what memory and cores allow; of another class: BATON_CPU_ISA",
+        (
+            ("model", None, "the checkpoint"),
+            ("context", 120, "tokens of each sequence that decodes"),
+            ("float32", 0, "1: in float32, and not in bfloat16"),
+        ),
+    ),
+    "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
+    "scheduler": _Part(
+        "a decode step without the model: schedule, blocks, stop checks, frames",
+        (("steps", 400, "steps of each batch"),),
+    ),
+    "staging": _Part(
+        "what the host does for a decode step on a GPU, but for launches: index work and one copy",
+        (("steps", 400, "steps of each kind"),),
+    ),
+    "step": _Part(
+        "a decode step beside the publishing of the blocks that it fills",
+        (("batch", 256, "sequences"),),
+    ),
+    "transport": _Part("KV blocks between two processes of this host, over NIXL and over gRPC"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Measures the part that the arguments name, prints its table, and returns exit code 0."""
+    name, chosen, path = _options(arguments)
+    records = _measure(name, chosen)
+    sys.stdout.write(table(records))
+    if path is not None:
+        write_json(records, path)
+    return 0
+
+
+def _options(arguments: list[str]) -> tuple[str, dict[str, int | Path | None], Path | None]:
+    parser = argparse.ArgumentParser(prog="python -m loadtest micro", description=__doc__.partition("\n")[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    for name, part in _PARTS.items():
+        of_part = parts.add_parser(name, help=part.about, description=part.about)
+        for option, default, meaning in part.options:
+            if default is None:
+                of_part.add_argument(f"--{option}", type=Path, metavar="DIR", help=meaning)
+            else:
+                of_part.add_argument(f"--{option}", type=int, default=default, help=f"{meaning} (%(default)s)")
+        of_part.add_argument("--json", type=Path, metavar="FILE", help="writes the records there as well")
+    given = vars(parser.parse_args(arguments))
+    return given.pop("part"), given, given.pop("json")
+
+
+def _measure(name: str, options: dict[str, int | Path | None]) -> list[Record]:
+    found = import_module(f"loadtest.micro.{name}").measure(**options)
+    records: list[Record] = asyncio.run(found) if inspect.iscoroutine(found) else found
+    return records

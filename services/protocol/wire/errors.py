@@ -1,0 +1,5 @@
+"""The error of everything that parses messages."""
+
+
+class WireError(ValueError):
+    """A message that no correct peer sends."""

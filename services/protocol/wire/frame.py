@@ -1,0 +1,121 @@
+"""Frames: rows, failures and load of one step. A step packs one for each gateway: nothing here is generic."""
+
+import numpy as np
+
+from kvtransfer.ids import WorkerId
+from protos import worker_pb2
+from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
+from services.protocol.outcomes import FailureCode, FinishReason
+from services.protocol.wire.arrays import array_bytes, check_lengths, parse_array
+from services.protocol.wire.errors import WireError
+
+_LAST_FINISH_REASON = max(FinishReason)
+
+
+def pack_frame(frame: Frame) -> worker_pb2.Frame:
+    """Packs a frame."""
+    return worker_pb2.Frame(
+        handles=array_bytes(frame.handles, "<u4"),
+        positions=array_bytes(frame.positions, "<u4"),
+        counts=array_bytes(frame.counts, "<u4"),
+        tokens=array_bytes(frame.tokens, "<i4"),
+        finish=array_bytes(frame.finish, "u1"),
+        cached=array_bytes(frame.cached, "<i4"),
+        logprobs=pack_logprobs(frame.logprobs) if frame.logprobs is not None else None,
+        failures=[
+            worker_pb2.Failure(handle=failure.handle, code=failure.code, detail=failure.detail)
+            for failure in frame.failures
+        ],
+        load=_pack_load(frame.load) if frame.load is not None else None,
+    )
+
+
+def parse_frame(packed: worker_pb2.Frame) -> Frame:
+    """Parses a frame, whose arrays then fit together. Raises WireError."""
+    frame = Frame(
+        handles=parse_array(packed.handles, "<u4", "handles"),
+        positions=parse_array(packed.positions, "<u4", "positions"),
+        counts=parse_array(packed.counts, "<u4", "counts"),
+        tokens=parse_array(packed.tokens, "<i4", "tokens"),
+        finish=parse_array(packed.finish, "u1", "finish"),
+        cached=parse_array(packed.cached, "<i4", "cached"),
+        logprobs=parse_logprobs(packed.logprobs) if packed.HasField("logprobs") else None,
+        failures=[_parse_failure(failure) for failure in packed.failures],
+        load=_parse_load(packed.load) if packed.HasField("load") else None,
+    )
+    _check_frame(frame)
+    return frame
+
+
+def _check_frame(frame: Frame) -> None:
+    rows = len(frame.handles)
+    check_lengths(rows, frame.positions, frame.counts, frame.finish, frame.cached)
+    # Not numpy's reductions: they cost more than all rows of a batch.
+    check_lengths(sum(frame.counts.tolist()), frame.tokens)
+    if (last := max(frame.finish.tolist(), default=0)) > _LAST_FINISH_REASON:
+        raise WireError(f"finish reason {last}")
+    packed = frame.logprobs
+    if packed is None:
+        return
+    check_lengths(rows, packed.widths)
+    asked = packed.widths >= 0
+    counts = frame.counts[asked].astype(np.int64)
+    check_lengths(int(counts.sum()), packed.sampled)
+    check_lengths(int((counts * packed.widths[asked]).sum()), packed.top_ids, packed.top)
+
+
+def pack_logprobs(logprobs: PackedLogprobs) -> worker_pb2.Logprobs:
+    """Packs the logprobs of some rows."""
+    return worker_pb2.Logprobs(
+        widths=array_bytes(logprobs.widths, "<i4"),
+        sampled=array_bytes(logprobs.sampled, "<f4"),
+        top_ids=array_bytes(logprobs.top_ids, "<i4"),
+        top=array_bytes(logprobs.top, "<f4"),
+    )
+
+
+def parse_logprobs(packed: worker_pb2.Logprobs) -> PackedLogprobs:
+    """Parses the logprobs of some rows. Raises WireError; the caller checks that the arrays fit together."""
+    return PackedLogprobs(
+        widths=parse_array(packed.widths, "<i4", "widths"),
+        sampled=parse_array(packed.sampled, "<f4", "sampled"),
+        top_ids=parse_array(packed.top_ids, "<i4", "top_ids"),
+        top=parse_array(packed.top, "<f4", "top"),
+    )
+
+
+def _parse_failure(packed: worker_pb2.Failure) -> Failure:
+    try:
+        code = FailureCode(packed.code)
+    except ValueError:
+        # The code of a newer neighbour: all that it means here is that this attempt is over.
+        code = FailureCode.HANDOFF
+    return Failure(packed.handle, code, packed.detail)
+
+
+def _pack_load(load: Load) -> worker_pb2.Load:
+    return worker_pb2.Load(
+        running=load.running,
+        waiting=load.waiting,
+        waiting_tokens=load.waiting_tokens,
+        available_blocks=load.available_blocks,
+        quarantined_blocks=load.quarantined_blocks,
+        avoid=load.avoid,
+        bytes_moved=load.bytes_moved,
+        gc_collections=load.gc_collections,
+        gc_pause_us=load.gc_pause_us,
+    )
+
+
+def _parse_load(packed: worker_pb2.Load) -> Load:
+    return Load(
+        running=packed.running,
+        waiting=packed.waiting,
+        waiting_tokens=packed.waiting_tokens,
+        available_blocks=packed.available_blocks,
+        quarantined_blocks=packed.quarantined_blocks,
+        avoid=tuple(map(WorkerId, packed.avoid)),
+        bytes_moved=packed.bytes_moved,
+        gc_collections=packed.gc_collections,
+        gc_pause_us=packed.gc_pause_us,
+    )

@@ -1,0 +1,59 @@
+"""Hellos: the first message of either side."""
+
+from kvtransfer.ids import WorkerId
+from protos import worker_pb2
+from services.config import WorkerRole
+from services.protocol.messages import GatewayHello, WorkerHello
+from services.protocol.wire.errors import WireError
+from services.protocol.wire.fields import SharedFields
+
+_ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
+_ROLE_NAMES = {number: role for role, number in _ROLES.items()}
+
+_OF_GATEWAY = SharedFields("protocol_major", "protocol_minor", "gateway", "highest_handle")
+_OF_WORKER = SharedFields(
+    "protocol_major",
+    "protocol_minor",
+    "fingerprint",
+    "kv_protocol",
+    "block_size",
+    "num_blocks",
+    "max_model_len",
+    "max_num_seqs",
+    "vocab_size",
+    "model",
+    "kernels",
+)
+
+
+def pack_gateway_hello(hello: GatewayHello) -> worker_pb2.GatewayHello:
+    """Packs a gateway's hello."""
+    return worker_pb2.GatewayHello(**_OF_GATEWAY.of(hello), without_block_events=not hello.wants_block_events)
+
+
+def parse_gateway_hello(packed: worker_pb2.GatewayHello) -> GatewayHello:
+    """Parses a gateway's hello."""
+    return GatewayHello(**_OF_GATEWAY.of(packed), wants_block_events=not packed.without_block_events)
+
+
+def pack_worker_hello(hello: WorkerHello) -> worker_pb2.WorkerHello:
+    """Packs a worker's hello."""
+    return worker_pb2.WorkerHello(
+        **_OF_WORKER.of(hello),
+        incarnation=hello.worker_id,
+        role=_ROLES[hello.role],
+        transports=hello.transports,
+    )
+
+
+def parse_worker_hello(packed: worker_pb2.WorkerHello) -> WorkerHello:
+    """Parses a worker's hello. Raises WireError."""
+    role = _ROLE_NAMES.get(packed.role)
+    if role is None or packed.block_size < 1:
+        raise WireError(f"a hello with role {packed.role} and block size {packed.block_size}")
+    return WorkerHello(
+        **_OF_WORKER.of(packed),
+        worker_id=WorkerId(packed.incarnation),
+        role=role,
+        transports=tuple(packed.transports),
+    )
