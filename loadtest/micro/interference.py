@@ -140,7 +140,7 @@ async def _worker(runner: RestingRunner, batch: int, redis_url: str | None) -> A
 
 def _submit_inside(worker: Worker, batch: int) -> None:
     """As if a gateway had that is not there any more, except that nobody noticed."""
-    worker.engine.call(lambda core, now: core.gateway_hello(GatewayId(1), 0))
+    worker.engine.call(lambda core, now: core.from_gateways.hello(GatewayId(1), 0))
     for number in range(batch):
         capsule = _capsule(number, _PROMPT)
         request = Request(AttemptId(GatewayId(1), number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
@@ -148,7 +148,7 @@ def _submit_inside(worker: Worker, batch: int) -> None:
 
 
 def _submit(request: Request, core: WorkerCore, now: float) -> None:
-    core.submit(request, now)
+    core.from_gateways.submit(request, now)
 
 
 @asynccontextmanager

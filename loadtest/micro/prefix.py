@@ -14,7 +14,7 @@ import numpy as np
 from loadtest.micro.decoding import BLOCK_SIZE, RestingRunner, make_core, make_request
 from loadtest.micro.rows import Row
 from services.decode.scheduler import DecodeScheduler
-from services.engine.scheduler import Plan
+from services.engine.scheduler import StepPlan
 from services.engine.sequences import Sequences
 from services.protocol.block_hash import block_hashes, root_hash
 
@@ -33,7 +33,7 @@ class _TimedScheduler(DecodeScheduler):
 
     seconds = 0.0
 
-    def plan(self, sequences: Sequences, now: float) -> Plan:
+    def plan(self, sequences: Sequences, now: float) -> StepPlan:
         start = time.perf_counter()
         plan = super().plan(sequences, now)
         self.seconds = time.perf_counter() - start
@@ -52,12 +52,12 @@ def _measure(length: int) -> list[Row]:
         """Microseconds of the submission, of the plan that admits it, and of its end."""
         request = make_request(next(handles), prompt, 2)
         start = time.perf_counter()
-        core.submit(request, 0.0)
+        core.from_gateways.submit(request, 0.0)
         submitted = time.perf_counter() - start
         core.step(0.0)
         planned = scheduler.seconds
         start = time.perf_counter()
-        core.abort(request.id, 0.0)
+        core.from_gateways.abort(request.id, 0.0)
         ended = time.perf_counter() - start
         core.take_outputs(0.0)
         return submitted * 1e6, planned * 1e6, ended * 1e6

@@ -22,7 +22,7 @@ from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
@@ -42,7 +42,7 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
 def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> WorkerParts:
     loaded = load_runner(config.engine)
     for notice in loaded.notices:
-        _log.warning(notice)
+        log.warning(notice)
     if config.engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used
         populate(loaded.runner.kv_memory())
     return WorkerParts(
@@ -72,6 +72,6 @@ async def _serve(worker: Worker, address: str) -> int:
     gc.freeze()  # what the model and the libraries made stays; no collection needs to look at it again
     reason = await worker.ended
     if reason is not None:
-        _log.error("this worker ends", reason=reason)
+        log.error("this worker ends", reason=reason)
     await worker.stop()
     return 0 if reason is None else 1
