@@ -1,4 +1,4 @@
-"""What the two sides of a handoff say to each other, and the names they use."""
+"""The messages between the two sides of a handoff."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -7,13 +7,13 @@ from kvtransfer.ids import AttemptId, WorkerId
 
 
 class EndReason(IntEnum):
-    """Why a handoff ended before its blocks had moved."""
+    """The reasons for which a handoff ends before its blocks have moved."""
 
-    FINISHED = 1  # nothing to hand over: the sequence ended at its first token
-    ABORTED = 2  # the gateway gave it up
+    FINISHED = 1  # nothing to hand off: the sequence finished with its first token
+    ABORTED = 2  # the gateway wants no more of it
     OVER = 3  # opened after it had ended, or its submit never came
     WRONG_WORKER = 4  # opened at another worker: this one's address was the producer's before
-    FAILED = 5  # the producer's engine refused it
+    FAILED = 5  # the producer's engine failed its request
     EXPIRED = 6  # its deadline passed
     WORKER_LOST = 7  # the control stream stayed away longer than the grace
     STALE = 8  # a block's generation had changed by the time it was read
@@ -22,7 +22,7 @@ class EndReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The token that the producer sampled for one sequence over the prompt; nobody samples it again."""
+    """The token that the producer sampled for one sequence over the prompt; the consumer does not sample it again."""
 
     handle: int  # of the sequence: the handoff's own, or a branch's
     token: int
@@ -31,10 +31,13 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Consumer to producer: I take this handoff. May be repeated; the answer is all that was announced so far."""
+    """Consumer to producer: give me the lease of this handoff. May be repeated.
+
+    The answer is one announcement of everything that was announced so far, or `Ended`.
+    """
 
     id: AttemptId
-    producer: WorkerId  # that is meant
+    producer: WorkerId  # the worker that is meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """Producer to consumer: these blocks are complete.
+    """Producer to consumer: these blocks are complete. The engine makes it, the producer passes it on unchanged.
 
     blocks[i] holds block first_index + i of the sequence and had generations[i] when it was announced.
     The final announcement carries the first token of each sequence that goes on from the prompt; its last block may be

@@ -1,56 +1,26 @@
 """The producer's side of all its handoffs: a state machine without I/O.
 
-Inputs are method calls, outputs are actions, taken in order with `take_actions`. Who drives it owns the engine, the
-clock and the streams.
+Inputs are method calls, outputs are actions, taken in order with `take_actions`. The caller owns the engine, the clock
+and the streams.
 
     submit ─▶ announce … announce(first token) ─▶ release       the blocks move, the lease ends
-                 │              └─ finish: nothing to hand over
-                 └─ fail, abort, gateway_lost, lease or deadline over
+                 │              └─ finish: nothing to hand off
+                 └─ fail, abort, gateway_lost, end of the lease, deadline
 
 `open` may come before `submit`, at any time after it, and again. Until then the lease is the gateway's, so an abort
 frees the blocks at once. From then on it is the consumer's: an abort stops the computation and tells the consumer,
 but the blocks stay until the consumer releases them or its lease ends, so nothing is taken from under a read.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
+from kvtransfer.actions import FailHandoff, FreeBlocks, ProducerAction, SendToConsumer, StopComputing
+from kvtransfer.announced import AnnouncedBlocks
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.lease import Lease
-from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, ToConsumer
-
-
-@dataclass(frozen=True, slots=True)
-class SendToConsumer:
-    """Put this message on the control stream, if that is still there."""
-
-    stream: StreamId
-    message: ToConsumer
-
-
-@dataclass(frozen=True, slots=True)
-class StopComputing:
-    """Compute this sequence no further, but keep its blocks."""
-
-    id: AttemptId
-
-
-@dataclass(frozen=True, slots=True)
-class FreeBlocks:
-    """Compute this sequence no further, and free its blocks."""
-
-    id: AttemptId
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerReport:
-    """Tell the gateway that this handoff is over on our side."""
-
-    id: AttemptId
-    reason: EndReason
-
-
-ProducerAction = SendToConsumer | StopComputing | FreeBlocks | ProducerReport
+from kvtransfer.messages import Announcement, Ended, EndReason, Open, ToConsumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +38,8 @@ class ProducerLimits:
 @dataclass(slots=True)
 class _Handoff:
     lease: Lease
-    blocks: list[int] = field(default_factory=list)
-    generations: list[int] = field(default_factory=list)
-    first_tokens: tuple[FirstToken, ...] = ()
-    stopped: bool = False  # aborted while a consumer holds the lease
+    announced: AnnouncedBlocks = field(default_factory=AnnouncedBlocks)
+    aborted: bool = False  # while the lease is a consumer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +49,7 @@ class _EarlyOpen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Over:
+class _Ended:
     reason: EndReason
     until: float
 
@@ -95,101 +63,93 @@ class Producer:
         self._limits = limits or ProducerLimits()
         self._handoffs: dict[AttemptId, _Handoff] = {}
         self._early: dict[AttemptId, _EarlyOpen] = {}
-        self._over: dict[AttemptId, _Over] = {}  # ended with the gateway told, a short while ago
+        self._recent: dict[AttemptId, _Ended] = {}  # ended a short while ago, and the gateway knows why from the engine
         self._actions: list[ProducerAction] = []
 
     def take_actions(self) -> list[ProducerAction]:
-        """What is to be done since the last call, in order."""
+        """Takes the actions since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions
 
     @property
-    def open_ids(self) -> set[AttemptId]:
-        """Handoffs that hold blocks or may still get some."""
-        return set(self._handoffs)
-
-    def knows(self, id: AttemptId) -> bool:
-        """True while this handoff holds blocks or may still get some."""
-        return id in self._handoffs
+    def open_ids(self) -> Set[AttemptId]:
+        """Handoffs that have blocks or may still get some; a live view."""
+        return self._handoffs.keys()
 
     @property
     def idle(self) -> bool:
-        """True when nobody reads our blocks or is about to."""
+        """True when no consumer reads our blocks or is about to."""
         return not self._handoffs and not self._early
 
     # From the gateway.
 
     def submit(self, id: AttemptId, deadline: float) -> None:
-        """The gateway's request; its handle was admitted by the marks just now."""
+        """Begins a handoff; the marks have just admitted its handle."""
         handoff = self._handoffs[id] = _Handoff(Lease(deadline))
         if (early := self._early.pop(id, None)) is not None:
             self._opened(id, handoff, early.stream)
 
     def abort(self, id: AttemptId) -> None:
-        """The gateway gives the handle up. Unknown and repeated aborts change nothing."""
+        """Ends a handoff for its gateway. Unknown and repeated aborts change nothing."""
         handoff = self._handoffs.get(id)
         if handoff is None:
             if (early := self._early.pop(id, None)) is not None:
                 self._send(early.stream, Ended(id, EndReason.ABORTED))
         elif handoff.lease.holder is None:
             self._free(id)
-        elif not handoff.stopped:
-            handoff.stopped = True
+        elif not handoff.aborted:
+            handoff.aborted = True
             self._actions.append(StopComputing(id))
             self._tell(handoff, Ended(id, EndReason.ABORTED))
 
     def gateway_lost(self, gateway: GatewayId) -> None:
-        """The gateway's stream broke: that ends its handles, known ones and those it will never send."""
+        """Aborts the handoffs of a gateway whose stream broke, also those that were opened and not submitted."""
         for id in [id for id in (*self._handoffs, *self._early) if id.gateway == gateway]:
             self.abort(id)
 
     # From the engine.
 
-    def announce(
-        self, id: AttemptId, blocks: list[int], generations: list[int], first_tokens: tuple[FirstToken, ...]
-    ) -> None:
-        """Further blocks of this prompt are complete; the last ones come with the first tokens."""
-        handoff = self._handoffs.get(id)
-        if handoff is None or handoff.stopped:
+    def announce(self, news: Announcement) -> None:
+        """Announces further complete blocks of a prompt; the last ones come with the first tokens."""
+        handoff = self._handoffs.get(news.id)
+        if handoff is None or handoff.aborted:
             return
-        first_index = len(handoff.blocks)
-        handoff.blocks += blocks
-        handoff.generations += generations
-        handoff.first_tokens = first_tokens
-        self._tell(handoff, Announcement(id, first_index, tuple(blocks), tuple(generations), first_tokens))
+        in_order = handoff.announced.add(news)
+        assert in_order
+        self._tell(handoff, news)
 
     def finish(self, id: AttemptId, now: float) -> None:
-        """The sequence ended at its first token: no handoff is needed."""
+        """Ends a handoff that is not needed: the sequence finished with its first token."""
         self._end_told(id, EndReason.FINISHED, now)
 
     def fail(self, id: AttemptId, now: float) -> None:
-        """The engine gave it up, and has told the gateway why."""
+        """Ends a handoff whose request our engine failed, and told the gateway why."""
         self._end_told(id, EndReason.FAILED, now)
 
     # From the consumer.
 
     def open(self, stream: StreamId, message: Open, now: float) -> None:
-        """The consumer takes the handoff, or takes it again."""
+        """Gives a consumer the lease of a handoff, for the first time or again, and answers with what was announced."""
         id = message.id
         handoff = self._handoffs.get(id)
         if message.producer != self._worker_id:
             self._send(stream, Ended(id, EndReason.WRONG_WORKER))
         elif handoff is not None:
             self._opened(id, handoff, stream)
-        elif (over := self._over.get(id)) is not None:
-            self._send(stream, Ended(id, over.reason))
+        elif (recent := self._recent.get(id)) is not None:
+            self._send(stream, Ended(id, recent.reason))
         elif self._marks.is_past(id) or len(self._early) >= self._limits.max_early_opens:
             self._send(stream, Ended(id, EndReason.OVER))
         else:
             self._early[id] = _EarlyOpen(stream, now + self._limits.open_wait_s)
 
     def release(self, id: AttemptId) -> None:
-        """The consumer is done with it. Unknown and repeated releases change nothing."""
+        """Frees the blocks of a handoff for its consumer. Unknown and repeated releases change nothing."""
         if id in self._handoffs:
             self._free(id)
 
     def stream_lost(self, stream: StreamId, now: float) -> None:
-        """A control stream broke; its leases go on for the grace, unless they are opened on another one."""
+        """Lets the leases of a control stream that broke go on for the grace, unless another stream takes them."""
         for handoff in self._handoffs.values():
             handoff.lease.break_stream(stream, now + self._limits.grace_s)
         for id in [id for id, early in self._early.items() if early.stream == stream]:
@@ -198,32 +158,31 @@ class Producer:
     # From the clock.
 
     def tick(self, now: float) -> None:
-        """Ends what is over by time."""
+        """Ends handoffs past their deadline, or without a stream for longer than the grace, and early opens."""
         for id, handoff in list(self._handoffs.items()):
             if now >= handoff.lease.deadline:
-                self._end(id, EndReason.EXPIRED, report=not handoff.stopped)
+                self._end(id, EndReason.EXPIRED, report=not handoff.aborted)
             elif handoff.lease.broken_until is not None and now >= handoff.lease.broken_until:
-                self._end(id, EndReason.WORKER_LOST, report=not handoff.stopped)
+                self._end(id, EndReason.WORKER_LOST, report=not handoff.aborted)
         for id, early in list(self._early.items()):
             if now >= early.until:
                 del self._early[id]
                 self._send(early.stream, Ended(id, EndReason.OVER))
-        for id in [id for id, over in self._over.items() if now >= over.until]:
-            del self._over[id]
+        for id in [id for id, recent in self._recent.items() if now >= recent.until]:
+            del self._recent[id]
 
     def _opened(self, id: AttemptId, handoff: _Handoff, stream: StreamId) -> None:
         handoff.lease.take(stream)
-        if handoff.stopped:
+        if handoff.aborted:
             self._send(stream, Ended(id, EndReason.ABORTED))
             return
-        announced = Announcement(id, 0, tuple(handoff.blocks), tuple(handoff.generations), handoff.first_tokens)
-        self._send(stream, announced)
+        self._send(stream, handoff.announced.as_announcement(id))
 
     def _end_told(self, id: AttemptId, reason: EndReason, now: float) -> None:
-        """Ends what the gateway was told of by the engine; a consumer that opens it late must not call it a failure."""
+        """Ends a handoff of which the gateway knows from the engine: a consumer that opens it late reports none."""
         if id in self._handoffs:
             self._end(id, reason)
-            self._over[id] = _Over(reason, now + self._limits.open_wait_s)
+            self._recent[id] = _Ended(reason, now + self._limits.open_wait_s)
 
     def _end(self, id: AttemptId, reason: EndReason, *, report: bool = False) -> None:
         handoff = self._handoffs.get(id)
@@ -232,7 +191,7 @@ class Producer:
         self._tell(handoff, Ended(id, reason))
         self._free(id)
         if report:
-            self._actions.append(ProducerReport(id, reason))
+            self._actions.append(FailHandoff(id, reason))
 
     def _free(self, id: AttemptId) -> None:
         del self._handoffs[id]

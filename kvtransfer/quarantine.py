@@ -1,43 +1,44 @@
 """Quarantine: destination blocks of reads whose end is unknown.
 
-A posted read cannot be taken back, whatever became of its request: its data may land minutes later. So its blocks are
-out of use until the transport reports the read's end, which it does as well for a producer whose process is seen to
-be gone (`kvtransfer.process`). That a producer cannot be reached ends nothing: a firewall refuses connections to the
-living.
+A posted read cannot be taken back, whatever became of its request: its data may land minutes later. So the blocks of an
+abandoned read are out of use until the transport reports the read's end. It also reports the reads of a producer whose
+process is seen to be gone (`kvtransfer.process`). A producer that cannot be reached ends no read: a firewall refuses
+connections to the living.
 
-Where neither comes, the blocks stay out of use until their worker starts afresh.
+Blocks of a read whose end is never reported stay out of use until their worker starts afresh.
 """
 
 from dataclasses import dataclass
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.transports.base import BlockRead
 
 _MAX_SHARE = 0.1  # of the pool
-_SETTLE_S = 5.0  # a read that is given up is usually over within milliseconds: younger ones do not count for the share
+_SETTLE_S = 5.0  # an abandoned read usually ends within milliseconds: younger ones do not count for the share
 _MAX_AGE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedRead:
-    """An open read that nobody wants any more."""
-
+class _AbandonedRead:
     producer: WorkerId
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...]  # ids in our pool
     since: float
 
 
 class Quarantine:
-    """Blocks out of use, by the read that may still write to them."""
+    """Blocks out of use, by the abandoned read that may still write to them."""
 
     def __init__(self) -> None:
-        self._reads: dict[int, QuarantinedRead] = {}
+        self._reads: dict[int, _AbandonedRead] = {}
 
-    def add(self, read_id: int, read: QuarantinedRead) -> None:
-        """From now on these blocks are out of use."""
-        self._reads[read_id] = read
+    def add(self, read: BlockRead, now: float) -> tuple[int, ...]:
+        """Takes the destination blocks of an abandoned read out of use, and returns them."""
+        blocks: tuple[int, ...] = tuple(read.destination.tolist())
+        self._reads[read.read_id] = _AbandonedRead(read.worker, blocks, now)
+        return blocks
 
     def end(self, read_id: int) -> tuple[int, ...]:
-        """The read is over: its blocks, for use again. Empty where it was not in quarantine."""
+        """Returns the blocks of a read that ended, for use again; none where it was not in quarantine."""
         read = self._reads.pop(read_id, None)
         return read.blocks if read else ()
 
@@ -48,11 +49,11 @@ class Quarantine:
 
     @property
     def producers(self) -> set[WorkerId]:
-        """Producers whose reads are not known to be over: not to be paired with now."""
+        """Producers from which an abandoned read is open: not to be paired with now."""
         return {read.producer for read in self._reads.values()}
 
     def why_start_afresh(self, now: float, pool_blocks: int) -> str | None:
-        """Why a worker with such a pool cannot go on with what is in quarantine, for a person; None: it can."""
+        """Says, for a person, why a worker with such a pool cannot go on with this quarantine; None: it can."""
         if not self._reads:
             return None
         settled = sum(len(read.blocks) for read in self._reads.values() if now - read.since >= _SETTLE_S)

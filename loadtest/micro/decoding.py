@@ -18,7 +18,8 @@ from services.engine.scheduler import Scheduler
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import pack_worker_message
-from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.core import WorkerCore
+from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import EngineThread
 
 _GATEWAY = GatewayId(1)
@@ -43,7 +44,7 @@ class DecodingWorker:
         self.round = self._thread.round
         for number in range(batch):
             prompt = number * _PROMPT * 2 + np.arange(_PROMPT + number % BLOCK_SIZE, dtype=np.int32)
-            self.core.submit(make_request(number + 1, prompt, max_tokens), 0.0)
+            self.core.from_gateways.submit(make_request(number + 1, prompt, max_tokens), 0.0)
         while len(self.core.engine.sequences.batch.slots_in(Phase.DECODE)) < batch:
             self.round()
 
@@ -53,7 +54,7 @@ def make_core(runner: IdleRunner, scheduler: Scheduler, max_num_seqs: int, max_m
     engine = Engine(runner, scheduler, max_num_seqs=max_num_seqs, max_model_len=max_model_len, eos_token_ids=(_EOS,))
     marks = HandleMarks()
     core = WorkerCore(engine, WorkerId(1), Producer(WorkerId(1), marks), Consumer(), marks)
-    core.gateway_hello(_GATEWAY, 0)
+    core.from_gateways.hello(_GATEWAY, 0)
     return core
 
 

@@ -142,7 +142,7 @@ async def _worker(runner: IdleRunner, batch: int, redis_url: str | None) -> Asyn
 
 def _submit_inside(worker: Worker, batch: int) -> None:
     """Submits the sequences in the name of a gateway that has no stream."""
-    worker.engine.call(lambda core, now: core.gateway_hello(GatewayId(1), 0))
+    worker.engine.call(lambda core, now: core.from_gateways.hello(GatewayId(1), 0))
     for number in range(batch):
         capsule = _capsule(number, _PROMPT)
         request = Request(AttemptId(GatewayId(1), number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
@@ -150,7 +150,7 @@ def _submit_inside(worker: Worker, batch: int) -> None:
 
 
 def _submit(request: Request, core: WorkerCore, now: float) -> None:
-    core.submit(request, now)
+    core.from_gateways.submit(request, now)
 
 
 def _gateway(pipe: Connection, port: int, gateway_id: int, sequences: int, long_prompts: bool) -> None:

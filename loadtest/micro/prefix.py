@@ -15,7 +15,7 @@ from loadtest.micro.decoding import make_core, make_request
 from loadtest.micro.idle_runner import BLOCK_SIZE, IdleRunner
 from loadtest.tables import Record
 from services.decode.scheduler import DecodeScheduler
-from services.engine.scheduler import Plan
+from services.engine.scheduler import StepPlan
 from services.engine.sequences import Sequences
 from services.protocol.block_hash import block_hashes, root_hash
 
@@ -34,7 +34,7 @@ class _TimedScheduler(DecodeScheduler):
 
     seconds = 0.0
 
-    def plan(self, sequences: Sequences, now: float) -> Plan:
+    def plan(self, sequences: Sequences, now: float) -> StepPlan:
         start = time.perf_counter()
         plan = super().plan(sequences, now)
         self.seconds = time.perf_counter() - start
@@ -53,12 +53,12 @@ def _measure(length: int) -> list[Record]:
         """Returns the microseconds of the submission, of the plan that admits the request, and of its abort."""
         request = make_request(next(handles), prompt, 2)
         start = time.perf_counter()
-        core.submit(request, 0.0)
+        core.from_gateways.submit(request, 0.0)
         submitted = time.perf_counter() - start
         core.step(0.0)
         planned = scheduler.seconds
         start = time.perf_counter()
-        core.abort(request.id, 0.0)
+        core.from_gateways.abort(request.id, 0.0)
         ended = time.perf_counter() - start
         core.take_outputs(0.0)
         return submitted * 1e6, planned * 1e6, ended * 1e6

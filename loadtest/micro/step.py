@@ -19,7 +19,7 @@ from services.engine.prefix_cache import CacheEvents
 from services.prefix_index.registry import WorkerRecord
 from services.protocol.block_hash import BlockHash
 from services.worker.block_log import BlockLog
-from services.worker.core import CoreOutputs
+from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.index_link import IndexLink
 

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from services.engine.admission import Admission
 from services.engine.batch_state import Phase
 from services.engine.request import Request
-from services.engine.scheduler import NOTHING, Plan, take_chunks
-from services.engine.sequences import Admission, Sequences
+from services.engine.request_table import State
+from services.engine.scheduler import NOTHING, StepPlan, take_chunks
+from services.engine.sequences import Sequences
 
 
 class DecodeScheduler:
@@ -32,7 +34,7 @@ class DecodeScheduler:
         if self._grow(sequences):
             self._admit(sequences)
 
-    def plan(self, sequences: Sequences, now: float) -> Plan:
+    def plan(self, sequences: Sequences, now: float) -> StepPlan:
         """Grows, admits, and takes all decoding rows and a chunk."""
         if not self._grow(sequences):
             return NOTHING
@@ -42,13 +44,13 @@ class DecodeScheduler:
         ones = np.ones(len(decoding), dtype=np.int32)
         computing = batch.slots_in(Phase.PREFILL)
         if not len(computing):
-            return Plan(decoding, ones, only_decodes=True)
+            return StepPlan(decoding, ones, only_decodes=True)
         budget = max(1, self._budget - len(decoding))
         if len(decoding):
             budget = min(budget, self._prefill_chunk)
         oldest_first = computing[np.argsort(batch.arrival[computing], kind="stable")]
         chunks = take_chunks(sequences, oldest_first, budget)
-        return Plan(np.concatenate([decoding, chunks.slots]), np.concatenate([ones, chunks.counts]))
+        return StepPlan(np.concatenate([decoding, chunks.slots]), np.concatenate([ones, chunks.counts]))
 
     def _grow(self, sequences: Sequences) -> bool:
         """Every decoding row gets the block it needs; where blocks run out, the newest sequence gives way.
@@ -56,8 +58,8 @@ class DecodeScheduler:
         False while a step is under way: with its end blocks may come free, and who gives way then knows all its tokens.
         """
         batch = sequences.batch
-        while not sequences.grow(batch.slots_in(Phase.DECODE)):
-            if sequences.steps_under_way:
+        while not sequences.tables.grow(batch.slots_in(Phase.DECODE)):
+            if sequences.frees.steps_under_way:
                 return False
             running = np.concatenate([batch.slots_in(Phase.DECODE), batch.slots_in(Phase.PREFILL)])
             sequences.preempt(int(running[np.argmax(batch.arrival[running])]))
@@ -65,16 +67,16 @@ class DecodeScheduler:
 
     def _admit(self, sequences: Sequences) -> None:
         """The preempted first, without a watermark; no new one passes them while they wait for room."""
-        for request in sorted(sequences.preempted.values(), key=_arrival):
+        for request in sorted(sequences.requests.in_state(State.PREEMPTED), key=_arrival):
             if sequences.admit(request) is Admission.NO_ROOM:
                 return
-        for request in sorted(sequences.waiting.values(), key=_arrival):
+        for request in sorted(sequences.requests.in_state(State.WAITING), key=_arrival):
             if sequences.admit(request, watermark=self._blocks_kept(sequences)) is Admission.NO_ROOM:
                 return
 
     def _blocks_kept(self, sequences: Sequences) -> int:
         """Blocks left for growth; none when nothing runs, or a large request would wait for ever."""
-        if not sequences.ids_with_blocks:
+        if not sequences.requests.num_with_blocks:
             return 0
         return max(1, int(sequences.pool.num_blocks * self._watermark))
 

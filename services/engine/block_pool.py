@@ -1,15 +1,15 @@
-"""The block pool: who holds which block, and which block is given out next.
+"""The block pool: how many references each block has, and which block is allocated next.
 
 Every block is in exactly one of three places:
 
-    free       no references, no cached content      a stack: the block freed last is taken first
-    evictable  no references, cached content         a queue, least recently used first
-    held       references above zero
+    free        no references, no cached content      a stack: the block freed last is taken first
+    evictable   no references, cached content         a queue, least recently used first
+    referenced  references above zero
 
 Blocks are freed tail-first, so in the queue a node's children stand before it and eviction is leaf-first by itself. A
-sequence with an attention window lets go of its first blocks while it runs; to evict one of those takes all that is
-below it out of the cache, also what is held: no lookup could reach it any more.
-A block's generation is raised when it is given to new content, never while it is held.
+sequence with an attention window frees its first blocks while it runs; to evict one of those takes all nodes below it
+out of the cache, also those of referenced blocks: no lookup could reach them any more.
+A block's generation is raised when the block is allocated for new content, never while it is referenced.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
         self.num_blocks = num_blocks
         self.generations = np.zeros(num_blocks, dtype=np.uint64)  # registered with transports: never reallocated
-        self._cache = cache
+        self.cache = cache
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
@@ -37,11 +37,14 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could give out now."""
+        """Blocks that `allocate` could allocate now."""
         return self._num_free + self._num_evictable
 
     def allocate(self, count: int) -> np.ndarray | None:
-        """Gives out int32[count] blocks with one reference each, all or none; evicts cached ones where it must."""
+        """Allocates int32[count] blocks with one reference each, all or none; evicts cached ones where it must.
+
+        None, and no change, where there are too few.
+        """
         if count > self.available:
             return None
         while self._num_free < count:
@@ -53,7 +56,7 @@ class BlockPool:
         return blocks
 
     def reference(self, blocks: np.ndarray) -> None:
-        """One more reference to each of int32[n] blocks, all different, which have content: cached or held."""
+        """Adds a reference to each of int32[n] blocks, all different, which are cached or referenced already."""
         unreferenced = blocks[self._references[blocks] == 0]
         assert (self._stamp[unreferenced] != 0).all()
         self._stamp[unreferenced] = 0
@@ -61,11 +64,11 @@ class BlockPool:
         self._references[blocks] += 1
 
     def free(self, blocks: np.ndarray) -> None:
-        """One reference less to each of int32[n] blocks, all different: those of a sequence, tail first."""
+        """Takes a reference from each of int32[n] blocks, all different: those of a sequence, tail first."""
         assert (self._references[blocks] > 0).all()
         self._references[blocks] -= 1
         unreferenced = blocks[self._references[blocks] == 0]
-        cached = self._cache.is_node[unreferenced]
+        cached = self.cache.is_node[unreferenced]
         self._num_evictable += int(np.count_nonzero(cached))
         self._enqueue(unreferenced[cached])
         freed = unreferenced[~cached]
@@ -73,7 +76,7 @@ class BlockPool:
         self._num_free += len(freed)
 
     def touch(self, blocks: np.ndarray) -> None:
-        """Cached blocks, nearest first, above what was released before: none of them is evicted before that."""
+        """Moves evictable blocks, nearest first, to the end of the queue: none is evicted before the one below it."""
         self._enqueue(blocks[self._stamp[blocks] != 0])
 
     def check(self) -> None:
@@ -82,12 +85,12 @@ class BlockPool:
         Slow; for tests and for an idle worker.
         """
         free = np.sort(self._free[: self._num_free])
-        evictable, held = np.flatnonzero(self._stamp), np.flatnonzero(self._references)
+        evictable, referenced = np.flatnonzero(self._stamp), np.flatnonzero(self._references)
         assert len(evictable) == self._num_evictable
-        assert np.array_equal(np.sort(np.concatenate([free, evictable, held])), np.arange(self.num_blocks))
+        assert np.array_equal(np.sort(np.concatenate([free, evictable, referenced])), np.arange(self.num_blocks))
         assert (self._references >= 0).all()
-        assert not self._cache.is_node[free].any()
-        assert self._cache.is_node[evictable].all()
+        assert not self.cache.is_node[free].any()
+        assert self.cache.is_node[evictable].all()
 
     def _enqueue(self, blocks: np.ndarray) -> None:
         stamps = np.arange(self._last_stamp + 1, self._last_stamp + 1 + len(blocks))
@@ -104,8 +107,8 @@ class BlockPool:
     def _evict_oldest(self) -> None:
         while not self._is_valid(entry := self._queue.popleft()):
             pass
-        for block in self._cache.subtree(entry % self.num_blocks):
-            self._cache.remove(block)
+        for block in self.cache.subtree(entry % self.num_blocks):
+            self.cache.remove(block)
             if self._stamp[block] != 0:
                 self._stamp[block] = 0
                 self._num_evictable -= 1

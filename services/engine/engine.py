@@ -15,13 +15,15 @@ from collections import deque
 import numpy as np
 
 from kvtransfer.ids import AttemptId
-from kvtransfer.messages import FirstToken
+from kvtransfer.messages import Announcement, FirstToken
 from services.engine.batch_state import UNKNOWN, BatchState, Phase
+from services.engine.block_pool import BlockPool
 from services.engine.launch import Launched, decode_step, mixed_step
-from services.engine.outputs import Announced, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
+from services.engine.outputs import EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
+from services.engine.prefix_cache import PrefixCache
 from services.engine.request import Request
 from services.engine.runner.base import CarriedTokens, Runner, StepInput, StepOutput
-from services.engine.scheduler import Plan, Scheduler
+from services.engine.scheduler import Scheduler, StepPlan
 from services.engine.sequences import Sequences
 from services.engine.token_rows import TokenRows
 from services.protocol.frames import TokenLogprobs
@@ -47,7 +49,9 @@ class Engine:
     ) -> None:
         assert pipeline_depth in (0, 1)
         batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size)
-        self.sequences = Sequences(batch, runner.num_blocks, eos_token_ids, runner.window)
+        pool = BlockPool(runner.num_blocks, PrefixCache(runner.num_blocks, batch.block_size))
+        self._outputs = EngineOutputs()
+        self.sequences = Sequences(batch, pool, self._outputs, eos_token_ids, runner.window)
         self.runner = runner
         self._scheduler = scheduler
         self._depth = pipeline_depth
@@ -67,7 +71,7 @@ class Engine:
         slot = self._slot(id)
         batch = self.sequences.batch
         batch.computed[slot] = batch.done[slot] = num_blocks * batch.block_size
-        self.sequences.make_ready(slot, num_blocks)
+        self.sequences.entries.make_ready(slot, num_blocks)
 
     def ready(self, id: AttemptId, first_tokens: tuple[FirstToken, ...]) -> None:
         """All blocks of a received prompt are here: what follows it joins the running batch at the next step."""
@@ -75,13 +79,13 @@ class Engine:
         batch = sequences.batch
         batch.computed[slot] = batch.done[slot] = batch.length[slot]
         by_handle = {first.handle: first for first in first_tokens}
-        for target in list(sequences.branches_of(slot)):
+        for target in list(sequences.branches.of(slot)):
             own = batch.request(target).id
             if (first := by_handle.get(own.handle)) is not None:
                 self._take_first(target, first)
             else:
                 sequences.free(own)  # ended at its first token
-        if sequences.slot_of(id) is not None:
+        if sequences.requests.slot_of(id) is not None:
             self._go_on(slot)
 
     def _take_first(self, slot: int, first: FirstToken) -> None:
@@ -90,7 +94,7 @@ class Engine:
         batch.length[slot] = position + 1
         assert first.logprobs is None or isinstance(first.logprobs, TokenLogprobs)
         id, cached = batch.request(slot).id, int(batch.cached[slot])
-        self.sequences.outputs.rows.append(single_row(id, position, first.token, cached, first.logprobs))
+        self._outputs.rows.append(single_row(id, position, first.token, cached, first.logprobs))
         batch.cached[slot] = -1
 
     def _go_on(self, slot: int) -> None:
@@ -123,23 +127,22 @@ class Engine:
         return True
 
     def take_outputs(self) -> EngineOutputs:
-        """What happened since the last call."""
-        outputs, self.sequences.outputs = self.sequences.outputs, EngineOutputs()
-        return outputs
+        """Returns what happened since the last call."""
+        return self._outputs.take()
 
     def _slot(self, id: AttemptId) -> int:
-        slot = self.sequences.slot_of(id)
+        slot = self.sequences.requests.slot_of(id)
         assert slot is not None
         return slot
 
-    def _launch(self, plan: Plan) -> None:
+    def _launch(self, plan: StepPlan) -> None:
         batch, slots = self.sequences.batch, plan.slots
         if plan.only_decodes:
             if self._decoding.slots is not slots:
                 self._decoding = TokenRows(batch, slots)
             step, rows = decode_step(batch, self._decoding), self._decoding
         else:
-            step, rows = mixed_step(self.sequences, plan)
+            step, rows = mixed_step(batch, self.sequences.branches, plan)
         if self._under_way:
             step.carried = self._carried(step, plan)
         self.runner.launch(step)
@@ -147,9 +150,9 @@ class Engine:
         batch.computed[slots] = step.seq_lens
         self._expect_tokens(launched)
         self._under_way.append(launched)
-        self.sequences.step_launched()
+        self.sequences.frees.step_launched()
 
-    def _carried(self, step: StepInput, plan: Plan) -> CarriedTokens | None:
+    def _carried(self, step: StepInput, plan: StepPlan) -> CarriedTokens | None:
         """Tokens of the step that the one under way samples."""
         queries = np.flatnonzero(step.token_ids == UNKNOWN)
         if not len(queries):
@@ -178,13 +181,13 @@ class Engine:
     def _collect(self) -> None:
         launched, output = self._under_way.popleft(), self.runner.collect()
         sequences, batch = self.sequences, self.sequences.batch
-        sequences.step_collected()
+        sequences.frees.step_collected()
         if batch.num_closed != launched.num_closed:
             launched, output = launched.without_closed(batch, output)
         slots = launched.slots
         batch.done[slots] = launched.ends
         if launched.only_decodes:
-            sequences.enter_filled(slots)
+            sequences.entries.enter_filled(slots)
         else:
             self._complete_blocks(launched)
             self._report_scores(launched, output)
@@ -201,8 +204,8 @@ class Engine:
         computing = phases == Phase.PREFILL
         size = self.sequences.batch.block_size
         for slot, end in zip(launched.slots[computing].tolist(), launched.ends[computing].tolist(), strict=True):
-            self.sequences.make_ready(slot, end // size)
-        self.sequences.enter_filled(launched.slots[~computing])
+            self.sequences.entries.make_ready(slot, end // size)
+        self.sequences.entries.enter_filled(launched.slots[~computing])
 
     def _report_scores(self, launched: Launched, output: StepOutput) -> None:
         """Rows for tokens of prompts: those that were scored."""
@@ -221,7 +224,7 @@ class Engine:
             widths=scored.num_logprobs,
             logprobs=output.scored,
         )
-        self.sequences.outputs.rows.append(rows)
+        self._outputs.rows.append(rows)
 
     def _take_tokens(self, launched: Launched, output: StepOutput) -> StepRows:
         """Appends the sampled tokens to their sequences, and says which of these ended."""
@@ -232,7 +235,7 @@ class Engine:
         finish = rows.finish(output.token_ids, launched.is_last)
         report = rows.report(positions, output.token_ids, finish, output.logprobs)
         if len(rows):
-            self.sequences.outputs.rows.append(report)
+            self._outputs.rows.append(report)
         return report
 
     def _finish_prompts(self, launched: Launched, rows: StepRows) -> None:
@@ -254,16 +257,17 @@ class Engine:
         id = batch.request(slot).id
         going_on = [row for row in sampled if rows.finish[row] == FinishReason.NONE]
         if sampled and not going_on:
-            sequences.outputs.finished_first.append(id)
+            self._outputs.finished_first.append(id)
             sequences.free(id)
             return
+        first_index = int(batch.num_announced[slot])
         end = int(batch.num_blocks[slot]) if sampled else int(batch.done[slot]) // batch.block_size
-        blocks = batch.block_table[slot, batch.num_announced[slot] : end].tolist()
-        generations = sequences.pool.generations[blocks].tolist()
+        complete = batch.block_table[slot, first_index:end]
+        blocks, generations = tuple(complete.tolist()), tuple(sequences.pool.generations[complete].tolist())
         first_tokens = tuple(
             FirstToken(int(rows.handles[row]), int(rows.tokens[row]), row_logprobs(rows, row)) for row in going_on
         )
         batch.num_announced[slot] = end
-        sequences.outputs.announced.append(Announced(id, blocks, generations, first_tokens))
+        self._outputs.announcements.append(Announcement(id, first_index, blocks, generations, first_tokens))
         if sampled:
             sequences.lease(slot)

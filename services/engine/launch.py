@@ -1,4 +1,4 @@
-"""From a plan to a runner's step, and what is remembered of a step until it is collected."""
+"""Makes a runner's step of a step plan, and keeps what belongs to the step until it is collected."""
 
 from dataclasses import dataclass, fields
 from typing import TypeVar
@@ -6,14 +6,14 @@ from typing import TypeVar
 import numpy as np
 
 from services.engine.batch_state import SCORES, BatchState
+from services.engine.branches import Branches
 from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
-from services.engine.scheduler import Plan
-from services.engine.sequences import Sequences
+from services.engine.scheduler import StepPlan
 from services.engine.token_rows import TokenRows
 
 
 def decode_step(batch: BatchState, rows: TokenRows) -> StepInput:
-    """The next token of each of these decoding rows."""
+    """Makes the step that computes the next token of each of these decoding rows."""
     positions = batch.computed[rows.slots]
     seq_lens = positions + 1
     return StepInput(
@@ -27,16 +27,16 @@ def decode_step(batch: BatchState, rows: TokenRows) -> StepInput:
     )
 
 
-def mixed_step(sequences: Sequences, plan: Plan) -> tuple[StepInput, TokenRows]:
-    """Any plan: the step, and what gets its tokens."""
-    batch, slots, counts = sequences.batch, plan.slots, plan.counts
+def mixed_step(batch: BatchState, branches: Branches, plan: StepPlan) -> tuple[StepInput, TokenRows]:
+    """Makes the step of any plan, and the rows that get its tokens."""
+    slots, counts = plan.slots, plan.counts
     starts = np.zeros(len(slots) + 1, dtype=np.int32)
     np.cumsum(counts, out=starts[1:])
     computed = batch.computed[slots]
     seq_lens = computed + counts
     positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
     complete = np.flatnonzero(seq_lens == batch.length[slots])
-    indices, sampled = sequences.sampled(slots[complete])
+    indices, sampled = branches.sampled(slots[complete])
     rows = TokenRows(batch, sampled)
     sample_rows = complete[indices].astype(np.int32)
     step = StepInput(
@@ -59,7 +59,7 @@ def _block_tables(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray) ->
 
 
 def _scored(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions: np.ndarray) -> ScoredTokens | None:
-    """The prompts' tokens of this step that have a successor in the prompt, where it is to be scored."""
+    """Finds the tokens of this step that have a successor in their prompt, where the prompt is to be scored."""
     if not (batch.features[slots] & SCORES).any():
         return None
     owners = np.repeat(slots, counts)
@@ -73,7 +73,7 @@ def _scored(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions:
 
 @dataclass(slots=True, eq=False)
 class ScoredRows:
-    """S tokens of prompts whose logprobs a step brings."""
+    """The S tokens of prompts whose logprobs a step computes."""
 
     slots: np.ndarray  # int64[S]
     positions: np.ndarray  # int32[S]
@@ -89,19 +89,19 @@ class Launched:
     """A step of R slots that samples N tokens and was not collected yet."""
 
     only_decodes: bool
-    num_closed: int  # slots that the batch had freed by then
+    num_closed: int  # slots that the batch had freed at the launch
     slots: np.ndarray  # int64[R]
-    serials: np.ndarray  # int64[R]: who was in them
-    ends: np.ndarray  # int32[R]: tokens whose KV is there when it is complete
+    serials: np.ndarray  # int64[R]: which of their sequences was in them
+    ends: np.ndarray  # int32[R]: tokens that have KV when the step is complete
     rows: TokenRows  # N
-    owners: np.ndarray  # int64[N]: the slot whose tokens each row's follows, that of its prompt for a branch
+    owners: np.ndarray  # int64[N]: the slot whose tokens each new token follows; for a branch, its prompt's
     positions: np.ndarray  # int32[N], of the tokens
-    is_last: np.ndarray | None  # bool[N]: rows that are as long as they may be with this token; None: no row is
+    is_last: np.ndarray | None  # bool[N]: rows that reach their greatest length with this token; None: no row does
     scored: ScoredRows | None
 
     @classmethod
-    def of(cls, batch: BatchState, plan: Plan, step: StepInput, rows: TokenRows) -> "Launched":
-        """What is launched just now."""
+    def of(cls, batch: BatchState, plan: StepPlan, step: StepInput, rows: TokenRows) -> "Launched":
+        """Describes the step that is being launched."""
         positions = step.seq_lens if plan.only_decodes else step.seq_lens[step.sample_rows]
         is_last = positions + 1 >= rows.max_len
         return cls(
@@ -118,7 +118,7 @@ class Launched:
         )
 
     def without_closed(self, batch: BatchState, output: StepOutput) -> tuple["Launched", StepOutput]:
-        """Of the step and of what came of it, what belongs to sequences that still have their slots."""
+        """Returns the part of the step, and of its output, that belongs to sequences which still have their slots."""
         here = batch.serial[self.slots] == self.serials
         rows = batch.serial[self.rows.slots] == self.rows.serials
         scored = None if self.scored is None else np.isin(self.scored.slots, self.slots[here])
@@ -142,11 +142,11 @@ class Launched:
 
 
 def _taken(columns: Columns, which: np.ndarray) -> Columns:
-    """Some rows of parallel arrays."""
+    """Takes some rows of parallel arrays."""
     return type(columns)(*(getattr(columns, field.name)[which] for field in fields(columns)))
 
 
-def _scored_rows(plan: Plan, step: StepInput) -> ScoredRows | None:
+def _scored_rows(plan: StepPlan, step: StepInput) -> ScoredRows | None:
     if step.scored is None:
         return None
     queries = step.scored.queries

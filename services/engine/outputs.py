@@ -1,11 +1,11 @@
-"""What the engine has to say after a step, for the worker to pass on."""
+"""Outputs of the engine: tokens, reservations, announcements and failures, for the worker to pass on."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId
-from kvtransfer.messages import FirstToken
+from kvtransfer.messages import Announcement
 from services.engine.runner.base import StepLogprobs
 from services.protocol.frames import Failure, TokenLogprobs
 from services.protocol.outcomes import FinishReason
@@ -27,16 +27,6 @@ class StepRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """Blocks of a prompt to hand off are complete; with first tokens, they are the last."""
-
-    id: AttemptId
-    blocks: list[int]
-    generations: list[int]
-    first_tokens: tuple[FirstToken, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Reserved:
     """A sequence to receive has its blocks; the first num_cached hold cached content already."""
 
@@ -47,30 +37,36 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """The engine gave a request up, and holds nothing for it any more."""
+    """A request that the engine failed; it has no blocks any more."""
 
     gateway: GatewayId
     failure: Failure
 
     @property
     def id(self) -> AttemptId:
-        """The request."""
+        """The request's attempt."""
         return AttemptId(self.gateway, self.failure.handle)
 
 
 @dataclass(slots=True)
 class EngineOutputs:
-    """Gathered since the last `take_outputs`."""
+    """Gathered since the last `take`."""
 
     rows: list[StepRows] = field(default_factory=list)
-    announced: list[Announced] = field(default_factory=list)
+    announcements: list[Announcement] = field(default_factory=list)
     finished_first: list[AttemptId] = field(default_factory=list)  # to hand off, but ended at the first token
     reserved: list[Reserved] = field(default_factory=list)
     failed: list[FailedRequest] = field(default_factory=list)
 
+    def take(self) -> "EngineOutputs":
+        """Moves everything into the object that is returned, and leaves this one empty."""
+        taken = EngineOutputs(self.rows, self.announcements, self.finished_first, self.reserved, self.failed)
+        self.rows, self.announcements, self.finished_first, self.reserved, self.failed = [], [], [], [], []
+        return taken
+
 
 def sole_gateway(gateways: np.ndarray) -> GatewayId | None:
-    """The one of all uint64[N] rows, N above zero; None where there are several."""
+    """The gateway of all uint64[N] rows, N above zero; None where there are several."""
     return GatewayId(int(gateways[0])) if (gateways == gateways[0]).all() else None
 
 

@@ -10,8 +10,8 @@ from services.engine.sequences import Sequences
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
-    """The next step: which sequences, and how many of their known tokens each computes."""
+class StepPlan:
+    """The sequences of the next step, and how many of their known tokens each computes."""
 
     slots: np.ndarray  # int64[R]
     counts: np.ndarray  # int32[R], at least 1
@@ -21,33 +21,33 @@ class Plan:
         return len(self.slots)
 
 
-NOTHING = Plan(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
+NOTHING = StepPlan(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))
 
 
 class Scheduler(Protocol):
-    """Decides who is admitted, who gives way and what the next step computes. All state is in `sequences`.
+    """Decides which requests are admitted and preempted, and what the next step computes. All state is in `sequences`.
 
-    A step may be under way meanwhile. What it samples counts as known tokens.
+    A step may be under way meanwhile. The tokens that it samples count as known.
     """
 
     def accepts(self, request: Request) -> bool:
-        """True when this role can run such a request at all."""
+        """Returns whether this role can run such a request at all."""
 
     def admit(self, sequences: Sequences, now: float) -> None:
-        """Admits who fits, as `plan` does, without planning: what they wait for can begin before the next step."""
+        """Admits requests that fit, as `plan` does, without planning: their reads can begin before the next step."""
 
-    def plan(self, sequences: Sequences, now: float) -> Plan:
-        """Admits, grows and preempts as it sees fit, and returns the next step; an empty one when there is nothing.
+    def plan(self, sequences: Sequences, now: float) -> StepPlan:
+        """Admits, grows and preempts, and returns the next step; an empty plan when there is nothing to compute.
 
-        Nobody is preempted while a step is under way: with an empty plan its end comes first.
+        No sequence is preempted while a step is under way: an empty plan has the engine collect that step first.
         """
 
 
-def take_chunks(sequences: Sequences, slots: np.ndarray, budget: int) -> Plan:
-    """Prompt chunks for these slots in this order, as far as `budget` tokens go."""
+def take_chunks(sequences: Sequences, slots: np.ndarray, budget: int) -> StepPlan:
+    """Plans prompt chunks for these int64[n] slots, in this order, until `budget` tokens are used up."""
     batch = sequences.batch
     remaining = batch.length[slots] - batch.computed[slots]
     before = np.cumsum(remaining) - remaining
     counts = np.minimum(remaining, budget - before)
     taken = counts > 0
-    return Plan(slots[taken], counts[taken].astype(np.int32))
+    return StepPlan(slots[taken], counts[taken].astype(np.int32))

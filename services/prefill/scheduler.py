@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from services.engine.admission import Admission
 from services.engine.batch_state import Phase
 from services.engine.request import Kind, Request
-from services.engine.scheduler import Plan, take_chunks
-from services.engine.sequences import Admission, Sequences
+from services.engine.request_table import State
+from services.engine.scheduler import StepPlan, take_chunks
+from services.engine.sequences import Sequences
 
 
 class PrefillScheduler:
@@ -24,7 +26,7 @@ class PrefillScheduler:
             request.kind is Kind.LOCAL and request.capsule.max_len - len(request.capsule.token_ids) == 1
         )
 
-    def plan(self, sequences: Sequences, now: float) -> Plan:
+    def plan(self, sequences: Sequences, now: float) -> StepPlan:
         """Admits what fits, then takes chunks in order."""
         self.admit(sequences, now)
         batch = sequences.batch
@@ -43,14 +45,16 @@ class PrefillScheduler:
         if not sequences.batch.num_free_slots:
             return
         share = sequences.pool.num_blocks // 4
-        consumers = {request.paired_with for request in sequences.waiting.values()}
-        charged = {consumer: sequences.blocks_charged_to(consumer) for consumer in consumers}
-        for request in sorted(sequences.waiting.values(), key=lambda request: self._urgency(request, now)):
+        requests = sequences.requests
+        waiting = requests.in_state(State.WAITING)
+        consumers = {request.paired_with for request in waiting}
+        charged = {consumer: requests.blocks_charged_to(consumer) for consumer in consumers}
+        for request in sorted(waiting, key=lambda request: self._urgency(request, now)):
             if charged[request.paired_with] >= share and any(blocks < share for blocks in charged.values()):
                 continue
             if sequences.admit(request) is Admission.NO_ROOM:
                 return
-            charged[request.paired_with] = sequences.blocks_charged_to(request.paired_with)
+            charged[request.paired_with] = requests.blocks_charged_to(request.paired_with)
 
     def _urgency(self, request: Request, now: float) -> float:
         return request.work - (now - request.arrival) * self._tokens_per_waited_s

@@ -12,7 +12,8 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.core import WorkerCore
+from services.worker.core_state import CoreOutputs
 
 CoreCall = Callable[[WorkerCore, float], None]
 
@@ -23,7 +24,7 @@ SWITCH_INTERVAL_S = 0.0005
 _TICK_S = 0.05  # resolution of deadlines, leases and graces
 _HEARTBEAT_S = 1.0
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 def no_pause() -> float:
@@ -78,7 +79,7 @@ class EngineThread:
                 self.round()
         except Exception:
             # A failed step leaves garbage in blocks that others may read: this worker_id is over.
-            _log.exception("the engine failed")
+            log.exception("the engine failed")
             self._on_fatal("the engine failed")
 
     def round(self) -> None:

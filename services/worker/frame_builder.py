@@ -1,5 +1,6 @@
-"""Cuts what the engine sampled into one frame for each gateway, without a Python loop over rows."""
+"""Cuts the rows that the engine sampled into one frame for each gateway, without a Python loop over rows."""
 
+from collections.abc import Callable
 from dataclasses import fields
 
 import numpy as np
@@ -10,8 +11,50 @@ from services.engine.runner.base import StepLogprobs
 from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
 
 
+class PendingFrames:
+    """Rows and failures that gateways are to be told, and the gateways whose streams are open."""
+
+    def __init__(self) -> None:
+        self.gateways: set[GatewayId] = set()
+        self.rows: list[StepRows] = []
+        self._failures: dict[GatewayId, list[Failure]] = {}
+        self._greeted: set[GatewayId] = set()  # gateways that were not told of the load so far
+
+    def add_gateway(self, gateway: GatewayId) -> None:
+        """Notes that a gateway's stream began; its first frame tells it of the load."""
+        self.gateways.add(gateway)
+        self._greeted.add(gateway)
+
+    def remove_gateway(self, gateway: GatewayId) -> None:
+        """Drops what a gateway whose stream broke was to be told."""
+        self.gateways.discard(gateway)
+        self._failures.pop(gateway, None)
+
+    def fail(self, gateway: GatewayId, failure: Failure) -> None:
+        """Adds a failure."""
+        self._failures.setdefault(gateway, []).append(failure)
+
+    def take(self, make_load: Callable[[], Load], *, to_all: bool) -> dict[GatewayId, Frame]:
+        """Makes the frames since the last call: for gateways that have something to hear or are new, or for all."""
+        rows, self.rows = self.rows, []
+        failures, self._failures = self._failures, {}
+        concerned = self._greeted.union(failures)
+        for part in rows:
+            concerned.update(part.gateways.tolist() if part.gateway is None else (part.gateway,))
+        self._greeted.clear()
+        if to_all:
+            concerned |= self.gateways
+        if not concerned:
+            return {}
+        load = make_load()
+        return {
+            gateway: build_frame(rows, gateway, failures.get(gateway, []), load)
+            for gateway in concerned & self.gateways
+        }
+
+
 def build_frame(rows: list[StepRows], gateway: GatewayId, failures: list[Failure], load: Load) -> Frame:
-    """Everything in `rows` that is for this gateway, in order."""
+    """Makes a frame of everything in `rows` that is for this gateway, in order."""
     parts = [part if part.gateway == gateway else _rows_for(part, gateway) for part in rows]
     handles = _joined([part.handles for part in parts], np.uint32)
     return Frame(

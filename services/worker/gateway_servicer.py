@@ -42,7 +42,7 @@ _HELLO_TIMEOUT_S = 5.0
 _MAX_UNREAD_FRAMES = 2048  # some seconds of steps
 _MAX_COUNT = 2**31 - 1
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class _Session:
@@ -113,8 +113,8 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         if (older := self._sessions.get(gateway)) is not None:
             self._end(older)
         session = self._sessions[gateway] = _Session(gateway, hello.wants_block_events, self._end)
-        self._engine.call(lambda core, now: core.gateway_hello(gateway, highest))
-        _log.info("gateway connected", gateway=f"{gateway:016x}")
+        self._engine.call(lambda core, now: core.from_gateways.hello(gateway, highest))
+        log.info("gateway connected", gateway=f"{gateway:016x}")
         return session
 
     async def _read_hello(self, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> GatewayHello | None:
@@ -129,8 +129,8 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         session.outbox.close()
         if self._sessions.get(session.gateway) is session:
             del self._sessions[session.gateway]
-            self._engine.call(lambda core, now: core.gateway_lost(session.gateway, now))
-            _log.info("gateway gone", gateway=f"{session.gateway:016x}")
+            self._engine.call(lambda core, now: core.from_gateways.lost(session.gateway, now))
+            log.info("gateway gone", gateway=f"{session.gateway:016x}")
 
     async def _read(self, session: _Session, messages: AsyncIterator[worker_pb2.GatewayMessage]) -> None:
         try:
@@ -139,7 +139,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
                     return
                 self._message(session, message)
         except WireError as error:
-            _log.warning("a gateway sent what no gateway sends", gateway=f"{session.gateway:016x}", error=str(error))
+            log.warning("a gateway sent what no gateway sends", gateway=f"{session.gateway:016x}", error=str(error))
         finally:
             session.outbox.close()  # ends the stream
 
@@ -157,7 +157,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         match command:
             case Abort(handle):
                 id = AttemptId(session.gateway, handle)
-                self._engine.call(lambda core, now: core.abort(id, now))
+                self._engine.call(lambda core, now: core.from_gateways.abort(id, now))
             case Submit():
                 self._submit(session, command)
 
@@ -165,13 +165,13 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         if (wrong := self._what_is_wrong(submit)) is not None:
             failure = Failure(submit.handle, FailureCode.UNSUPPORTED, wrong)
             id = AttemptId(session.gateway, submit.handle)
-            self._engine.call(lambda core, now: core.refuse(id, failure))
+            self._engine.call(lambda core, now: core.from_gateways.refuse(id, failure))
             return
         if isinstance(submit.handoff, TakeFrom):
             self._on_producer(submit.handoff)
         request = engine_request(session.gateway, submit, time.monotonic())
-        self._engine.call(lambda core, now: core.submit(request, now))
-        _log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
+        self._engine.call(lambda core, now: core.from_gateways.submit(request, now))
+        log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
 
     def _what_is_wrong(self, submit: Submit) -> str | None:
         """What a correct gateway has checked already, but the engine's arrays rely on."""

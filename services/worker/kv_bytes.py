@@ -20,7 +20,7 @@ _MAX_READS_SERVED = 16  # at a time, for all consumers; others wait, holding not
 _MAX_READS_OF_ONE_PEER = 4  # at a time: enough that one's end does not leave the connection idle
 _STALL_S = 30.0  # without a byte; a frozen worker is noticed long before, on the control stream
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class KvBytesServicer(kv_pb2_grpc.KvBytesServicer):
@@ -37,7 +37,7 @@ class KvBytesServicer(kv_pb2_grpc.KvBytesServicer):
         try:
             reading = self._source.open(parse_read(request))
         except (ReadRefused, WireError) as error:
-            _log.warning("a read that no consumer asks for", error=str(error))
+            log.warning("a read that no consumer asks for", error=str(error))
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no such blocks")
         async with self._turns:
             for data in reading.pieces():
@@ -85,7 +85,7 @@ class GrpcByteChannel:
                     await _fill(stub.Read(request), sink)
         except (grpc.aio.AioRpcError, TimeoutError, WireError) as error:
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            _log.info("a read broke", address=self._address, reason=reason or type(error).__name__)
+            log.info("a read broke", address=self._address, reason=reason or type(error).__name__)
         finally:
             sink.end(None)
 

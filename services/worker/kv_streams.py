@@ -38,7 +38,7 @@ _RETRY_S = 0.2
 _MAX_RETRIES = 25  # a producer that stays away longer is dialled again by the next request
 _MAX_UNREAD_MESSAGES = 16_384
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class KvStreams:
         """A consumer's stream ended, or it does not read it."""
         if (outbox := self._consumers.pop(stream, None)) is not None:
             outbox.close()
-            self.engine.call(lambda core, now: core.consumer_stream_lost(stream, now))
+            self.engine.call(lambda core, now: core.from_consumers.stream_lost(stream, now))
 
     # The consumer's end.
 
@@ -121,14 +121,14 @@ class KvStreams:
                     failures = 0
             except grpc.aio.AioRpcError as error:
                 failures += 1
-                _log.info("no stream to a producer", address=producer.address, reason=error.details())
+                log.info("no stream to a producer", address=producer.address, reason=error.details())
                 if "Connection refused" in (error.details() or ""):
                     return
             except (TimeoutError, WireError) as error:
                 failures += 1
-                _log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
+                log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
             except _WrongWorker:
-                _log.info("no stream to a producer", address=producer.address, reason="another life answers there")
+                log.info("no stream to a producer", address=producer.address, reason="another life answers there")
                 return
             await asyncio.sleep(_RETRY_S)
 
@@ -137,7 +137,7 @@ class KvStreams:
         refuses us or at another address by now: what is being read from it may still land.
         """
         self.transfer.worker_lost(producer)
-        self.engine.call(lambda core, now: core.producer_lost(producer, now))
+        self.engine.call(lambda core, now: core.from_producers.lost(producer, now))
 
     async def _run_stream(self, producer: TakeFrom) -> bool:
         """One stream, until it breaks. True: it was up."""
@@ -155,23 +155,23 @@ class KvStreams:
             stream = StreamId(next(self._stream_ids))
             outbox: Outbox[ToProducer] = Outbox(_MAX_UNREAD_MESSAGES, call.cancel)
             self._producers[stream] = outbox
-            self.engine.call(lambda core, now: core.producer_stream_up(producer.worker, stream, now))
+            self.engine.call(lambda core, now: core.from_producers.stream_up(producer.worker, stream, now))
             writer = asyncio.create_task(_write_all(call, outbox))
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
                     self._from_producer(stream, message)
             except (grpc.aio.AioRpcError, WireError) as error:
-                _log.info("the stream to a producer broke", address=producer.address, reason=type(error).__name__)
+                log.info("the stream to a producer broke", address=producer.address, reason=type(error).__name__)
             finally:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)  # what broke it broke the reading too
                 del self._producers[stream]
-                self.engine.call(lambda core, now: core.producer_stream_lost(producer.worker, stream, now))
+                self.engine.call(lambda core, now: core.from_producers.stream_lost(producer.worker, stream, now))
         return True
 
     def _from_producer(self, stream: StreamId, message: kv_pb2.ProducerMessage) -> None:
         parsed = parse_to_consumer(message)
-        self.engine.call(lambda core, now: core.producer_message(stream, parsed, now))
+        self.engine.call(lambda core, now: core.from_producers.message(stream, parsed, now))
 
     def _consumer_hello(self) -> kv_pb2.ConsumerHello:
         identity = self.identity
@@ -224,12 +224,12 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             async for message in messages:
                 self._from_consumer(stream, parse_to_producer(message))
         except WireError as error:
-            _log.warning("a consumer sent what no consumer sends", error=str(error))
+            log.warning("a consumer sent what no consumer sends", error=str(error))
         finally:
             outbox.close()  # ends the stream
 
     def _from_consumer(self, stream: StreamId, message: Open | Release) -> None:
-        self._streams.engine.call(lambda core, now: core.consumer_message(stream, message, now))
+        self._streams.engine.call(lambda core, now: core.from_consumers.message(stream, message, now))
 
     async def _check_hello(
         self,
@@ -248,7 +248,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             transports = ", ".join(identity.offers)
             words = "KV protocol {}, fingerprint {} and transport {} are spoken here".format(*ours, transports)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
-        _log.info("consumer connected", worker=f"{hello.incarnation:016x}")
+        log.info("consumer connected", worker=f"{hello.incarnation:016x}")
 
     def _producer_hello(self) -> kv_pb2.ProducerHello:
         identity = self._streams.identity
@@ -263,7 +263,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
 
 def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("dialling a producer failed", address=producer.address, exc_info=error)
+        log.error("dialling a producer failed", address=producer.address, exc_info=error)
 
 
 class _WrongWorker(Exception):

@@ -22,7 +22,7 @@ from kvtransfer.transports.choice import choose
 _LOOK_S = 1.0  # between two looks at lost producers
 _LANDING_S = 1.0  # for what a process had sent before it ended: bytes in a socket, a device's copy
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class RemoteReads:
             try:
                 transport.close()
             except TransportError as error:
-                _log.warning("a transport was left open", transport=transport.name, reason=str(error))
+                log.warning("a transport was left open", transport=transport.name, reason=str(error))
 
     def _new_worker(self, worker: WorkerId, address: str, offers: Mapping[str, bytes]) -> _RemoteWorker | None:
         try:
@@ -113,10 +113,10 @@ class RemoteReads:
             choice.transport.add_worker(worker, address, offers[choice.transport.name])
         except TransportError as error:
             # Reads from this worker will be reported as failed, and their requests go elsewhere.
-            _log.warning("cannot read from a worker", worker=f"{worker:016x}", address=address, error=str(error))
+            log.warning("cannot read from a worker", worker=f"{worker:016x}", address=address, error=str(error))
             return None
         name = choice.transport.name
-        _log.info("reads from a worker", worker=f"{worker:016x}", address=address, transport=name, why=choice.why)
+        log.info("reads from a worker", worker=f"{worker:016x}", address=address, transport=name, why=choice.why)
         added = self._workers[worker] = _RemoteWorker(choice.transport)
         return added
 
@@ -131,4 +131,4 @@ class RemoteReads:
                 worker.transport.remove_worker(id)
             elif worker.gone_since is None and worker.process is not None and worker.process.is_seen_gone():
                 worker.gone_since = now
-                _log.info("the process of a lost worker is gone", worker=f"{id:016x}", pid=worker.process.pid)
+                log.info("the process of a lost worker is gone", worker=f"{id:016x}", pid=worker.process.pid)

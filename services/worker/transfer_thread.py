@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
-import numpy as np
 import structlog
 
-from kvtransfer.consumer import PostRead
 from kvtransfer.ids import WorkerId
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.base import BlockRead, ReadEnd, Transport
@@ -27,7 +25,7 @@ _LEASED_POLL_S = 0.005
 _IDLE_POLL_S = 0.02
 _CONNECTING_S = 2.0
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class TransferThread:
@@ -80,16 +78,9 @@ class TransferThread:
         """A producer is reached no more; that ends none of its reads. See `RemoteReads`."""
         self._inbox.put(lambda reads: reads.worker_lost(worker))
 
-    def post(self, read: PostRead) -> None:
+    def post(self, read: BlockRead) -> None:
         """Starts a read; its end is reported by `on_read_ended`."""
-        blocks = BlockRead(
-            read.read_id,
-            WorkerId(read.producer),
-            np.array(read.source, dtype=np.uint32),
-            np.array(read.destination, dtype=np.uint32),
-            np.array(read.generations, dtype=np.uint64),
-        )
-        self._inbox.put(lambda reads: reads.post(blocks))
+        self._inbox.put(lambda reads: reads.post(read))
 
     def abandon(self, read_id: int) -> None:
         """Nobody wants this read any more; its end is reported by `on_read_ended` all the same."""
@@ -113,7 +104,7 @@ class TransferThread:
                     self._on_read_ended(end)
         except Exception:
             # Nobody would read, nor serve the reads of others, while everything else looks alive.
-            _log.exception("the transport failed")
+            log.exception("the transport failed")
             self._on_fatal("the transport failed")
             return
         reads.close()

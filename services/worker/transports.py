@@ -7,7 +7,7 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, 
 from services.config import TransportName
 from services.worker.worker import MakeTransports
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 def make_transports(name: TransportName) -> MakeTransports:
@@ -19,7 +19,7 @@ def _every(source: BlockSource, dial: Dial) -> list[Transport]:
     try:
         return [*_nixl(source, dial), *_grpc(source, dial)]
     except TransportError as error:
-        _log.info("KV moves over grpc alone", why=str(error))
+        log.info("KV moves over grpc alone", why=str(error))
         return _grpc(source, dial)
 
 

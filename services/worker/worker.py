@@ -37,7 +37,8 @@ from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
-from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.core import WorkerCore
+from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import EngineThread, no_pause
 from services.worker.gateway_servicer import GatewayServicer
 from services.worker.index_link import IndexLink
@@ -49,7 +50,7 @@ MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this
 
 _STOP_GRACE_S = 0.5
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class WorkerError(Exception):
@@ -118,9 +119,7 @@ class Worker:
             await self._join(self._parts.redis_url, port)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         parts, worker, transports = self._parts, f"{self._worker_id:016x}", ", ".join(offers)
-        _log.info(
-            "ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels
-        )
+        log.info("ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels)
         return port
 
     async def stop(self) -> None:
@@ -169,7 +168,7 @@ class Worker:
 
     def _on_index_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("publishing failed", exc_info=error)
+            log.error("publishing failed", exc_info=error)
             self.end("it cannot publish what it caches")
 
     def _dial(self, address: str) -> GrpcByteChannel:
@@ -200,7 +199,7 @@ class Worker:
             self._transfer.post(read)
         for read_id in outputs.abandoned_reads:
             self._transfer.abandon(read_id)
-        if outputs.frames or outputs.messages or outputs.block_events:
+        if outputs.frames or outputs.messages or outputs.block_events or outputs.failed_handoffs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _deliver(self, outputs: CoreOutputs) -> None:
@@ -208,6 +207,9 @@ class Worker:
         for stream, message in outputs.messages:
             self._kv.deliver(stream, message)
         self._gateways.block_log.append(outputs.block_events)
+        for failed in outputs.failed_handoffs:
+            gateway, handle = failed.id
+            log.info("handoff ended", reason=failed.reason.name, gateway=f"{gateway:016x}", handle=handle)
 
     def _on_read_ended(self, end: ReadEnd) -> None:
         """Called on the transfer thread."""

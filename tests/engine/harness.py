@@ -7,9 +7,10 @@ from itertools import count
 import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
+from kvtransfer.messages import Announcement
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.outputs import Announced, row_logprobs
+from services.engine.outputs import row_logprobs
 from services.engine.request import Branch, Kind, Request
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.scheduler import Scheduler
@@ -28,7 +29,7 @@ class Driven:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finish: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
-    announced: list[Announced] = field(default_factory=list)
+    announced: list[Announcement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts, from the second token on
     num_prompt: dict[int, int] = field(default_factory=dict)
@@ -109,14 +110,14 @@ class Driven:
                 self.tokens[handle].append(token)
                 if finish:
                     self.finish[handle] = finish
-        self.announced += outputs.announced
+        self.announced += outputs.announcements
         self.failures += [failed.failure for failed in outputs.failed]
 
     def assert_baseline(self) -> None:
-        """Nothing is held, and every block is where it belongs."""
+        """Nothing is referenced, and every block is where it belongs."""
         sequences = self.engine.sequences
         sequences.check()
-        assert not sequences.known_ids
+        assert not sequences.requests.ids
         assert sequences.pool.available == sequences.pool.num_blocks
 
 

@@ -54,13 +54,13 @@ def test_the_prompt_is_computed_once_and_its_full_blocks_are_shared():
     while Phase.BRANCH in phases(driven) or not phases(driven):
         driven.step()
     sequences = driven.engine.sequences
-    slots = [sequences.slot_of(AttemptId(GatewayId(GATEWAY), handle + choice)) for choice in (1, 2, 3)]
+    slots = [sequences.requests.slot_of(AttemptId(GatewayId(GATEWAY), handle + choice)) for choice in (1, 2, 3)]
     tables = [sequences.batch.blocks(slot) for slot in slots if slot is not None]
     assert [len(table) for table in tables] == [6, 6, 6]
     assert tables[0][:5] == tables[1][:5] == tables[2][:5]
     assert len({table[5] for table in tables}) == 3
     assert sequences.pool.num_blocks - sequences.pool.available == 8
-    assert sequences.slot_of(AttemptId(GatewayId(GATEWAY), handle)) is None
+    assert sequences.requests.slot_of(AttemptId(GatewayId(GATEWAY), handle)) is None
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -84,7 +84,7 @@ def test_giving_up_the_prompt_gives_up_its_choices():
     handle = driven.submit(list(range(18)), 6, seeds=SEEDS)
     driven.step()
     assert Phase.BRANCH in phases(driven)
-    assert len(driven.engine.sequences.known_ids) == 4
+    assert len(driven.engine.sequences.requests.ids) == 4
     driven.engine.sequences.free(AttemptId(GatewayId(GATEWAY), handle))
     driven.run()
     assert driven.tokens == {}
@@ -104,7 +104,7 @@ def test_prefill_samples_a_first_token_for_each_choice_that_goes_on():
     assert [driven.tokens[handle + choice] for choice in (1, 2, 3)] == [[first] for first in firsts]
     assert driven.finish == {handle + 2: FinishReason.STOP}
     sequences = driven.engine.sequences
-    assert sequences.known_ids == {AttemptId(GatewayId(GATEWAY), handle)}
+    assert sequences.requests.ids == {AttemptId(GatewayId(GATEWAY), handle)}
     sequences.free(AttemptId(GatewayId(GATEWAY), handle))
     driven.assert_baseline()
 

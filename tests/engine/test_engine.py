@@ -11,6 +11,7 @@ from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
+from services.engine.request_table import State
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import make_engine, reference
@@ -109,10 +110,10 @@ def test_when_the_owner_of_a_pending_prefix_goes_the_next_one_does_the_work():
     prefix = list(range(80))
     handles = [driven.submit([*prefix, index], 3) for index in range(4)]
     driven.step()
-    (owner,) = driven.engine.sequences.ids_with_blocks
-    driven.engine.sequences.free(owner)
+    (owner,) = driven.engine.sequences.requests.in_state(State.RUNNING)
+    driven.engine.sequences.free(owner.id)
     driven.run()
-    survivors = [handle for handle in handles if handle != owner.handle]
+    survivors = [handle for handle in handles if handle != owner.id.handle]
     for handle in survivors:
         assert driven.tokens[handle] == reference([*prefix, handle - 1], 3)
     driven.assert_baseline()
@@ -125,7 +126,7 @@ def test_a_tiny_pool_preempts_and_changes_no_token(depth: int):
     handles = [driven.submit(prompt, 20) for prompt in prompts]
     preemptions = 0
     while driven.step():
-        preemptions += len(driven.engine.sequences.preempted)
+        preemptions += len(driven.engine.sequences.requests.in_state(State.PREEMPTED))
     assert preemptions > 0
     for handle, prompt in zip(handles, prompts, strict=True):
         assert driven.tokens[handle] == reference(prompt, 20)
@@ -162,7 +163,7 @@ def test_sequences_that_generate_the_same_text_share_its_blocks(prompt_len: int)
     driven.run()
     for handle in handles:
         assert driven.tokens[handle] == reference(prompt, 30)
-    nodes = [(parent, tokens) for _, parent, tokens in sequences.cache.take_events() if tokens is not None]
+    nodes = [(parent, tokens) for _, parent, tokens in sequences.pool.cache.take_events() if tokens is not None]
     assert len(nodes) == len(set(nodes)) == (prompt_len + 30 - 1) // 4
     driven.assert_baseline()
 
@@ -252,11 +253,11 @@ def test_what_fits_only_without_the_quarantine_is_refused_not_now():
     driven = make_engine(num_blocks=8, max_model_len=256)
     sequences = driven.engine.sequences
     driven.submit(list(range(8)), 2, kind=Kind.CONSUME, paired_with=3)
-    (id,) = sequences.known_ids
-    sequences.enqueue(id)
+    (id,) = sequences.requests.ids
+    sequences.requests.enqueue(id)
     driven.step()
-    (reserved,) = [*sequences.ids_with_blocks]
-    slot = sequences.slot_of(reserved)
+    (reserved,) = sequences.requests.in_state(State.RUNNING)
+    slot = sequences.requests.slot_of(reserved.id)
     assert slot is not None
     quarantined = tuple(sequences.batch.blocks(slot)[:2])
     sequences.free(id, quarantined)
@@ -303,7 +304,7 @@ def test_a_consumer_over_a_quarter_of_the_pool_waits_for_one_below_it():
         driven.submit([index] * 16, 2, kind=Kind.PRODUCE, paired_with=1)  # 4 blocks each; a share is 10
     other = driven.submit(list(range(900, 980)), 2, kind=Kind.PRODUCE, paired_with=2)
     driven.step()
-    assert driven.engine.sequences.blocks_charged_to(WorkerId(1)) == 12
+    assert driven.engine.sequences.requests.blocks_charged_to(WorkerId(1)) == 12
     assert other in driven.tokens
 
 
@@ -343,7 +344,7 @@ def test_requests_past_their_deadline_are_given_up_wherever_they_are():
     for _ in range(4):
         driven.submit([1, 2, 3, 4, 5], 200)
     driven.step()
-    for request in driven.engine.sequences.waiting.values():
+    for request in driven.engine.sequences.requests.in_state(State.WAITING):
         request.deadline = 5.0
     driven.engine.sequences.batch.deadline[:] = 5.0
     driven.engine.sequences.fail_expired(6.0)

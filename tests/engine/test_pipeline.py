@@ -13,6 +13,7 @@ from kvtransfer.ids import AttemptId, GatewayId
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.request import Kind
+from services.engine.request_table import State
 from services.engine.runner.base import Runner, StepInput, StepOutput
 from services.engine.runner.simulated import SimulatedRunner
 from services.prefill.scheduler import PrefillScheduler
@@ -98,7 +99,7 @@ def test_a_slot_that_was_given_away_meanwhile_takes_nothing_of_its_predecessor()
     first = driven.submit([1, 2, 3, 4, 5], 20)
     for _ in range(4):
         driven.step()
-    assert driven.engine.sequences.steps_under_way
+    assert driven.engine.sequences.frees.steps_under_way
     driven.engine.sequences.free(id_of(first))
     told = len(driven.tokens[first])
     second = driven.submit([9, 9, 9], 10)
@@ -119,7 +120,7 @@ def test_blocks_of_a_sequence_that_was_given_up_are_free_when_the_step_under_way
     sequences = driven.engine.sequences
     held = sequences.pool.num_blocks - sequences.pool.available
     sequences.free(id_of(handle))
-    assert not sequences.known_ids
+    assert not sequences.requests.ids
     assert sequences.pool.num_blocks - sequences.pool.available == held
     driven.run()
     driven.assert_baseline()
@@ -144,7 +145,7 @@ def test_nobody_is_preempted_while_a_step_is_under_way() -> None:
     handles = [driven.submit([index] * 9, 24) for index in range(2)]
     seen = 0
     while driven.step():
-        for request in driven.engine.sequences.preempted.values():
+        for request in driven.engine.sequences.requests.in_state(State.PREEMPTED):
             seen += 1
             told = driven.tokens[request.id.handle]
             assert request.capsule.token_ids[9:].tolist() == told
@@ -215,7 +216,7 @@ def test_a_late_runner_shows_a_block_that_is_used_too_early() -> None:
         driven.step()
     driven.step()
     sequences, runner = driven.engine.sequences, driven.engine.runner
-    slot = sequences.slot_of(id_of(handle))
+    slot = sequences.requests.slot_of(id_of(handle))
     assert slot is not None
     block = sequences.batch.blocks(slot)[-1]
     sequences.free(id_of(handle))

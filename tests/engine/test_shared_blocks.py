@@ -33,7 +33,7 @@ def id_of(handle: int) -> AttemptId:
 
 
 def blocks_of(driven: Driven, handle: int) -> list[int]:
-    slot = driven.engine.sequences.slot_of(id_of(handle))
+    slot = driven.engine.sequences.requests.slot_of(id_of(handle))
     assert slot is not None
     return driven.engine.sequences.batch.blocks(slot)
 
@@ -42,7 +42,7 @@ def land(driven: Driven, handle: int, num_blocks: int) -> None:
     """The first so many blocks of a received prompt are here, after those that were here before."""
     sequences, runner = driven.engine.sequences, driven.engine.runner
     assert isinstance(runner, SimulatedRunner)
-    slot = sequences.slot_of(id_of(handle))
+    slot = sequences.requests.slot_of(id_of(handle))
     assert slot is not None
     size = runner.layout.block_size
     first = int(sequences.batch.done[slot]) // size
@@ -77,7 +77,7 @@ def test_choices_share_a_block_that_a_lost_read_would_have_brought(
     driven = make_engine(depth=depth, num_blocks=40, max_model_len=64)
     prompt = list(range(4 * num_blocks))
     read = driven.submit(prompt, 9, kind=Kind.CONSUME)
-    driven.engine.sequences.enqueue(id_of(read))
+    driven.engine.sequences.requests.enqueue(id_of(read))
     driven.step()
     land(driven, read, num_blocks - 1)
     handle = driven.submit(prompt, 17, seeds=SEEDS[:num_choices], **WARM)
@@ -88,7 +88,7 @@ def test_choices_share_a_block_that_a_lost_read_would_have_brought(
     for choice, seed in enumerate(SEEDS[:num_choices], start=1):
         assert driven.tokens[handle + choice] == says(tuple(prompt), 17, seed)
     driven.engine.sequences.check()
-    assert not driven.engine.sequences.known_ids
+    assert not driven.engine.sequences.requests.ids
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -141,7 +141,7 @@ class Traffic:
         self.asked |= {each: (prompt, count, seed) for each, seed in asked.items()}
         if kind is Kind.CONSUME:
             self.reads[handle] = list(asked)
-            self.driven.engine.sequences.enqueue(id_of(handle))
+            self.driven.engine.sequences.requests.enqueue(id_of(handle))
 
     def receiving(self) -> list[int]:
         """Handles of the prompts whose blocks are being read."""
@@ -151,7 +151,7 @@ class Traffic:
     def read_on(self, handle: int) -> None:
         """One more block of a prompt is here, or the last one with the first tokens."""
         sequences = self.driven.engine.sequences
-        slot = sequences.slot_of(id_of(handle))
+        slot = sequences.requests.slot_of(id_of(handle))
         assert slot is not None
         prompt = tuple(sequences.batch.known_tokens(slot).tolist())
         num_blocks = int(sequences.batch.done[slot]) // 2 + 1
@@ -163,7 +163,7 @@ class Traffic:
     def drop(self, handle: int) -> None:
         """Lets go of a request; where it is being read, the read may still write to its blocks."""
         sequences = self.driven.engine.sequences
-        slot = sequences.slot_of(id_of(handle))
+        slot = sequences.requests.slot_of(id_of(handle))
         quarantined: tuple[int, ...] = ()
         if slot is not None and sequences.batch.phase[slot] == Phase.RECEIVING and self.rng.random() < 0.5:
             quarantined = tuple(sequences.batch.blocks(slot)[int(sequences.batch.done[slot]) // 2 :])
@@ -173,11 +173,11 @@ class Traffic:
     def happen(self) -> None:
         """Some of all that can happen, and a step."""
         rng, sequences = self.rng, self.driven.engine.sequences
-        if len(sequences.known_ids) < 12 and rng.random() < 0.4:
+        if len(sequences.requests.ids) < 12 and rng.random() < 0.4:
             self.submit()
         if rng.random() < 0.5 and (receiving := self.receiving()):
             self.read_on(rng.choice(receiving))
-        if rng.random() < 0.2 and (known := sorted(sequences.known_ids, key=lambda id: id.handle)):
+        if rng.random() < 0.2 and (known := sorted(sequences.requests.ids, key=lambda id: id.handle)):
             self.drop(rng.choice(known).handle)
         if rng.random() < 0.3 and self.quarantined:
             sequences.free_quarantined(self.quarantined.pop())

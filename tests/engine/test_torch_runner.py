@@ -15,6 +15,7 @@ from services.engine.engine import Engine
 from services.engine.kernels.cpu import team
 from services.engine.kernels.cpu.team import rows_of_a_block
 from services.engine.models import decoder
+from services.engine.request_table import State
 from services.engine.runner.cpu import torch_runner
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
@@ -210,7 +211,7 @@ def test_what_is_generated_behind_a_window_needs_no_room(tmp_path: Path) -> None
     handles = [driven.submit(prompt, 90) for prompt in prompts]
     while driven.step():
         runner.kv_memory().array[sequences.pool._free[: sequences.pool._num_free]] = 0xFF
-        assert not sequences.preempted
+        assert not sequences.requests.in_state(State.PREEMPTED)
     assert [driven.tokens[handle] for handle in handles] == [reference.tokens(prompt, 90) for prompt in prompts]
     turn = prompts[1] + driven.tokens[handles[1]] + [7, 8, 9]
     again = driven.submit(turn, 20)

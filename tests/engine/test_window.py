@@ -110,7 +110,7 @@ def test_no_schedule_changes_a_token(window: int, seed: int, depth: int):
             prompts[driven.submit(prompt, rng.randint(1, 40))] = prompt
         for _ in range(rng.randint(1, 40)):
             driven.step()
-            follow(driven.engine.sequences.cache.take_events(), known)
+            follow(driven.engine.sequences.pool.cache.take_events(), known)
         if finished := [handle for handle in driven.finish if len(prompts[handle]) < 40]:
             handle = rng.choice(finished)
             stems.append((prompts[handle] + driven.tokens[handle])[:50])

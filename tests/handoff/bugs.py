@@ -5,16 +5,24 @@ from dataclasses import replace
 import numpy as np
 
 from kvtransfer.consumer import Consumer
-from kvtransfer.ids import AttemptId, GatewayId
+from kvtransfer.handles import HandleMarks
+from kvtransfer.ids import AttemptId, GatewayId, WorkerId
+from kvtransfer.producer import Producer
 from kvtransfer.transports.base import ReadEnd
 from services.decode.scheduler import DecodeScheduler
+from services.engine.admission import Admitter
 from services.engine.batch_state import BatchState, Phase
 from services.engine.block_pool import BlockPool
+from services.engine.block_tables import BlockTables
+from services.engine.cache_entries import CacheEntries
+from services.engine.engine import Engine
+from services.engine.outputs import EngineOutputs
 from services.engine.prefix_cache import NO_BLOCK, PrefixCache
 from services.engine.request import Kind, Request
-from services.engine.scheduler import Plan
+from services.engine.scheduler import StepPlan
 from services.engine.sequences import Sequences
 from services.worker.core import WorkerCore
+from services.worker.core_inputs import FromGateways
 from tests.handoff.processes import Parts
 
 
@@ -22,10 +30,8 @@ class _TrustingConsumer(Consumer):
     """Takes whatever generation words a read brings."""
 
     def read_ended(self, end: ReadEnd, now: float) -> None:
-        read = self._reads[end.read_id]
-        row = self._handoffs.get(read.id)
-        if row is not None and end.generations is not None:
-            end = replace(end, generations=np.array(row.generations[read.start : read.end], dtype=np.uint64))
+        if end.generations is not None:
+            end = replace(end, generations=self.reads._reads[end.read_id].read.generations)
         super().read_ended(end, now)
 
 
@@ -39,12 +45,20 @@ class _SequencesWithoutQuarantine(Sequences):
         """They were freed before."""
 
 
-class _CoreWithMarksPerStream(WorkerCore):
+class _MarksPerStream(FromGateways):
     """What a gateway's older streams told is forgotten with them."""
 
-    def gateway_hello(self, gateway: GatewayId, highest_handle: int) -> None:
-        self._marks._highest.pop(gateway, None)
-        self._gateways.add(gateway)
+    def hello(self, gateway: GatewayId, highest_handle: int) -> None:
+        self._state.marks._highest.pop(gateway, None)
+        self._state.frames.gateways.add(gateway)
+
+
+class _CoreWithMarksPerStream(WorkerCore):
+    def __init__(
+        self, engine: Engine, worker_id: WorkerId, producer: Producer, consumer: Consumer, marks: HandleMarks
+    ) -> None:
+        super().__init__(engine, worker_id, producer, consumer, marks)
+        self.from_gateways = _MarksPerStream(self._state)
 
 
 class _LastingNodes(PrefixCache):
@@ -53,13 +67,6 @@ class _LastingNodes(PrefixCache):
     def remove(self, block: int) -> None:
         if not self.is_pending(block):
             super().remove(block)
-
-
-class _SequencesWithLastingNodes(Sequences):
-    def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
-        super().__init__(batch, num_blocks, eos_token_ids)
-        self.cache = _LastingNodes(num_blocks, batch.block_size)
-        self.pool = BlockPool(num_blocks, self.cache)
 
 
 class _TrieThatLinksTwice(PrefixCache):
@@ -77,27 +84,36 @@ class _TrieThatLinksTwice(PrefixCache):
         return twins
 
 
-class _SequencesThatLinkTwice(Sequences):
-    def __init__(self, batch: BatchState, num_blocks: int, eos_token_ids: tuple[int, ...]) -> None:
-        super().__init__(batch, num_blocks, eos_token_ids)
-        self.cache = _TrieThatLinksTwice(num_blocks, batch.block_size)
-        self.pool = BlockPool(num_blocks, self.cache)
+class _ChunkwiseTables(BlockTables):
+    def allocate(self, cached: np.ndarray, num_blocks: int, watermark: int) -> np.ndarray | None:
+        return super().allocate(cached, max(num_blocks, len(cached)), watermark)
 
 
-class _ChunkwiseSequences(Sequences):
-    """A local prompt is admitted with one block, where the scheduler then gets it the others."""
+class _ChunkwiseEntries(CacheEntries):
+    def enter_prompt(self, token_ids: np.ndarray, blocks: np.ndarray, num_cached: int) -> int:
+        return super().enter_prompt(token_ids[: len(blocks) * self._batch.block_size], blocks, num_cached)
 
+
+class _ChunkwiseAdmitter(Admitter):
     chunkwise = False
 
     def blocks_needed(self, request: Request) -> int:
         one = self.chunkwise and request.kind is Kind.LOCAL and not request.branches
         return 1 if one else super().blocks_needed(request)
 
-    def _take_blocks(self, held: np.ndarray, needed: int, watermark: int) -> np.ndarray | None:
-        return super()._take_blocks(held, max(needed, len(held)), watermark)
 
-    def _enter_pending(self, token_ids: np.ndarray, blocks: np.ndarray, start: int) -> int:
-        return super()._enter_pending(token_ids[: len(blocks) * self.batch.block_size], blocks, start)
+class _ChunkwiseSequences(Sequences):
+    """A local prompt is admitted with one block, where the scheduler then gets it the others."""
+
+    def __init__(
+        self, batch: BatchState, pool: BlockPool, outputs: EngineOutputs, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        super().__init__(batch, pool, outputs, eos_token_ids)
+        self.tables = _ChunkwiseTables(batch, pool, self.frees, None)
+        self.entries = _ChunkwiseEntries(batch, pool, self.frees)
+        self._admitter = self.admitter = _ChunkwiseAdmitter(
+            batch, self.requests, self.tables, self.entries, self.branches, eos_token_ids
+        )
 
 
 class _ChunkwiseScheduler(DecodeScheduler):
@@ -105,18 +121,18 @@ class _ChunkwiseScheduler(DecodeScheduler):
 
     def admit(self, sequences: Sequences, now: float) -> None:
         assert isinstance(sequences, _ChunkwiseSequences)
-        sequences.chunkwise = True
+        sequences.admitter.chunkwise = True
         super().admit(sequences, now)
 
-    def plan(self, sequences: Sequences, now: float) -> Plan:
+    def plan(self, sequences: Sequences, now: float) -> StepPlan:
         assert isinstance(sequences, _ChunkwiseSequences)
-        sequences.chunkwise = True
+        sequences.admitter.chunkwise = True
         plan = super().plan(sequences, now)
         has_room = [
             self._has_room(sequences, slot, count)
             for slot, count in zip(plan.slots.tolist(), plan.counts.tolist(), strict=True)
         ]
-        return Plan(plan.slots[has_room], plan.counts[has_room]) if len(plan) else plan
+        return StepPlan(plan.slots[has_room], plan.counts[has_room]) if len(plan) else plan
 
     def _has_room(self, sequences: Sequences, slot: int, count: int) -> bool:
         batch = sequences.batch
@@ -137,6 +153,6 @@ NO_QUARANTINE = Parts(sequences=_SequencesWithoutQuarantine)
 MARK_PER_STREAM = Parts(core=_CoreWithMarksPerStream)
 ABORT_TO_DECODE_ONLY = Parts(aborts_prefill=False)
 LOST_IS_DEAD = Parts(lost_is_dead=True)
-LASTING_PENDING_NODES = Parts(sequences=_SequencesWithLastingNodes)
-LINKED_TWICE = Parts(sequences=_SequencesThatLinkTwice)
+LASTING_PENDING_NODES = Parts(cache=_LastingNodes)
+LINKED_TWICE = Parts(cache=_TrieThatLinksTwice)
 CHUNKWISE_BLOCKS = Parts(sequences=_ChunkwiseSequences, decode_scheduler=_ChunkwiseScheduler)

@@ -3,10 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvtransfer.consumer import PostRead
 from kvtransfer.ids import AttemptId
+from kvtransfer.transports.base import BlockRead
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
+from services.engine.request_table import State
 from tests.handoff.processes import Violation, WorkerProcess
 
 _COMPUTING, _DECODING, _RECEIVING = int(Phase.PREFILL), int(Phase.DECODE), int(Phase.RECEIVING)
@@ -23,7 +24,7 @@ class _Seen:
     receiving: set[AttemptId] = field(default_factory=set)
 
 
-def check_worker(worker: WorkerProcess, open_reads: list[PostRead]) -> None:
+def check_worker(worker: WorkerProcess, open_reads: list[BlockRead]) -> None:
     """Raises Violation where blocks and requests do not agree."""
     seen = _look(worker)
     _check_places(worker)
@@ -37,7 +38,11 @@ def check_worker(worker: WorkerProcess, open_reads: list[PostRead]) -> None:
 def _look(worker: WorkerProcess) -> _Seen:
     sequences = worker.core.engine.sequences
     batch = sequences.batch
-    seen = _Seen(Counter(sequences._quarantined), producing=set(sequences._leased), receiving=set(sequences._parked))
+    requests = sequences.requests
+    leased, parked = requests.in_state(State.LEASED), requests.in_state(State.PARKED)
+    seen = _Seen(Counter(sequences.tables._quarantined))
+    seen.producing.update(request.id for request in leased)
+    seen.receiving.update(request.id for request in parked)
     for slot, phase in enumerate(batch.phase.tolist()):
         if not phase:
             continue
@@ -51,12 +56,13 @@ def _look(worker: WorkerProcess) -> _Seen:
             seen.producing.add(request.id)
         if phase != _DECODING:
             seen.being_made.update(blocks[int(batch.num_ready[slot]) : int(batch.num_entered[slot])])
-    for held in (*sequences._leased.values(), *(blocks for _, blocks, _ in sequences._to_free)):
-        seen.holders.update(held.tolist())
+    leases = [record.leased for record in requests._records.values() if record.leased is not None]
+    for referenced in (*leases, *(blocks for _, blocks, _ in sequences.frees._waiting)):
+        seen.holders.update(referenced.tolist())
     for step in worker.runner._launched:
         for table, seq_len in zip(step.block_tables.tolist(), step.seq_lens.tolist(), strict=True):
             seen.in_use.update(table[: -(-seq_len // sequences.batch.block_size)])
-    for request in sequences.waiting.values():
+    for request in requests.in_state(State.WAITING):
         if request.kind is Kind.PRODUCE:
             seen.producing.add(request.id)
         elif request.kind is Kind.CONSUME:
@@ -88,23 +94,23 @@ def _check_steps(worker: WorkerProcess, seen: _Seen) -> None:
 def _check_owners(worker: WorkerProcess, seen: _Seen) -> None:
     """Whoever holds blocks for a handoff is known to the side that will end it."""
     core = worker.core
-    if nameless := (seen.producing - core._producer.open_ids) | (seen.receiving - core._consumer.open_ids):
+    if nameless := (seen.producing - core._state.producer.open_ids) | (seen.receiving - core._state.consumer.open_ids):
         raise Violation(f"{worker} holds {nameless}, which no handoff names")
-    if empty := core._consumer.open_ids - seen.receiving:
+    if empty := core._state.consumer.open_ids - seen.receiving:
         raise Violation(f"{worker} receives {empty} without a sequence")
 
 
 def _check_pending_nodes(worker: WorkerProcess, seen: _Seen) -> None:
     """A pending node has an owner that is computing or reading its block."""
-    cache = worker.core.engine.sequences.cache
+    cache = worker.core.engine.sequences.pool.cache
     pending = {block for block in range(worker.runner.num_blocks) if cache.is_pending(block)}
     if pending != seen.being_made:
         raise Violation(f"{worker} has pending nodes {pending}, being made are {seen.being_made}")
 
 
-def _check_destinations(worker: WorkerProcess, seen: _Seen, open_reads: list[PostRead]) -> None:
+def _check_destinations(worker: WorkerProcess, seen: _Seen, open_reads: list[BlockRead]) -> None:
     """Where a read may still land there is nothing else: its own sequence, or quarantine."""
-    destinations = [block for read in open_reads for block in read.destination]
+    destinations = [block for read in open_reads for block in read.destination.tolist()]
     if len(set(destinations)) != len(destinations):
         raise Violation(f"{worker} has two reads into one block")
     if taken := seen.in_use.intersection(destinations):

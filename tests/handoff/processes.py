@@ -17,7 +17,9 @@ from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.producer import Producer
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
+from services.engine.block_pool import BlockPool
 from services.engine.engine import Engine
+from services.engine.prefix_cache import PrefixCache
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sequences import Sequences
 from services.gateway.api.generation import GenerationRequest
@@ -53,6 +55,7 @@ class Parts:
     producer: type[Producer] = Producer
     consumer: type[Consumer] = Consumer
     marks: type[HandleMarks] = HandleMarks
+    cache: type[PrefixCache] = PrefixCache
     sequences: type[Sequences] = Sequences
     decode_scheduler: type[DecodeScheduler] = DecodeScheduler
     core: type[WorkerCore] = WorkerCore
@@ -93,7 +96,8 @@ class WorkerProcess:
             eos_token_ids=(),
             pipeline_depth=sizes.depth,
         )
-        engine.sequences = parts.sequences(engine.sequences.batch, sizes.num_blocks, ())
+        pool = BlockPool(sizes.num_blocks, parts.cache(sizes.num_blocks, BLOCK_SIZE))
+        engine.sequences = parts.sequences(engine.sequences.batch, pool, engine._outputs, ())
         marks = parts.marks()
         producer, consumer = parts.producer(worker_id, marks), parts.consumer()
         self.core = parts.core(engine, worker_id, producer, consumer, marks)

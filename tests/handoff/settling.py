@@ -74,5 +74,5 @@ def _check_nothing_is_held(world: World) -> None:
         sequences = worker.core.engine.sequences
         if worker.core.open_ids or worker.core.has_leases or worker.core.has_open_reads:
             raise Violation(f"{worker} still knows {worker.core.open_ids or 'early opens'} after all requests ended")
-        if sequences.pool.available != sequences.pool.num_blocks or sequences.num_quarantined:
+        if sequences.pool.available != sequences.pool.num_blocks or sequences.tables.num_quarantined:
             raise Violation(f"{worker}: {sequences.pool.available} of {sequences.pool.num_blocks} blocks are back")

@@ -1,25 +1,26 @@
 """The consumer's side by direct calls: every edge of a handoff that it has to stand."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
-from kvtransfer.consumer import (
+from kvtransfer.actions import (
     AbandonRead,
     Arrived,
-    Consumer,
     ConsumerAction,
-    ConsumerLimits,
-    ConsumerReport,
     Enqueue,
+    FailHandoff,
     FreeQuarantined,
     FreeSequence,
     PostRead,
     Ready,
     SendToProducer,
 )
+from kvtransfer.consumer import Consumer, ConsumerLimits
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, Release
-from kvtransfer.transports.base import ReadEnd
+from kvtransfer.transports.base import BlockRead, ReadEnd
 
 ID = AttemptId(gateway=GatewayId(1), handle=5)
 OTHER = AttemptId(gateway=GatewayId(2), handle=1)
@@ -57,11 +58,28 @@ def reading(consumer: Consumer, source: list[int], destination: list[int], num_c
     consumer.reserved(ID, destination, num_cached)
     posted = consumer.take_actions()[-1]
     assert isinstance(posted, PostRead)
-    return posted.read_id
+    return posted.read.read_id
 
 
-def actions(consumer: Consumer) -> list[ConsumerAction]:
-    return consumer.take_actions()
+class Posted(NamedTuple):
+    """A posted read as values that can be compared."""
+
+    read_id: int
+    worker: WorkerId
+    source: tuple[int, ...]
+    destination: tuple[int, ...]
+    generations: tuple[int, ...]
+
+    @classmethod
+    def of(cls, read: BlockRead) -> "Posted":
+        dtypes = (read.source.dtype.name, read.destination.dtype.name, read.generations.dtype.name)
+        assert dtypes == ("uint32", "uint32", "uint64")
+        columns = (tuple(column.tolist()) for column in (read.source, read.destination, read.generations))
+        return cls(read.read_id, read.worker, *columns)
+
+
+def actions(consumer: Consumer) -> list[ConsumerAction | Posted]:
+    return [Posted.of(action.read) if isinstance(action, PostRead) else action for action in consumer.take_actions()]
 
 
 def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
@@ -73,7 +91,7 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
     assert actions(consumer) == [Enqueue(ID)]
     announce(consumer, 1, [4], FIRST)
     consumer.reserved(ID, [8, 9, 7], 0)
-    assert actions(consumer) == [PostRead(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
+    assert actions(consumer) == [Posted(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
     consumer.read_ended(read_end(1, [3, 4]), 0.0)
     assert actions(consumer) == [Arrived(ID, 2), RELEASE, Ready(ID, FIRST)]
     assert consumer.open_ids == set()
@@ -82,14 +100,14 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
 def test_what_is_announced_later_is_read_at_once(consumer: Consumer) -> None:
     reading(consumer, [3], [8, 9])
     announce(consumer, 1, [4], FIRST)
-    assert actions(consumer) == [PostRead(2, PRODUCER, (4,), (9,), (104,))]
+    assert actions(consumer) == [Posted(2, PRODUCER, (4,), (9,), (104,))]
 
 
 def test_blocks_that_decode_holds_are_not_read(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, [3, 4, 5], FIRST)
     consumer.reserved(ID, [1, 2, 9], 2)
-    assert actions(consumer)[-1] == PostRead(1, PRODUCER, (5,), (9,), (105,))
+    assert actions(consumer)[-1] == Posted(1, PRODUCER, (5,), (9,), (105,))
 
 
 def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
@@ -97,9 +115,9 @@ def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
     announce(consumer, 0, [3])
     consumer.reserved(ID, [1, 2, 9], 2)
     announce(consumer, 1, [4])
-    assert not any(isinstance(action, PostRead) for action in actions(consumer))
+    assert not any(isinstance(action, Posted) for action in actions(consumer))
     announce(consumer, 2, [5], FIRST)
-    assert actions(consumer) == [PostRead(1, PRODUCER, (5,), (9,), (105,))]
+    assert actions(consumer) == [Posted(1, PRODUCER, (5,), (9,), (105,))]
 
 
 def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> None:
@@ -107,7 +125,7 @@ def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> No
     announce(consumer, 0, [3])
     assert actions(consumer) == []
     announce(consumer, 0, [3, 4], FIRST)
-    assert actions(consumer) == [PostRead(read_id + 1, PRODUCER, (4,), (9,), (104,))]
+    assert actions(consumer) == [Posted(read_id + 1, PRODUCER, (4,), (9,), (104,))]
 
 
 def test_a_gap_in_the_announcements_fails_the_handoff(consumer: Consumer) -> None:
@@ -115,7 +133,7 @@ def test_a_gap_in_the_announcements_fails_the_handoff(consumer: Consumer) -> Non
     announce(consumer, 0, [3])
     actions(consumer)
     announce(consumer, 2, [5])
-    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, FailHandoff(ID, EndReason.STALE)]
 
 
 def test_an_announcement_that_contradicts_an_older_one_fails_the_handoff(consumer: Consumer) -> None:
@@ -123,7 +141,7 @@ def test_an_announcement_that_contradicts_an_older_one_fails_the_handoff(consume
     announce(consumer, 0, [3])
     actions(consumer)
     consumer.announcement(S1, Announcement(ID, 0, (3,), (999,)), 0.0)
-    assert actions(consumer)[-1] == ConsumerReport(ID, EndReason.STALE)
+    assert actions(consumer)[-1] == FailHandoff(ID, EndReason.STALE)
 
 
 @pytest.mark.parametrize("late", [announcement(0, [3]), Ended(ID, EndReason.ABORTED)])
@@ -141,14 +159,14 @@ def test_late_news_of_a_handoff_that_is_over_is_answered_by_a_release(
 def test_another_generation_fails_the_handoff_and_frees_its_blocks(consumer: Consumer) -> None:
     read_id = reading(consumer, [3, 4], [8, 9])
     consumer.read_ended(read_end(read_id, [3, 999]), 0.0)
-    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, ConsumerReport(ID, EndReason.STALE)]
-    assert consumer.quarantine.num_blocks == 0
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, FailHandoff(ID, EndReason.STALE)]
+    assert consumer.reads.quarantine.num_blocks == 0
 
 
 def test_a_failed_read_fails_the_handoff(consumer: Consumer) -> None:
     read_id = reading(consumer, [3], [8, 9])
     consumer.read_ended(ReadEnd(read_id, None), 0.0)
-    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, ConsumerReport(ID, EndReason.READ_FAILED)]
+    assert actions(consumer) == [FreeSequence(ID, ()), RELEASE, FailHandoff(ID, EndReason.READ_FAILED)]
 
 
 def test_a_failed_read_leaves_the_others_in_quarantine(consumer: Consumer) -> None:
@@ -179,12 +197,12 @@ def test_an_abort_holds_back_what_is_being_read(consumer: Consumer) -> None:
     read_id = reading(consumer, [3, 4], [7, 8, 9])
     consumer.abort(ID, 1.0)
     assert actions(consumer) == [FreeSequence(ID, (7, 8)), AbandonRead(read_id), RELEASE]
-    assert consumer.quarantine.producers == {PRODUCER}
+    assert consumer.reads.quarantine.producers == {PRODUCER}
     consumer.abort(ID, 2.0)
     assert actions(consumer) == []
     consumer.read_ended(read_end(read_id, [3, 4]), 3.0)
     assert actions(consumer) == [FreeQuarantined((7, 8))]
-    assert consumer.num_open_reads == 0
+    assert len(consumer.reads) == 0
 
 
 def test_an_abort_before_anything_was_reserved(consumer: Consumer) -> None:
@@ -206,7 +224,7 @@ def test_an_end_that_the_producer_tells_is_reported(consumer: Consumer, reason: 
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     actions(consumer)
     consumer.ended(S1, Ended(ID, reason), 0.0)
-    assert actions(consumer)[-1] == ConsumerReport(ID, reason)
+    assert actions(consumer)[-1] == FailHandoff(ID, reason)
 
 
 def test_a_handoff_without_a_stream_is_opened_when_there_is_one() -> None:
@@ -237,7 +255,7 @@ def test_a_handoff_outlives_its_stream_by_the_grace(consumer: Consumer) -> None:
     assert actions(consumer) == [
         FreeSequence(ID, (8,)),
         AbandonRead(read_id),
-        ConsumerReport(ID, EndReason.WORKER_LOST),
+        FailHandoff(ID, EndReason.WORKER_LOST),
     ]
 
 
@@ -255,7 +273,7 @@ def test_a_lost_producer_ends_its_handoffs_at_once_and_none_of_its_reads(consume
     read_id = reading(consumer, [3], [8, 9])
     consumer.producer_lost(PRODUCER, 1.0)
     assert FreeSequence(ID, (8,)) in (done := actions(consumer))
-    assert done[-1] == ConsumerReport(ID, EndReason.WORKER_LOST)
+    assert done[-1] == FailHandoff(ID, EndReason.WORKER_LOST)
     assert consumer.avoid(1.0) == {PRODUCER}
     consumer.read_ended(ReadEnd(read_id, None), 2.0)
     assert actions(consumer) == [FreeQuarantined((8,))]
@@ -264,7 +282,7 @@ def test_a_lost_producer_ends_its_handoffs_at_once_and_none_of_its_reads(consume
 def test_a_handoff_ends_with_its_deadline(consumer: Consumer) -> None:
     read_id = reading(consumer, [3], [8, 9])
     consumer.tick(DEADLINE)
-    report = ConsumerReport(ID, EndReason.EXPIRED)
+    report = FailHandoff(ID, EndReason.EXPIRED)
     assert actions(consumer) == [FreeSequence(ID, (8,)), AbandonRead(read_id), RELEASE, report]
 
 
@@ -273,7 +291,7 @@ def test_a_refusal_of_our_engine_releases_the_producer(consumer: Consumer) -> No
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, [3])
     actions(consumer)
-    consumer.refused(ID, 0.0)
+    consumer.abort(ID, 0.0)
     assert actions(consumer) == [FreeSequence(ID, ()), RELEASE]
 
 

@@ -51,7 +51,7 @@ def test_reads_of_a_lost_gateways_requests_stay_in_quarantine_until_they_end() -
     schedules.post_reads(world)
     decode = world.workers["decode"]
     world.break_stream(schedules.gateway_stream(world, "decode"), Break.FAR)
-    assert decode.core.engine.sequences.num_quarantined == 5
+    assert decode.core.engine.sequences.tables.num_quarantined == 5
     schedules.land_all(world)
-    assert decode.core.engine.sequences.num_quarantined == 0
+    assert decode.core.engine.sequences.tables.num_quarantined == 0
     settle(world)

@@ -2,17 +2,11 @@
 
 import pytest
 
+from kvtransfer.actions import FailHandoff, FreeBlocks, SendToConsumer, StopComputing
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open
-from kvtransfer.producer import (
-    FreeBlocks,
-    Producer,
-    ProducerLimits,
-    ProducerReport,
-    SendToConsumer,
-    StopComputing,
-)
+from kvtransfer.producer import Producer, ProducerLimits
 
 ID = AttemptId(gateway=GatewayId(1), handle=5)
 OLDER = AttemptId(gateway=GatewayId(1), handle=4)
@@ -49,12 +43,15 @@ def ended(reason: EndReason, stream: StreamId = S1, id: AttemptId = ID) -> SendT
 def announced(
     first_index: int, blocks: list[int], first: tuple[FirstToken, ...] = (), stream: StreamId = S1
 ) -> SendToConsumer:
-    generations = tuple(block + 100 for block in blocks)
-    return SendToConsumer(stream, Announcement(ID, first_index, tuple(blocks), generations, first))
+    return SendToConsumer(stream, announcement(first_index, blocks, first))
 
 
-def announce(producer: Producer, blocks: list[int], first: tuple[FirstToken, ...] = ()) -> None:
-    producer.announce(ID, blocks, [block + 100 for block in blocks], first)
+def announcement(first_index: int, blocks: list[int], first: tuple[FirstToken, ...] = ()) -> Announcement:
+    return Announcement(ID, first_index, tuple(blocks), tuple(block + 100 for block in blocks), first)
+
+
+def announce(producer: Producer, first_index: int, blocks: list[int], first: tuple[FirstToken, ...] = ()) -> None:
+    producer.announce(announcement(first_index, blocks, first))
 
 
 def nothing(producer: Producer) -> bool:
@@ -63,7 +60,7 @@ def nothing(producer: Producer) -> bool:
 
 def test_submit_before_open_announces_at_the_open_what_is_there(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
-    announce(producer, [3, 4])
+    announce(producer, 0, [3, 4])
     assert nothing(producer)
     open_on(producer, S1)
     assert producer.take_actions() == [announced(0, [3, 4])]
@@ -75,15 +72,15 @@ def test_open_before_submit_waits_for_it(producer: Producer, marks: HandleMarks)
     assert not producer.idle
     submit(producer, marks)
     assert producer.take_actions() == [announced(0, [])]
-    announce(producer, [3])
+    announce(producer, 0, [3])
     assert producer.take_actions() == [announced(0, [3])]
 
 
 def test_a_second_open_is_answered_again_with_all_so_far(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
     open_on(producer, S1)
-    announce(producer, [3])
-    announce(producer, [4], FIRST)
+    announce(producer, 0, [3])
+    announce(producer, 1, [4], FIRST)
     producer.take_actions()
     open_on(producer, S1)
     assert producer.take_actions() == [announced(0, [3, 4], FIRST)]
@@ -120,7 +117,7 @@ def test_an_abort_ends_an_early_open(producer: Producer, marks: HandleMarks) -> 
 
 def test_an_abort_before_the_open_frees_at_once(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     producer.abort(ID)
     assert producer.take_actions() == [FreeBlocks(ID)]
     assert producer.idle
@@ -134,7 +131,7 @@ def test_an_abort_after_the_open_keeps_the_blocks_until_release(producer: Produc
     assert producer.take_actions() == [StopComputing(ID), ended(EndReason.ABORTED)]
     assert producer.open_ids == {ID}
     producer.abort(ID)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     assert nothing(producer)
     producer.release(ID)
     assert producer.take_actions() == [FreeBlocks(ID)]
@@ -188,14 +185,14 @@ def test_early_opens_are_bounded(producer: Producer, marks: HandleMarks) -> None
 def test_an_open_on_a_new_stream_moves_the_lease(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
     open_on(producer, S1)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     producer.take_actions()
     open_on(producer, S2)
     assert producer.take_actions() == [announced(0, [3], stream=S2)]
     producer.stream_lost(S1, 10.0)
     producer.tick(20.0)
     assert nothing(producer)
-    announce(producer, [4], FIRST)
+    announce(producer, 1, [4], FIRST)
     assert producer.take_actions() == [announced(1, [4], FIRST, stream=S2)]
 
 
@@ -204,18 +201,18 @@ def test_a_lease_outlives_its_stream_by_the_grace(producer: Producer, marks: Han
     open_on(producer, S1)
     producer.take_actions()
     producer.stream_lost(S1, 10.0)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     producer.tick(12.9)
     assert nothing(producer), "there is nobody to tell, and the lease lasts"
     producer.tick(13.0)
-    assert producer.take_actions() == [FreeBlocks(ID), ProducerReport(ID, EndReason.WORKER_LOST)]
+    assert producer.take_actions() == [FreeBlocks(ID), FailHandoff(ID, EndReason.WORKER_LOST)]
 
 
 def test_an_open_within_the_grace_saves_the_lease(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
     open_on(producer, S1)
     producer.stream_lost(S1, 10.0)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     producer.take_actions()
     open_on(producer, S2, now=12.0)
     assert producer.take_actions() == [announced(0, [3], stream=S2)]
@@ -240,7 +237,7 @@ def test_a_lost_stream_forgets_its_early_opens(producer: Producer, marks: Handle
     producer.stream_lost(S1, 1.0)
     assert producer.idle
     submit(producer, marks)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     assert nothing(producer)
 
 
@@ -257,11 +254,11 @@ def test_a_second_release_changes_nothing(producer: Producer, marks: HandleMarks
 def test_a_release_in_the_middle_ends_the_computation(producer: Producer, marks: HandleMarks) -> None:
     submit(producer, marks)
     open_on(producer, S1)
-    announce(producer, [3])
+    announce(producer, 0, [3])
     producer.take_actions()
     producer.release(ID)
     assert producer.take_actions() == [FreeBlocks(ID)]
-    announce(producer, [4], FIRST)
+    announce(producer, 1, [4], FIRST)
     assert nothing(producer)
 
 
@@ -305,7 +302,7 @@ def test_a_lease_ends_with_the_deadline(producer: Producer, marks: HandleMarks) 
     assert producer.take_actions() == [
         ended(EndReason.EXPIRED),
         FreeBlocks(ID),
-        ProducerReport(ID, EndReason.EXPIRED),
+        FailHandoff(ID, EndReason.EXPIRED),
     ]
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from kvtransfer.consumer import PostRead
 from kvtransfer.ids import StreamId
+from kvtransfer.transports.base import BlockRead
 
 if TYPE_CHECKING:
     from tests.handoff.processes import GatewayNode, WorkerProcess
@@ -87,7 +87,7 @@ class ControlStream(Stream):
 class Flight:
     """A posted read. Its data lands block by block, whoever still wants it; then the generation words are read."""
 
-    post: PostRead
+    read: BlockRead
     reader: "WorkerProcess"
     source: "WorkerProcess"
     landed: int = 0  # blocks
@@ -96,10 +96,10 @@ class Flight:
     @property
     def has_data(self) -> bool:
         """True when only the generation words are missing."""
-        return self.landed == len(self.post.source)
+        return self.landed == len(self.read.source)
 
     def land_block(self) -> None:
         """Copies the next block as it is now."""
-        to, of = self.post.destination[self.landed], self.post.source[self.landed]
+        to, of = self.read.destination[self.landed], self.read.source[self.landed]
         self.reader.runner.kv_memory().array[to] = self.source.runner.kv_memory().array[of]
         self.landed += 1

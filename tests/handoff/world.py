@@ -18,7 +18,8 @@ from kvtransfer.transports.base import ReadEnd
 from services.config import WorkerRole
 from services.protocol.frames import Frame
 from services.protocol.messages import Abort, GatewayHello, Submit
-from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.core import WorkerCore
+from services.worker.core_state import CoreOutputs
 from services.worker.gateway_servicer import engine_request
 from tests.handoff.invariants import check_worker
 from tests.handoff.processes import (
@@ -111,7 +112,7 @@ class World:
 
     def lose(self, reader: WorkerProcess, producer: WorkerProcess) -> None:
         """A consumer cannot reach a producer, which may be alive: what it reads from it may still land."""
-        self._call(reader, lambda core: core.producer_lost(producer.worker_id, self.now))
+        self._call(reader, lambda core: core.from_producers.lost(producer.worker_id, self.now))
         if self._parts.lost_is_dead:
             for flight in self._flights_between(reader, producer):
                 self._report(flight, None)
@@ -150,7 +151,7 @@ class World:
                 return
         stream = ControlStream(id=StreamId(next(self._stream_ids)), consumer=consumer, producer=producer)
         self.streams.append(stream)
-        self._call(consumer, lambda core: core.producer_stream_up(producer.worker_id, stream.id, self.now))
+        self._call(consumer, lambda core: core.from_producers.stream_up(producer.worker_id, stream.id, self.now))
 
     def break_stream(self, stream: Stream, how: Break) -> None:
         """A stream breaks; whoever broke it knows at once."""
@@ -174,7 +175,9 @@ class World:
                     gateway.ledger.on_lost(worker.candidate().id)
                     gateway.look_after()
             case ControlStream(consumer=consumer, producer=producer) if consumer.alive:
-                self._call(consumer, lambda core: core.producer_stream_lost(producer.worker_id, stream.id, self.now))
+                self._call(
+                    consumer, lambda core: core.from_producers.stream_lost(producer.worker_id, stream.id, self.now)
+                )
         self._forget_ended_streams()
 
     def notice_far(self, stream: Stream) -> None:
@@ -184,9 +187,9 @@ class World:
             case GatewayStream(gateway=gateway, worker=worker) if worker.alive:
                 if worker.gateways.get(gateway.id) is stream:
                     del worker.gateways[gateway.id]
-                    self._call(worker, lambda core: core.gateway_lost(gateway.id, self.now))
+                    self._call(worker, lambda core: core.from_gateways.lost(gateway.id, self.now))
             case ControlStream(producer=producer) if producer.alive:
-                self._call(producer, lambda core: core.consumer_stream_lost(stream.id, self.now))
+                self._call(producer, lambda core: core.from_consumers.stream_lost(stream.id, self.now))
         self._forget_ended_streams()
 
     def _forget_ended_streams(self) -> None:
@@ -227,9 +230,9 @@ class World:
             case "lose":
                 reached = {(each.consumer, each.producer) for each in self.control_streams() if not each.near_knows}
                 opened = [
-                    (reader, self.lives[row.producer])
+                    (reader, self.lives[handoff.producer])
                     for reader in self.workers.values()
-                    for row in reader.core._consumer._handoffs.values()
+                    for handoff in reader.core._state.consumer._handoffs.values()
                 ]
                 pairs = dict.fromkeys([*opened, *((each.reader, each.source) for each in self.flights)])
                 return [partial(self.lose, *pair) for pair in pairs if pair not in reached]
@@ -272,7 +275,7 @@ class World:
             case GatewayStream():
                 self._from_gateway(stream, message)
             case ControlStream():
-                self._call(stream.producer, lambda core: core.consumer_message(stream.id, message, self.now))
+                self._call(stream.producer, lambda core: core.from_consumers.message(stream.id, message, self.now))
 
     def deliver_up(self, stream: Stream) -> None:
         """The next message from the far to the near end arrives."""
@@ -281,7 +284,7 @@ class World:
             case GatewayStream():
                 self._from_worker(stream, message)
             case ControlStream():
-                self._call(stream.consumer, lambda core: core.producer_message(stream.id, message, self.now))
+                self._call(stream.consumer, lambda core: core.from_producers.message(stream.id, message, self.now))
 
     def land(self, flight: Flight) -> None:
         """One more block of a read lands, wanted or not."""
@@ -290,7 +293,7 @@ class World:
     def end_read(self, flight: Flight) -> None:
         """The generation words of a read are read, and its reader hears of its end."""
         self.flights.remove(flight)
-        self._report(flight, flight.source.core.engine.sequences.pool.generations[list(flight.post.source)])
+        self._report(flight, flight.source.core.engine.sequences.pool.generations[flight.read.source])
 
     def fail_read(self, flight: Flight) -> None:
         """The transport gives up a read, wherever it is."""
@@ -301,7 +304,7 @@ class World:
         """The reader hears of a read's end, once."""
         if not flight.reported:
             flight.reported = True
-            self._call(flight.reader, lambda core: core.read_ended(ReadEnd(flight.post.read_id, words), self.now))
+            self._call(flight.reader, lambda core: core.read_ended(ReadEnd(flight.read.read_id, words), self.now))
 
     def _from_gateway(self, stream: GatewayStream, message: GatewayHello | Submit | Abort) -> None:
         worker, gateway = stream.worker, stream.gateway.id
@@ -313,13 +316,13 @@ class World:
                 if older is not None:
                     self.notice_far(older)
                 worker.gateways[gateway] = stream
-                self._call(worker, lambda core: core.gateway_hello(gateway, highest_handle))
+                self._call(worker, lambda core: core.from_gateways.hello(gateway, highest_handle))
             case Submit():
                 request = engine_request(gateway, message, self.now)
-                self._call(worker, lambda core: core.submit(request, self.now))
+                self._call(worker, lambda core: core.from_gateways.submit(request, self.now))
             case Abort(handle):
                 id = AttemptId(gateway, handle)
-                self._call(worker, lambda core: core.abort(id, self.now))
+                self._call(worker, lambda core: core.from_gateways.abort(id, self.now))
 
     def _from_worker(self, stream: GatewayStream, frame: Frame) -> None:
         gateway, worker = stream.gateway, stream.worker.candidate().id
@@ -341,7 +344,7 @@ class World:
             self._look_inside(worker)
 
     def _look_inside(self, worker: WorkerProcess) -> None:
-        check_worker(worker, [flight.post for flight in self.flights if flight.reader is worker])
+        check_worker(worker, [flight.read for flight in self.flights if flight.reader is worker])
 
     def _carry_out(self, worker: WorkerProcess, outputs: CoreOutputs) -> None:
         for gateway, frame in outputs.frames.items():
@@ -350,7 +353,7 @@ class World:
                 to_gateway.up.append(frame)
         for id, message in outputs.messages:
             self._put(id, message)
-        self.flights += [Flight(post, worker, self.lives[post.producer]) for post in outputs.reads]
+        self.flights += [Flight(read, worker, self.lives[read.worker]) for read in outputs.reads]
 
     def _put(self, id: StreamId, message: ToConsumer | ToProducer) -> None:
         for stream in self.control_streams():

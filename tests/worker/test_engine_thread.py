@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvtransfer.consumer import Consumer, PostRead
+from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, FirstToken, Open, Release, ToConsumer, ToProducer
 from kvtransfer.producer import Producer
-from kvtransfer.transports.base import ReadEnd
+from kvtransfer.transports.base import BlockRead, ReadEnd
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.request import Kind, Request
@@ -22,7 +22,8 @@ from services.engine.scheduler import Scheduler
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
-from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.core import WorkerCore
+from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import EngineThread, no_pause
 
 GATEWAY, US, OTHER = GatewayId(7), WorkerId(1), WorkerId(2)
@@ -41,19 +42,21 @@ class Rounds:
         decode_pause_s: Callable[[], float] = no_pause,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.happened: list[str | PostRead | ToConsumer | ToProducer] = []
+        self.happened: list[str | BlockRead | ToConsumer | ToProducer] = []
         engine = Engine(_Listed(self.happened), scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=())
         marks = HandleMarks()
         self.core = WorkerCore(engine, US, Producer(US, marks), Consumer(), marks)
         self.thread = EngineThread(self.core, self._take, self.happened.append, decode_pause_s, clock)
         self.round = self.thread.round
-        self.core.gateway_hello(GATEWAY, 0)
+        self.core.from_gateways.hello(GATEWAY, 0)
         self.submit(1, kind, max_tokens)
 
     def submit(self, handle: int, kind: Kind, max_tokens: int) -> AttemptId:
         id = AttemptId(GATEWAY, handle)
         capsule = Capsule(PROMPT + handle, len(PROMPT), SamplingParams(max_tokens=max_tokens))
-        self.core.submit(Request(id, capsule, kind, arrival=0.0, deadline=math.inf, paired_with=OTHER), 0.0)
+        self.core.from_gateways.submit(
+            Request(id, capsule, kind, arrival=0.0, deadline=math.inf, paired_with=OTHER), 0.0
+        )
         return id
 
     def _take(self, outputs: CoreOutputs, has_leases: bool) -> None:
@@ -73,17 +76,17 @@ class _Listed(SimulatedRunner):
 
 def test_blocks_that_were_announced_during_a_step_are_read_beside_the_next_one() -> None:
     rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20)
-    rounds.core.producer_stream_up(OTHER, STREAM, 0.0)
+    rounds.core.from_producers.stream_up(OTHER, STREAM, 0.0)
     id = rounds.submit(2, Kind.CONSUME, max_tokens=4)
     rounds.round()
     assert rounds.happened == [Open(id, OTHER), "step of 1"]
     rounds.happened.clear()
     announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
-    rounds.core.producer_message(STREAM, announcement, 0.0)
+    rounds.core.from_producers.message(STREAM, announcement, 0.0)
     rounds.round()
     read, step = rounds.happened
-    assert isinstance(read, PostRead)
-    assert (read.source, step) == ((5, 6, 7), "step of 1")
+    assert isinstance(read, BlockRead)
+    assert (read.source.tolist(), step) == ([5, 6, 7], "step of 1")
     rounds.happened.clear()
     rounds.core.read_ended(ReadEnd(read.read_id, np.ones(3, dtype=np.uint64)), 0.0)
     rounds.round()
@@ -95,7 +98,7 @@ def test_a_consumer_that_opens_during_a_step_is_answered_before_the_next_one() -
     rounds.round()
     assert rounds.happened == ["step of 1"]
     rounds.happened.clear()
-    rounds.core.consumer_message(STREAM, Open(AttemptId(GATEWAY, 1), US), 0.0)
+    rounds.core.from_consumers.message(STREAM, Open(AttemptId(GATEWAY, 1), US), 0.0)
     rounds.round()
     first, step, second = rounds.happened
     assert isinstance(first, Announcement)
@@ -117,7 +120,7 @@ class Pause:
 def test_while_decoding_pauses_handoffs_go_on() -> None:
     pause = Pause()
     rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20, decode_pause_s=pause)
-    rounds.core.producer_stream_up(OTHER, STREAM, 0.0)
+    rounds.core.from_producers.stream_up(OTHER, STREAM, 0.0)
     rounds.round()
     pause.lasts = True
     id = rounds.submit(2, Kind.CONSUME, max_tokens=4)
@@ -125,10 +128,10 @@ def test_while_decoding_pauses_handoffs_go_on() -> None:
     assert rounds.happened == ["step of 1", Open(id, OTHER)]
     rounds.happened.clear()
     announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
-    rounds.core.producer_message(STREAM, announcement, 0.0)
+    rounds.core.from_producers.message(STREAM, announcement, 0.0)
     rounds.round()
     (read,) = rounds.happened
-    assert isinstance(read, PostRead)
+    assert isinstance(read, BlockRead)
     rounds.core.read_ended(ReadEnd(read.read_id, np.ones(3, dtype=np.uint64)), 0.0)
     rounds.round()
     assert rounds.happened == [read, Release(id)]
@@ -157,7 +160,7 @@ def test_a_thread_that_pauses_wakes_for_calls() -> None:
     aborted = threading.Event()
 
     def abort(core: WorkerCore, now: float) -> None:
-        core.abort(AttemptId(GATEWAY, 1), now)
+        core.from_gateways.abort(AttemptId(GATEWAY, 1), now)
         aborted.set()
 
     rounds.thread.start()
@@ -174,17 +177,17 @@ class Quarantined:
     def __init__(self) -> None:
         self.now = 1000.0
         self.rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=1, clock=lambda: self.now)
-        self.rounds.core.producer_stream_up(OTHER, STREAM, self.now)
+        self.rounds.core.from_producers.stream_up(OTHER, STREAM, self.now)
 
-    def give_up_a_read(self, handle: int) -> int:
+    def abandon_a_read(self, handle: int) -> int:
         rounds, core = self.rounds, self.rounds.core
         id = rounds.submit(handle, Kind.CONSUME, max_tokens=4)
         rounds.round()
         announcement = Announcement(id, 0, (5, 6, 7), (1, 1, 1), (FirstToken(id.handle, 9, None),))
-        core.producer_message(STREAM, announcement, self.now)
+        core.from_producers.message(STREAM, announcement, self.now)
         rounds.round()
-        read = next(each for each in reversed(rounds.happened) if isinstance(each, PostRead))
-        core.abort(id, self.now)
+        read = next(each for each in reversed(rounds.happened) if isinstance(each, BlockRead))
+        core.from_gateways.abort(id, self.now)
         assert core.load(self.now).avoid == (OTHER,)
         return read.read_id
 
@@ -199,17 +202,17 @@ class Quarantined:
 def test_a_tenth_of_the_pool_in_quarantine_for_five_seconds_ends_the_worker() -> None:
     worker = Quarantined()
     for handle in (2, 3):
-        worker.give_up_a_read(handle)
+        worker.abandon_a_read(handle)
     assert worker.after(4.9) == []
     assert worker.after(0.2) == ["6 of 32 KV blocks are in quarantine, for more than 5 s: starting afresh"]
 
 
-def test_reads_that_were_given_up_just_now_do_not_count_for_the_tenth() -> None:
+def test_reads_that_were_abandoned_just_now_do_not_count_for_the_tenth() -> None:
     """They are usually over within milliseconds, so an older one beside them must not make them fatal."""
     worker = Quarantined()
-    worker.give_up_a_read(2)
+    worker.abandon_a_read(2)
     assert worker.after(100.0) == []
-    latest = worker.give_up_a_read(3)
+    latest = worker.abandon_a_read(3)
     assert worker.after(1.0) == []
     worker.rounds.core.read_ended(ReadEnd(latest, None), worker.now)
     assert worker.after(100.0) == []
@@ -217,14 +220,14 @@ def test_reads_that_were_given_up_just_now_do_not_count_for_the_tenth() -> None:
 
 def test_a_read_in_quarantine_for_ten_minutes_ends_the_worker() -> None:
     worker = Quarantined()
-    worker.give_up_a_read(2)
+    worker.abandon_a_read(2)
     assert worker.after(599.9) == []
     assert worker.after(0.2) == ["KV blocks are in quarantine for more than 600 s: starting afresh"]
 
 
 def test_reads_that_end_before_leave_the_worker_alone() -> None:
     worker = Quarantined()
-    reads = [worker.give_up_a_read(handle) for handle in (2, 3)]
+    reads = [worker.abandon_a_read(handle) for handle in (2, 3)]
     assert worker.after(4.0) == []
     for read_id in reads:
         worker.rounds.core.read_ended(ReadEnd(read_id, None), worker.now)

@@ -19,7 +19,8 @@ from services.engine.runner.simulated import SimulatedRunner
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import pack_worker_message
-from services.worker.core import CoreOutputs, WorkerCore
+from services.worker.core import WorkerCore
+from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import EngineThread
 
 BATCH, BLOCK_SIZE, STEPS, VOCAB = 32, 4, 40, 1 << 16
@@ -42,7 +43,7 @@ class DecodingWorker:
         self.core = WorkerCore(self.engine, WorkerId(1), Producer(WorkerId(1), marks), Consumer(), marks)
         self.round = EngineThread(self.core, self._pack, pytest.fail).round
         self.num_evicted = 0
-        self.core.gateway_hello(GatewayId(7), 0)
+        self.core.from_gateways.hello(GatewayId(7), 0)
         self._submit(0, {"max_tokens": 30})
         while not self.core.idle:
             self.round()
@@ -55,7 +56,7 @@ class DecodingWorker:
             prompt = np.arange(number * 100, number * 100 + 8 + number % BLOCK_SIZE, dtype=np.int32)
             capsule = Capsule(prompt, len(prompt), SamplingParams(**{"temperature": 0, **sampling}))
             request = Request(AttemptId(GatewayId(7), number + 1), capsule, Kind.LOCAL, arrival=0.0, deadline=math.inf)
-            self.core.submit(request, 0.0)
+            self.core.from_gateways.submit(request, 0.0)
 
     def _pack(self, outputs: CoreOutputs, has_leases: bool) -> None:
         """As the worker does before frames are gRPC's."""

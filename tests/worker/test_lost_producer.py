@@ -138,7 +138,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def test_what_lands_late_from_a_living_producer_hits_quarantined_blocks_only(bench: Bench, how: str):
     await bench.read_of_lost_producer(how)
     await serve_others(bench.gateway, bench.decode)
-    held = await ask(bench.consumer, lambda core: sorted(core.engine.sequences._quarantined))
+    held = await ask(bench.consumer, lambda core: sorted(core.engine.sequences.tables._quarantined))
     before = bench.content()
     bench.fabric.release(bench.source)
     changed = np.flatnonzero((bench.content() != before).any(axis=1)).tolist()
@@ -154,7 +154,7 @@ async def test_blocks_leave_quarantine_when_the_process_of_a_lost_producer_is_se
         streams.identity = replace(streams.identity, process=ProcessIdentity.of(process.pid))
         await bench.read_of_lost_producer("refused")
         await serve_others(bench.gateway, bench.decode)
-        assert await ask(bench.consumer, lambda core: core.engine.sequences.num_quarantined) == PROMPT_BLOCKS
+        assert await ask(bench.consumer, lambda core: core.engine.sequences.tables.num_quarantined) == PROMPT_BLOCKS
         process.kill()
     await worker_baseline(bench.consumer)
 
