@@ -1,8 +1,8 @@
-"""Where a pool of KV blocks lies: the seam between transports and host or device memory.
+"""A pool of KV blocks in memory: the seam between transports and host or device memory.
 
-Nobody here waits for the steps of a model, and nobody has to. A block is announced when the step that wrote it is
-known to be complete, so who reads it finds it whole; what lands is used by steps that are launched after the read's end
-was reported, and that is not before `write` has returned.
+Reads and writes never wait for a model's steps. A producer announces a block when the step that wrote it is known to be
+complete, so a reader finds the block whole. A consumer's steps use a block only after the end of its read was reported,
+and that is not before `write` has returned.
 """
 
 from collections.abc import Iterator
@@ -16,28 +16,28 @@ class BlockMemory(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Their number."""
+        """Number of blocks."""
 
     @property
     def block_bytes(self) -> int:
-        """The size of each."""
+        """Bytes of one block."""
 
     @property
     def address(self) -> int:
-        """Of block 0. Does not change."""
+        """Address of block 0. Does not change."""
 
     @property
     def device(self) -> int | None:
-        """The CUDA device that it lies in, as this process counts them. None: host memory."""
+        """CUDA device of the pool, as this process counts devices. None: host memory."""
 
     def bind_thread(self) -> None:
-        """Makes the device current on this thread, for libraries that use `address` from it."""
+        """Makes the pool's device current on this thread, for libraries that use `address` on this thread."""
 
     def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
-        """Bytes `start` to `end` of these blocks (uint32[n]), laid end to end. A copy."""
+        """Copies bytes `start` to `end` of these blocks (uint32[n]), laid end to end."""
 
     def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
-        """Puts data into these blocks (uint32[n]), laid end to end, from byte `start` on. It is there on return."""
+        """Writes data into these blocks (uint32[n]), laid end to end, from byte `start` on, before it returns."""
 
 
 class HostBlocks:
@@ -46,7 +46,7 @@ class HostBlocks:
     device: int | None = None
 
     def __init__(self, array: np.ndarray) -> None:
-        """array: uint8[num_blocks, block_bytes], contiguous; it stays where it is."""
+        """array: uint8[num_blocks, block_bytes], contiguous; its address must not change."""
         assert array.dtype == np.uint8
         assert array.flags.c_contiguous
         self.array = array
@@ -55,25 +55,25 @@ class HostBlocks:
 
     @property
     def address(self) -> int:
-        """See BlockMemory."""
+        """See `BlockMemory.address`."""
         return self.array.ctypes.data
 
     def bind_thread(self) -> None:
-        """Host memory is there for every thread."""
+        """Does nothing: every thread has host memory."""
 
     def read(self, blocks: np.ndarray, start: int, end: int) -> bytes:
-        """See BlockMemory."""
+        """See `BlockMemory.read`."""
         return b"".join(self._flat[there] for there, _ in spans(blocks, self.block_bytes, start, end))
 
     def write(self, blocks: np.ndarray, start: int, data: bytes) -> None:
-        """See BlockMemory."""
+        """See `BlockMemory.write`."""
         source = memoryview(data)
         for there, here in spans(blocks, self.block_bytes, start, start + len(data)):
             self._flat[there] = source[here]
 
 
 def spans(blocks: np.ndarray, block_bytes: int, start: int, end: int) -> Iterator[tuple[slice, slice]]:
-    """Where bytes `start` to `end` of these blocks lie: in the pool, and among these bytes. One pair for each block."""
+    """Yields, for each block of bytes `start` to `end`, the slice of the pool and the slice of these bytes."""
     at = start
     while at < end:
         index, inside = divmod(at, block_bytes)

@@ -1,4 +1,4 @@
-"""The ids by which workers, gateways, attempts and streams are known to each other."""
+"""The ids of workers, gateways, attempts and control streams."""
 
 from typing import NamedTuple, NewType
 
@@ -16,4 +16,4 @@ class AttemptId(NamedTuple):
     """One attempt at one choice of a request, or at a prompt that several choices share; the same on every worker."""
 
     gateway: GatewayId
-    handle: int  # counted by the gateway, from 1
+    handle: int  # the gateway counts them from 1

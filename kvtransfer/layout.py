@@ -1,8 +1,8 @@
-"""The shape of paged KV, and the fingerprint that says whose KV is interchangeable.
+"""The shape of paged KV, and the fingerprint that says which KV caches are interchangeable.
 
-One tensor holds everything: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], K before V. A block is so
-one contiguous piece of memory (one descriptor to move it), a range of heads is contiguous inside it, and one head's K
-tile of one layer is contiguous too.
+One tensor holds everything: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], K before V. So a block is
+one contiguous piece of memory (one descriptor to move it), a range of heads is contiguous inside a block, and so is one
+head's K tile of one layer.
 """
 
 import json
@@ -26,7 +26,7 @@ class KvLayout:
     dtype: str  # "float32", "bfloat16", "float16" or "float8_e4m3fn"
 
     def shape(self, num_blocks: int) -> tuple[int, int, int, int, int, int]:
-        """Shape of a pool of so many blocks."""
+        """Shape of a pool of `num_blocks` blocks."""
         return (num_blocks, self.num_kv_heads, self.num_layers, 2, self.block_size, self.head_dim)
 
     @property
@@ -41,8 +41,8 @@ def fingerprint(
 ) -> str:
     """Digest of all that makes two KV caches interchangeable: 32 hex digits.
 
-    weights_id names the weights, rope the rotary parameters as the model uses them. precision: what else decides how
-    values were rounded, as quantised weights and the scales of FP8 KV do.
+    weights_id names the weights, rope the rotary parameters as the model uses them. precision names all else that
+    decides how values were rounded, such as quantised weights and the scales of FP8 KV.
     """
     parts = {
         **({"precision": precision} if precision else {}),

@@ -42,7 +42,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Consumer to producer: I need its blocks no longer."""
+    """Consumer to producer: I need the blocks of this handoff no longer."""
 
     id: AttemptId
 
@@ -65,7 +65,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Producer to consumer: this handoff is over."""
+    """Producer to consumer: this handoff has ended."""
 
     id: AttemptId
     reason: EndReason

@@ -1,11 +1,10 @@
-"""One life of a process on one host, and whether that life is seen to be over. Linux only.
+"""One life of a process on one host, and proof that the process is alive or gone. Linux only.
 
-A process id is used again, so a life is named by the id and the time of its start, beside the kernel and the process
-namespace in which both mean something. Only what is read from this kernel just now counts: whoever cannot be looked up
-from here may be alive, and elsewhere than on Linux nothing is ever seen.
+A process id is used again, so a life is named by the id and the start time of the process, beside the kernel and the
+process namespace in which both mean something. Proof is what this kernel says at the time of the call. A process that
+cannot be looked up from here may be alive; on other systems than Linux no process is ever seen alive or gone.
 
-A life that is over has given back its memory and closed its connections. What it had sent before may still be on its
-way to others.
+A process that is gone has no memory and no connection any more. Bytes that it sent before may still be on their way.
 """
 
 import os
@@ -16,7 +15,7 @@ from typing import NamedTuple
 _PROC = Path("/proc")
 _BOOT_ID = _PROC / "sys/kernel/random/boot_id"
 _BOOT_ID_LENGTH = 36
-_ENDED = frozenset("ZXx")  # states in /proc/PID/stat of a process that runs no more
+_ENDED = frozenset("ZXx")  # states in /proc/PID/stat of a process that has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,49 +28,49 @@ class ProcessIdentity:
     start_ticks: int  # after the kernel's start
 
     def __post_init__(self) -> None:
-        if not 0 < self.pid < 1 << 31:  # 0 and what is negative stand for groups of processes
+        if not 0 < self.pid < 1 << 31:  # 0 and negative numbers stand for groups of processes
             raise ValueError(f"{self.pid} is no process id")
 
     @classmethod
     def own(cls) -> "ProcessIdentity | None":
-        """Names this process; None where it cannot be told."""
+        """Names this process; None where /proc does not tell."""
         return cls.of(os.getpid())
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """Names the process that has this id here now; None where it cannot be told, or there is none."""
+        """Names the process that has this id here now; None where there is none or /proc does not tell."""
         place, stat = _place(), _stat(pid)
         if place is None or stat is None or stat.has_ended:
             return None
         return cls(place.boot_id, place.pid_namespace, pid, stat.start_ticks)
 
     def is_seen_alive(self) -> bool:
-        """True when this life can be looked up from here, and is not over.
+        """True when this process can be looked up from here and runs.
 
-        False may mean as well that it is on another host, or that its start cannot be read.
+        False may also mean that the process is on another host, or that its start time cannot be read.
         """
         return self == ProcessIdentity.of(self.pid)
 
     def is_seen_gone(self) -> bool:
-        """True when this life is over: no process has its id, another life has it, or only its parent has not looked.
+        """True when no process or a later one has the id, or the process ended and its parent has not reaped it.
 
-        Worth something only where it was seen alive from here before: a copy of a virtual machine has the same boot id
-        and namespaces, and other processes.
+        The answer is proof only of a process that was seen alive from here before: a copy of a virtual machine has the
+        same boot id and namespaces, and other processes.
         """
         if _place() != (self.boot_id, self.pid_namespace):
             return False
         try:
-            os.kill(self.pid, 0)  # not by looking into /proc, which may hide what belongs to others
+            os.kill(self.pid, 0)  # /proc may hide processes of other users
         except ProcessLookupError:
             return True
         except PermissionError:
-            pass  # there is one, of another user
+            pass  # the id belongs to a process of another user
         stat = _stat(self.pid)
         return stat is not None and (stat.start_ticks != self.start_ticks or stat.has_ended)
 
 
 def boot_id() -> str:
-    """Names this run of the kernel. Raises OSError where the kernel does not tell."""
+    """Names this run of the kernel: 36 characters. Raises OSError where the kernel does not tell."""
     return _BOOT_ID.read_text()[:_BOOT_ID_LENGTH]
 
 
@@ -91,16 +90,17 @@ class _Stat(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """True when no thread of the process runs any more, though its parent may not have looked yet.
+        """True when no thread of the process runs any more, though its parent may not have reaped it yet.
 
-        The first thread alone says little: it can end before the others, which then still have the memory and the
-        connections. A thread stops being counted, or the first one's state changes, only after it let go of both.
+        The state of the first thread is not enough: it can end before other threads, which still have the memory and
+        the connections. The kernel stops to count a thread, and changes the state of the first one, only after that
+        thread has detached from both.
         """
         return self.state in _ENDED and self.num_threads <= 1
 
 
 def _place() -> _Place | None:
-    """The place of this process; None where it cannot be told, or /proc is that of another namespace."""
+    """Names the place of this process; None where /proc does not tell, or belongs to another namespace."""
     try:
         if os.readlink(_PROC / "self") != str(os.getpid()):
             return None
@@ -110,10 +110,10 @@ def _place() -> _Place | None:
 
 
 def _stat(pid: int) -> _Stat | None:
-    """None where there is no such process, or it is hidden."""
+    """Reads /proc/PID/stat; None where there is no such process, or it is hidden."""
     try:
         line = (_PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = line.rpartition(")")[2].split()  # the program's name, before it, may hold anything; fields from the 3rd on
+    fields = line.rpartition(")")[2].split()  # from the 3rd field on; the 2nd, a program's name, may contain anything
     return _Stat(state=fields[0], num_threads=int(fields[17]), start_ticks=int(fields[19]))

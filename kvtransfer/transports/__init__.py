@@ -1,1 +1,1 @@
-"""Transports move block bytes. `memory` stays in one process (tests); `nixl` crosses processes and hosts."""
+"""Transports, which move the bytes of blocks: `memory` inside one process (tests), `nixl` and `grpc` between hosts."""

@@ -1,7 +1,7 @@
-"""The seam between the handoff protocol and whatever moves bytes.
+"""The seam between the handoff protocol and the transports that move bytes.
 
-A transport is used by one thread, the transfer thread. Reads only: the consumer pulls. A read is over when `poll`
-reports it, and not before: where something else than this process writes the bytes, a posted read cannot be taken back.
+One thread uses a transport, the transfer thread. A transport only reads: the consumer pulls. A read is over when `poll`
+reports its end, and not before: where the bytes are not written by this process, a posted read cannot be taken back.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ class TransportError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRead:
-    """One posted read: source block i of the worker's pool goes to destination block i of ours."""
+    """One posted read: block source[i] of a producer's pool goes to block destination[i] of the reader's pool."""
 
     read_id: int
-    worker: WorkerId
-    source: np.ndarray  # uint32[n] block ids in the worker's pool
-    destination: np.ndarray  # uint32[n] block ids in our pool
-    generations: np.ndarray  # uint64[n] as announced: a source that takes part in the read gives no other content
+    worker: WorkerId  # the producer
+    source: np.ndarray  # uint32[n] block ids in the producer's pool
+    destination: np.ndarray  # uint32[n] block ids in the reader's pool
+    generations: np.ndarray  # uint64[n] as announced: a producer that sends the bytes itself sends no other content
 
     def fits(self, num_source: int, num_destination: int) -> bool:
-        """True when it has blocks, and all of them lie in pools of these sizes."""
+        """True when the read has blocks, and all of them lie in pools of these numbers of blocks."""
         return (
             0 < self.source.size == self.destination.size == self.generations.size
             and int(self.source.max()) < num_source
@@ -38,15 +38,15 @@ class BlockRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadEnd:
-    """A read is over: nothing will land in its destination blocks any more."""
+    """The end of a read: nothing lands in its destination blocks any more."""
 
     read_id: int
-    generations: np.ndarray | None  # uint64[n], looked at after the data; None: the read failed
+    generations: np.ndarray | None  # uint64[n], read after the data; None: the read failed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """What a transport may touch: the pool, and the generation word of each block."""
+    """Memory that a transport may touch: the pool, and the generation word of each block."""
 
     blocks: BlockMemory
     generations: np.ndarray  # uint64[num_blocks], in host memory wherever the pool is
@@ -54,51 +54,51 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How reads of a worker would run."""
+    """The way in which reads of a worker would run."""
 
-    one_sided: bool  # the worker's process has no part in them
-    why: str  # for a person
+    one_sided: bool  # without help of the worker's process
+    why: str  # for the log
 
 
 class Transport(Protocol):
-    """Registered with one `Memory` when it is made."""
+    """A way to read other workers' blocks into one `Memory`, which it registers when it is made."""
 
     name: str
 
     def descriptor(self) -> bytes:
-        """What a worker needs to read our memory. As good as a key to it: only for registered workers."""
+        """Packs what other workers need to read this memory. It is as good as a key: only for registered workers."""
 
     def reach(self, descriptor: bytes) -> Reach:
-        """How reads of the worker with this descriptor would run; changes nothing. Raises TransportError."""
+        """Tells how reads of the worker with this descriptor would run; changes nothing. Raises TransportError."""
 
     def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
-        """Makes a worker readable; again for the same worker is no change. Raises TransportError.
+        """Makes a worker readable; a second call for the same worker changes nothing. Raises TransportError.
 
-        address: host:port at which its process listens, for transports that have to connect to it.
+        address: host:port at which the worker listens, for transports that connect to it.
         """
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Forgets a worker: the next `poll` reports its open reads as failed, and their blocks are used again.
+        """Removes a worker: the next `poll` reports its open reads as failed, and their blocks are used again.
 
-        Only for a worker whose process is seen to be gone, or from which no read is open: a read from a living worker,
-        however unreachable, may still land. The worker may be added again.
+        The worker's process must be seen to be gone, or no read of the worker be open: a read of a living worker, even
+        of one that cannot be reached, may still land. The worker may be added again.
         """
 
     def post(self, read: BlockRead) -> None:
         """Starts a read: first the data, then the generation words of the same blocks.
 
-        A failure to post is reported by `poll`, like any other end.
+        `poll` reports a failure to post, as it reports any other end.
         """
 
     def abandon(self, read_id: int) -> None:
-        """Nobody wants this read any more; unknown ones change nothing.
+        """Abandons a read, for which nobody waits any more. An unknown id changes nothing.
 
-        A transport that writes the bytes itself ends it: nothing lands from now on, and the next `poll` reports it as
-        failed. Any other lets it run: its end is reported when it comes.
+        A transport that writes the bytes itself ends the read: nothing lands from now on, and the next `poll` reports
+        the read as failed. Any other transport lets the read run, and reports its end when it comes.
         """
 
     def poll(self) -> list[ReadEnd]:
-        """Reads that ended since the last call; also lets workers' reads of our memory progress."""
+        """Returns the ends of reads since the last call; also lets other workers' reads of this memory progress."""
 
     def close(self) -> None:
-        """Ends it. Raises TransportError while a read is open: its bytes could still land."""
+        """Closes the transport. Raises TransportError while a read is open: its bytes could still land."""

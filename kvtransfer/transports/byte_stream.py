@@ -1,18 +1,19 @@
-"""Block reads over a stream of bytes, which somebody else carries: works wherever two workers can connect.
+"""Block reads over a stream of bytes, which a `ByteChannel` carries: works wherever two workers can connect.
 
     consumer                                       producer
     ByteStreamTransport ── ByteRequest ──▶ ...  ──▶ BlockSource.open ─▶ Reading
         Landing         ◀── data, data, words ◀──      pieces, words
 
-The source copies a read's blocks piece by piece and looks at their generation words afterwards. It knows what they
-should be, so it stops at a block that holds something else; the reader compares them again, as for any transport.
+The source copies a read's blocks piece by piece and reads their generation words afterwards. The request names the
+generations, so the source stops at a block that has another content; the reader compares the words again, as for any
+transport.
 
-The reader writes what arrives into its pool itself. So a read that is given up is over at once, whatever its source or
-the network do later: nothing of it waits in quarantine.
+The reader itself writes the bytes that arrive into its pool. So a read that is abandoned is over at once, whatever its
+source or the network do later, and none of its blocks is quarantined.
 
-Whom it trusts: a request names the source's key, which is in its descriptor, and the generation of each block, which
-starts at a random number of 62 bits in each life of a worker. Who was not told them by the control stream gets nothing;
-who was told one block's generation could guess its neighbours', so workers trust each other as they do with NIXL.
+A request names the source's key, which is in the source's descriptor, and the generation of each block, which starts at
+a random number of 62 bits in each life of a worker. A reader that did not get them by the control stream gets nothing.
+A reader that got one block's generation could guess those of other blocks, so workers trust each other as with NIXL.
 """
 
 import secrets
@@ -31,14 +32,14 @@ from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, Transp
 from kvtransfer.transports.sealed import Seal
 
 # Each piece is one message, whose cost hardly depends on its size, and one copy on either side's event loop, which
-# holds up everything else there: 256 KiB are some 50 µs of copying.
+# does nothing else meanwhile: copying 256 KiB takes some 50 µs.
 PIECE_BYTES = 1 << 18
 _KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ByteRequest:
-    """What a reader asks of a source."""
+    """The blocks that a reader asks a source for."""
 
     key: bytes
     blocks: np.ndarray  # uint32[n]
@@ -46,30 +47,30 @@ class ByteRequest:
 
 
 class ByteSink(Protocol):
-    """Where the answer to a request goes. May be called on any one thread."""
+    """Receiver of the answer to a request. One thread calls it, which may be any."""
 
     @property
     def wanted(self) -> bool:
-        """False once nobody waits for it."""
+        """False once nobody waits for the answer."""
 
     def take(self, data: bytes) -> bool:
-        """The next bytes; False when no more are wanted: the stream may end."""
+        """Takes the next bytes; returns False when no more are wanted: the stream may end."""
 
     def end(self, generations: np.ndarray | None) -> None:
-        """No more bytes: uint64[n] generation words, or None where the stream broke. Later calls change nothing."""
+        """Ends the answer with its generation words, uint64[n]; None where the stream broke. Again is no change."""
 
 
 class ByteChannel(Protocol):
-    """A way to one worker. Its methods are called on the transfer thread and do not wait."""
+    """A connection to one worker. Its methods are called on the transfer thread and do not wait."""
 
     def read(self, request: ByteRequest, sink: ByteSink) -> None:
-        """Has the request answered into the sink, from whatever thread carries the bytes; ends it in any case."""
+        """Sends the request; the thread that carries the bytes passes the answer to the sink, and always ends it."""
 
     def close(self) -> None:
-        """Breaks what is under way."""
+        """Breaks the reads that are under way."""
 
 
-Dial = Callable[[str], ByteChannel]  # to the worker that listens at host:port; connects when it is first used
+Dial = Callable[[str], ByteChannel]  # makes a channel to the worker at host:port, which connects at its first read
 
 
 class ReadRefused(Exception):
@@ -78,7 +79,7 @@ class ReadRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Descriptor:
-    """What a reader must know of a source."""
+    """All that a reader must know of a source."""
 
     worker_id: WorkerId
     num_blocks: int
@@ -93,13 +94,13 @@ class _Descriptor:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "_Descriptor":
-        """Raises TransportError for anything that `pack` did not make."""
+        """Reads what `pack` made. Raises TransportError for anything else."""
         worker_id, *others = cls._BODY.unpack_from(cls._SEAL.open(packed, cls._BODY.size))
         return cls(WorkerId(worker_id), *others)
 
 
 class BlockSource:
-    """A worker's memory, for those who hold its descriptor. Reads only, so any thread may use it."""
+    """A worker's memory, readable for workers that have its descriptor. Any thread may use it."""
 
     def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
         self.worker_id = worker_id
@@ -107,12 +108,12 @@ class BlockSource:
         self._key = secrets.token_bytes(_KEY_BYTES)
 
     def descriptor(self) -> bytes:
-        """Names this memory, and holds its key."""
+        """Packs the size of this memory and its key."""
         blocks = self.memory.blocks
         return _Descriptor(self.worker_id, blocks.num_blocks, blocks.block_bytes, self._key).pack()
 
     def open(self, request: ByteRequest) -> "Reading":
-        """Begins to answer. Raises ReadRefused."""
+        """Begins to answer a request. Raises ReadRefused."""
         if not compare_digest(request.key, self._key):
             raise ReadRefused("another worker's key")
         blocks, num_blocks = request.blocks, self.memory.blocks.num_blocks
@@ -132,7 +133,7 @@ class Reading:
         self._asked = request.generations
 
     def pieces(self) -> Iterator[bytes]:
-        """The blocks' bytes, in order; stops before a block that is not what was asked for."""
+        """Yields the blocks' bytes, in order; stops before a block of another generation than was asked for."""
         pool, block_bytes = self._memory.blocks, self._memory.blocks.block_bytes
         num_bytes = self._blocks.size * block_bytes
         for start in range(0, num_bytes, PIECE_BYTES):
@@ -142,9 +143,9 @@ class Reading:
             yield pool.read(self._blocks, start, end)
 
     def words(self) -> np.ndarray:
-        """uint64[n], after the last piece: as asked, but another number where the block's word is another one.
+        """Returns uint64[n] after the last piece: the generation asked for where the block has it, else its complement.
 
-        Not that one: who does not know it has no business with the block.
+        The block's own generation is not sent: it would let the reader ask for content that it was not told of.
         """
         return np.where(self._memory.generations[self._blocks] == self._asked, self._asked, ~self._asked)
 
@@ -154,9 +155,9 @@ class Reading:
 
 
 class Landing:
-    """One read, seen from its reader: what arrives goes into the pool, until the read is over.
+    """One read, seen from its reader: bytes that arrive go into the pool until the read is over.
 
-    Two threads meet here, the stream's and the transfer thread. Once `end` returned, nothing lands any more.
+    The stream's thread and the transfer thread both use it. Once `end` has returned, nothing lands any more.
     """
 
     def __init__(self, read: BlockRead, memory: Memory, ended: "deque[ReadEnd]") -> None:
@@ -170,11 +171,11 @@ class Landing:
 
     @property
     def wanted(self) -> bool:
-        """See ByteSink."""
+        """See `ByteSink.wanted`."""
         return not self._over
 
     def take(self, data: bytes) -> bool:
-        """See ByteSink."""
+        """See `ByteSink.take`."""
         with self._lock:
             if self._over or self._arrived + len(data) > self._num_bytes:
                 return False
@@ -183,7 +184,7 @@ class Landing:
             return True
 
     def end(self, generations: np.ndarray | None) -> None:
-        """See ByteSink. Words that say all is well are worth nothing where bytes are missing."""
+        """See `ByteSink.end`. The read fails where the words are as asked for, but bytes are missing."""
         with self._lock:
             if self._over:
                 return
@@ -206,7 +207,7 @@ class _RemoteWorker:
 
 
 class ByteStreamTransport:
-    """One worker's memory, and streams to its workers. The bytes are Baton's own gRPC's, hence the name."""
+    """One worker's memory, and channels to other workers. Baton's own gRPC carries the bytes, hence the name."""
 
     name = "grpc"
 
@@ -218,16 +219,16 @@ class ByteStreamTransport:
         self._ended: deque[ReadEnd] = deque()  # filled by streams too
 
     def descriptor(self) -> bytes:
-        """See BlockSource."""
+        """Returns `BlockSource.descriptor`."""
         return self._source.descriptor()
 
     def reach(self, descriptor: bytes) -> Reach:
-        """The worker sends the bytes."""
+        """Tells that the worker has to send the bytes."""
         _Descriptor.unpack(descriptor)
         return Reach(one_sided=False, why="it sends its blocks as bytes")
 
     def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
-        """Notes where a worker is; connects with the first read. Raises TransportError."""
+        """Adds a worker; connects to it with the first read. Raises TransportError."""
         if worker in self._workers:
             return
         remote, block_bytes = _Descriptor.unpack(descriptor), self._source.memory.blocks.block_bytes
@@ -238,7 +239,7 @@ class ByteStreamTransport:
         self._workers[worker] = _RemoteWorker(remote.num_blocks, remote.key, self._dial(address))
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Ends the worker's reads: nothing of them lands any more, dead or not."""
+        """Ends the worker's reads: nothing of them lands any more, even if the worker lives."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return
@@ -248,7 +249,7 @@ class ByteStreamTransport:
         gone.channel.close()
 
     def post(self, read: BlockRead) -> None:
-        """Asks for the blocks."""
+        """Asks the worker for the blocks."""
         worker = self._workers.get(read.worker)
         if worker is None or not read.fits(worker.num_blocks, self._source.memory.blocks.num_blocks):
             self._ended.append(ReadEnd(read.read_id, None))
@@ -257,12 +258,12 @@ class ByteStreamTransport:
         worker.channel.read(ByteRequest(worker.key, read.source, read.generations), landing)
 
     def abandon(self, read_id: int) -> None:
-        """Ends it here and now; its stream ends when it brings its next bytes."""
+        """Ends the read at once; its stream ends when the next bytes arrive."""
         if (landing := self._open.get(read_id)) is not None:
             landing.end(None)
 
     def poll(self) -> list[ReadEnd]:
-        """Reads that ended since the last call. Peers' reads of our memory need no help of this thread."""
+        """Returns the ends of reads since the last call. Other workers read this memory without this thread's help."""
         ends = []
         while self._ended:
             ends.append(end := self._ended.popleft())
@@ -270,7 +271,7 @@ class ByteStreamTransport:
         return ends
 
     def close(self) -> None:
-        """Forgets all workers. Raises TransportError while a read is open."""
+        """Closes the channels to all workers. Raises TransportError while a read is open."""
         if self._open:
             raise TransportError(f"{len(self._open)} reads are open")
         while self._workers:

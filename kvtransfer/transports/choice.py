@@ -1,4 +1,4 @@
-"""Which transport a consumer reads a producer by. A pure function of what both have."""
+"""The choice of the transport by which a consumer reads a producer: a pure function of the transports of both."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,16 +8,17 @@ from kvtransfer.transports.base import Transport, TransportError
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of ours, and why; for the log."""
+    """A transport of the consumer, and the reason for it, which is logged."""
 
     transport: Transport
     why: str
 
 
 def choose(ours: Sequence[Transport], offers: Mapping[str, bytes]) -> Choice:
-    """ours: what we have, best first. offers: a producer's descriptors, by transport. Raises TransportError.
+    """Chooses the first transport that reads the producer without its help; else the last, which needs the least help.
 
-    The first that reads the producer without its help; where none does, the last, which needs the least of it.
+    ours: the consumer's transports, best first. offers: the producer's descriptors, by transport. Raises TransportError
+    where no transport is on both sides, or a descriptor is not one.
     """
     shared = [transport for transport in ours if transport.name in offers]
     if len(shared) < 2:

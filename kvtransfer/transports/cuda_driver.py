@@ -1,4 +1,4 @@
-"""What the CUDA driver says of device memory: who else may read it. The driver's own library, and no other package.
+"""The CUDA driver, asked which device memory other processes can read. Needs the driver's library and no package.
 
 Calls act in the context that is current on their thread (`BlockMemory.bind_thread`).
 """
@@ -13,8 +13,8 @@ IPC_HANDLE_BYTES = 64
 _LIBRARY = "libcuda.so.1"
 _PEERMEM = Path("/sys/module/nvidia_peermem")  # the kernel module that gives device memory to RDMA ports
 _SUCCESS, _ALREADY_MAPPED = 0, 208
-_LAZY_ENABLE_PEER_ACCESS = 1
-_DMA_BUF_SUPPORTED = 124  # CUdevice_attribute: memory can be given to RDMA ports without that module
+_LAZY_ENABLE = 1  # CUipcMem_flags
+_DMA_BUF_SUPPORTED = 124  # CUdevice_attribute: device memory can be given to RDMA ports without that module
 
 
 class _IpcHandle(ctypes.Structure):
@@ -24,10 +24,10 @@ class _IpcHandle(ctypes.Structure):
 
 
 class CudaDriver:
-    """The driver of this process's devices."""
+    """The driver of the devices that this process sees."""
 
     def __init__(self, library: Any = None, peermem: Path = _PEERMEM) -> None:
-        """library: with the driver's functions; None: the installed one. Raises TransportError where there is none."""
+        """Loads the driver. library: its functions; None: the installed library. Raises TransportError without one."""
         try:
             self._library = ctypes.CDLL(_LIBRARY) if library is None else library
         except OSError as error:
@@ -35,29 +35,30 @@ class CudaDriver:
         self._peermem = peermem
 
     def export(self, address: int) -> bytes | None:
-        """What another process needs to read the allocation at this address, by CUDA IPC.
+        """Exports the allocation at this address: returns a handle by which another process reads it with CUDA IPC.
 
-        None: it cannot be exported, as memory that was mapped rather than allocated (torch's expandable segments).
+        None: the memory cannot be exported. It was mapped rather than allocated (torch's expandable segments).
         """
         handle = _IpcHandle()
         status = self._library.cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(handle) if status == _SUCCESS else None
 
     def why_not_readable(self, exported: bytes) -> str | None:
-        """Tries to map what another process exported; None where it can be mapped here. Nothing stays mapped."""
+        """Tries to map memory that another process exported; returns the driver's error, None where it can be mapped.
+
+        Nothing stays mapped.
+        """
         address = ctypes.c_uint64()
         handle = _IpcHandle.from_buffer_copy(exported)
-        status = self._library.cuIpcOpenMemHandle_v2(
-            ctypes.byref(address), handle, ctypes.c_uint(_LAZY_ENABLE_PEER_ACCESS)
-        )
+        status = self._library.cuIpcOpenMemHandle_v2(ctypes.byref(address), handle, ctypes.c_uint(_LAZY_ENABLE))
         if status == _SUCCESS:
             self._library.cuIpcCloseMemHandle(address)
         return None if status in (_SUCCESS, _ALREADY_MAPPED) else self._name(status)
 
     def serves_rdma(self, device: int) -> bool:
-        """True where RDMA ports can be given the memory of this device (GPUDirect): so the driver or the kernel says.
+        """True where the driver or the kernel can give memory of this device to RDMA ports (GPUDirect).
 
-        Whether they take it cannot be seen from here.
+        The answer does not tell whether the ports accept it.
         """
         handle, supported = ctypes.c_int(), ctypes.c_int()
         status = self._library.cuDeviceGet(ctypes.byref(handle), ctypes.c_int(device))

@@ -1,8 +1,8 @@
 """Block reads between workers of one process, for tests that decide themselves when bytes move.
 
-A `MemoryFabric` stands for the wire and the hosts behind it: it owns every read in flight, so a read lands when the
-fabric says so, whether or not its reader still cares. A read moves in two phases, as over a network: first the data,
-then the generation words. Unless a source is held, its reads end at the reader's next `poll`.
+A `MemoryFabric` stands for the wire and the hosts behind it. It owns every read in flight, so a read lands when the
+fabric says so, even if its reader has removed the source. A read has two phases, as over a network: first the data,
+then the generation words. Reads end at the reader's next `poll`, unless a test holds their source.
 """
 
 import struct
@@ -21,7 +21,7 @@ _MAGIC = b"BTMEMORY"
 
 
 class _Gate(Enum):
-    """How far reads of one source get."""
+    """The phase up to which reads of one source get."""
 
     OPEN = auto()
     DATA_ONLY = auto()
@@ -30,7 +30,7 @@ class _Gate(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Flight:
-    """A read on its way."""
+    """A read in flight."""
 
     reader: "MemoryTransport"
     source: "MemoryTransport"
@@ -39,19 +39,19 @@ class _Flight:
 
 
 class MemoryFabric:
-    """Joins the memory transports of one process. Safe to use from several threads.
+    """Joins the memory transports of one process. Several threads may use it.
 
-    A test drives it: `hold` and `release` a source, stop between the phases with `release_data`, `kill` a process.
+    A test drives it: `hold` and `release` a source, stop between the phases with `release_data`, `kill` a worker.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # members take it too
+        self._lock = threading.RLock()  # also taken by the transports
         self._members: dict[WorkerId, MemoryTransport] = {}
         self._gates: dict[WorkerId, _Gate] = {}
         self._flights: list[_Flight] = []
 
     def hold(self, source: WorkerId) -> None:
-        """Stops reads of this worker where they are, as when its process is stopped."""
+        """Stops reads of this worker in their present phase, as when its process is stopped."""
         with self._lock:
             self._gates[source] = _Gate.HELD
 
@@ -62,13 +62,13 @@ class MemoryFabric:
             self._advance(lambda flight: flight.source.worker_id == source)
 
     def release(self, source: WorkerId) -> None:
-        """Lets reads of this worker end, now and later. Those that are forgotten by their reader land too."""
+        """Lets reads of this worker end, now and later. Reads whose reader has removed this worker land too."""
         with self._lock:
             self._gates.pop(source, None)
             self._advance(lambda flight: flight.source.worker_id == source)
 
     def kill(self, worker_id: WorkerId) -> None:
-        """Ends a worker: what it reads and what is read from it never lands; its readers learn that at `poll`."""
+        """Ends a worker: neither its own reads nor reads of its memory ever land; its readers learn that at `poll`."""
         with self._lock:
             self._members.pop(worker_id, None)
             self._gates.pop(worker_id, None)
@@ -125,7 +125,7 @@ class MemoryFabric:
 
 
 class MemoryTransport:
-    """One worker's end of a `MemoryFabric`. Raises TransportError when the worker_id is taken."""
+    """One worker's end of a `MemoryFabric`. Raises TransportError when the fabric has this worker id already."""
 
     name = "memory"
 
@@ -134,7 +134,7 @@ class MemoryTransport:
         self.memory = memory
         self._fabric = fabric
         self._workers: dict[WorkerId, MemoryTransport] = {}
-        self._open: dict[int, WorkerId] = {}  # read id -> its source
+        self._open: dict[int, WorkerId] = {}  # read id -> the worker that is read
         self._ends: list[ReadEnd] = []
         fabric._join(self)
 
@@ -143,7 +143,7 @@ class MemoryTransport:
         return _DESCRIPTOR.pack(_MAGIC, self.worker_id, self.memory.blocks.num_blocks, self.memory.blocks.block_bytes)
 
     def reach(self, descriptor: bytes) -> Reach:
-        """The fabric moves everything."""
+        """Tells that every read is one-sided: the fabric moves the bytes."""
         _unpack(descriptor)
         return Reach(one_sided=True, why="both are in one process")
 
@@ -162,14 +162,14 @@ class MemoryTransport:
         self._workers[worker] = source
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Reports the worker's open reads as failed. What the fabric still carries lands nevertheless."""
+        """Reports the worker's open reads as failed. Their bytes land nevertheless."""
         self._workers.pop(worker, None)
         with self._fabric._lock:
             for read_id in [read_id for read_id, source in self._open.items() if source == worker]:
                 self._end(read_id, None)
 
     def post(self, read: BlockRead) -> None:
-        """Hands a read to the fabric."""
+        """Passes a read to the fabric."""
         source = self._workers.get(read.worker)
         with self._fabric._lock:
             self._open[read.read_id] = read.worker
@@ -179,10 +179,10 @@ class MemoryTransport:
                 self._fabric._send(_Flight(self, source, read))
 
     def abandon(self, read_id: int) -> None:
-        """The fabric carries it on: it ends when it lands."""
+        """Lets the read run: it ends when its bytes land."""
 
     def poll(self) -> list[ReadEnd]:
-        """Reads that ended since the last call."""
+        """Returns the ends of reads since the last call."""
         with self._fabric._lock:
             if self._open:
                 self._fabric._progress(self)
@@ -197,13 +197,13 @@ class MemoryTransport:
         self._fabric._leave(self)
 
     def _end(self, read_id: int, generations: np.ndarray | None) -> None:
-        """Notes a read's end, once: a forgotten read that lands later is no news."""
+        """Notes a read's end once: a read that was reported as failed and lands later is not reported again."""
         if self._open.pop(read_id, None) is not None:
             self._ends.append(ReadEnd(read_id, generations))
 
 
 def _unpack(descriptor: bytes) -> tuple[int, int]:
-    """WorkerId and bytes of a block. Raises TransportError."""
+    """Reads the worker id and the bytes of a block. Raises TransportError."""
     if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(_MAGIC):
         raise TransportError("not a descriptor of the memory transport")
     _, worker_id, _, block_bytes = _DESCRIPTOR.unpack(descriptor)

@@ -1,19 +1,20 @@
 """Block reads over NIXL, between processes and hosts. The `nixl` package is imported here alone.
 
-NIXL's own progress thread would keep a core busy, so nothing moves but inside `post` and `poll`: a producer must poll
-too, or a first read of it cannot even connect. After that a source on the same host is read without its help: UCX
-copies from its address space (`cma`, which asks that both processes belong to one user), the read runs to its end
-inside `post`, and `post` gives the interpreter lock away meanwhile. UCX chooses the wire, and its environment (UCX_TLS)
-is respected.
+NIXL's own progress thread would keep a core busy, so bytes move only inside `post` and `poll`: a producer must poll
+too, or a first read of its memory cannot even connect. After that, a producer on the same host is read without its
+help: UCX copies from its address space (`cma`, which needs both processes to belong to one user), the read runs to its
+end inside `post`, and `post` releases the interpreter lock meanwhile. UCX chooses the wire, and its environment
+(UCX_TLS) is respected.
 
 A pool may be in device memory (NIXL's VRAM): on one host UCX then copies from device to device (CUDA IPC), and `poll`
-sees the end. The generation words are in host memory wherever the pool is. Between device and host memory no pair is
-made: UCX would have the source send its bytes, as the `grpc` transport does with less to go wrong.
+sees the end. The generation words are in host memory wherever the pool is. A pool in device memory and one in host
+memory do not read each other: UCX would have the producer send its bytes, and the `grpc` transport does that with less
+to go wrong.
 
-A read has two phases. The data; and, posted only once that has ended, the generation words of the same blocks, into a
-scratch buffer of the read's own. A buffer whose read did not end well is never used again.
+A read has two phases: first the data; then, posted only when the data has arrived, the generation words of the same
+blocks. The words go into a scratch buffer of this read. A buffer whose read failed is never used again.
 
-NIXL has no timeout. A read ends when NIXL says so, or when its worker's process is seen to be gone, and forgotten.
+NIXL has no timeout. A read ends when NIXL says so, or when its producer, whose process is seen to be gone, is removed.
 """
 
 import logging
@@ -34,10 +35,10 @@ from kvtransfer.transports.cuda_driver import CudaDriver
 from kvtransfer.transports.one_sided import DevicePool, Here, Whereabouts
 from kvtransfer.transports.sealed import Seal
 
-_PAGE_WORDS = 512  # generation words are read by pages of 4 KiB: about as fast as one word
+_PAGE_WORDS = 512  # generation words are read in pages of 4 KiB: about as fast as one word
 _WORD_BYTES = 8
-# UCX reads by CUDA IPC between devices that NVLink joins, and otherwise has the source send (over TCP, even): not here,
-# where two workers may share one device. A setting in the environment is stronger.
+# Unless told otherwise, UCX reads by CUDA IPC only between devices that NVLink joins, and else has the producer send,
+# even over TCP. Two workers may share one device, so CUDA IPC is allowed there too. The environment overrides this.
 _DEVICE_CONFIG = "CUDA_IPC_ENABLE_GET_ZCOPY=on"
 _LOCAL_SIDE = "NIXL_INIT_AGENT"
 
@@ -51,10 +52,10 @@ class _Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which memory an address is of."""
+    """The memory that an address belongs to."""
 
     kind: _Kind = _Kind.HOST
-    device: int = 0  # NIXL's number, which host memory has too
+    device: int = 0  # NIXL's number; host memory has number 0
 
     @classmethod
     def of(cls, device: int | None) -> "_Place":
@@ -65,7 +66,7 @@ _HOST = _Place()
 
 
 class _State(StrEnum):
-    """NIXL's words for how a transfer stands."""
+    """NIXL's words for the state of a transfer."""
 
     MOVING = "PROC"
     DONE = "DONE"
@@ -74,7 +75,7 @@ class _State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Descriptor:
-    """What a reader must know of a pool."""
+    """All that a reader must know of a pool."""
 
     worker_id: WorkerId
     blocks_address: int
@@ -95,7 +96,7 @@ class _Descriptor:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "_Descriptor":
-        """Raises TransportError for anything that `pack` did not make."""
+        """Reads what `pack` made. Raises TransportError for anything else."""
         where_end = cls._NUMBERS.size + Whereabouts.BODY.size
         body = cls._SEAL.open(packed, where_end)
         worker_id, blocks, num_blocks, block_bytes, generations = cls._NUMBERS.unpack_from(body)
@@ -105,16 +106,16 @@ class _Descriptor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scratch:
-    """Where the generation words of one read at a time arrive; laid out like the worker's array."""
+    """A buffer for the generation words of one read at a time; laid out like the producer's array."""
 
-    words: np.ndarray  # uint64[num_blocks of the worker]
+    words: np.ndarray  # uint64[num_blocks of the producer]
     registration: Any
     pages: Any  # prepared descriptor list
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RemoteWorker:
-    """A worker's memory, prepared for reads by index."""
+    """Another worker's memory, prepared for reads by index."""
 
     agent_name: str
     num_blocks: int
@@ -125,7 +126,7 @@ class _RemoteWorker:
 
 @dataclass(slots=True, eq=False)
 class _OpenRead:
-    """A read that NIXL works on: its data, or, once there is a scratch buffer, its generation words."""
+    """A read that NIXL works on: its data or, once it has a scratch buffer, its generation words."""
 
     read: BlockRead
     worker: _RemoteWorker
@@ -139,14 +140,14 @@ class NixlTransport:
     name = "nixl"
 
     def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
-        """Registers the memory, which must stay where it is. Raises TransportError."""
+        """Registers the memory, whose addresses must not change. Raises TransportError."""
         pool, generations = memory.blocks, memory.generations
         pool.bind_thread()
         self._pool, self._generations = pool, generations  # kept alive: they are registered
         self._workers: dict[WorkerId, _RemoteWorker] = {}
         self._open: dict[int, _OpenRead] = {}
         self._ends: list[ReadEnd] = []
-        self._lost: list[object] = []  # transfers and buffers that may still be written to, kept for good
+        self._lost: list[object] = []  # transfers, and buffers in which bytes may still land; kept for good
         nixl = _import_nixl()
         self._here = Here(os.environ, pool=_device_pool(pool))
         self._errors = _error_types(nixl)
@@ -163,7 +164,7 @@ class NixlTransport:
             ]
             block_rows = _block_rows(pool.address, pool.num_blocks, pool.block_bytes, place)
             self._blocks = self._prepare(_LOCAL_SIDE, block_rows, place)
-            # Made before any scratch buffer is registered, so that it opens nothing but the pool and its generations.
+            # Made before any scratch buffer is registered: it gives access to the pool and its generations alone.
             self._descriptor = _Descriptor(
                 worker_id=worker_id,
                 blocks_address=pool.address,
@@ -175,15 +176,15 @@ class NixlTransport:
             ).pack()
 
     def descriptor(self) -> bytes:
-        """Agent metadata and addresses: some 700 bytes, a key to the pool."""
+        """Returns agent metadata and addresses: some 700 bytes, a key to the pool."""
         return self._descriptor
 
     def reach(self, descriptor: bytes) -> Reach:
-        """See `one_sided`: NIXL itself does not say which wire UCX takes."""
+        """Tells by `one_sided` how reads would run: NIXL itself does not say which wire UCX takes."""
         return self._here.reach(_Descriptor.unpack(descriptor).whereabouts)
 
     def add_worker(self, worker: WorkerId, address: str, descriptor: bytes) -> None:
-        """Prepares the descriptor lists of a worker's whole pool; the wire is UCX's. Raises TransportError."""
+        """Prepares the descriptor lists of a worker's whole pool; UCX chooses the wire. Raises TransportError."""
         if worker in self._workers:
             return
         remote = _Descriptor.unpack(descriptor)
@@ -204,7 +205,7 @@ class NixlTransport:
         self._workers[worker] = _RemoteWorker(agent_name, remote.num_blocks, blocks, pages)
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Removes the worker's agent. What NIXL still carries of its open reads lands nevertheless, if it lives."""
+        """Removes the worker's agent. Bytes of open reads still land if the worker lives."""
         gone = self._workers.pop(worker, None)
         if gone is None:
             return
@@ -214,7 +215,7 @@ class NixlTransport:
         self._release_worker(gone)
 
     def post(self, read: BlockRead) -> None:
-        """Starts a read; on one host it has usually ended when this returns, which `poll` then tells."""
+        """Starts a read. On one host it has usually ended on return; `poll` reports the end."""
         worker = self._workers.get(read.worker)
         if worker is None or not read.fits(worker.num_blocks, self._pool.num_blocks):
             self._ends.append(ReadEnd(read.read_id, None))
@@ -227,11 +228,11 @@ class NixlTransport:
         self._advance(open_read, self._start(transfer))
 
     def abandon(self, read_id: int) -> None:
-        """It runs on: NIXL cannot take a posted read back."""
+        """Lets the read run to its end: NIXL cannot take a posted read back."""
 
     def poll(self) -> list[ReadEnd]:
-        """Reads that ended since the last call; half a microsecond when there is nothing to do."""
-        self._agent.get_new_notifs()  # nobody notifies: it is what makes UCX serve our workers
+        """Returns the ends of reads since the last call; takes half a microsecond when there is nothing to do."""
+        self._agent.get_new_notifs()  # no worker sends one, but this call makes UCX serve other workers' reads
         for open_read in list(self._open.values()):
             self._advance(open_read, self._state(open_read.transfer))
         ends, self._ends = self._ends, []
@@ -250,7 +251,7 @@ class NixlTransport:
         del self._agent
 
     def _advance(self, open_read: _OpenRead, state: _State) -> None:
-        """Takes a read as far as it gets without waiting, given how its current transfer stands."""
+        """Takes a read as far as it gets without waiting; `state` is that of its current transfer."""
         if state is _State.DONE and open_read.scratch is None:
             state = self._start_words(open_read)
         if state is _State.DONE:
@@ -259,7 +260,7 @@ class NixlTransport:
             self._fail(open_read)
 
     def _start_words(self, open_read: _OpenRead) -> _State:
-        """Starts the second phase: the pages that hold the generation words of the read's blocks."""
+        """Starts the second phase: reads the pages with the generation words of the read's blocks."""
         worker = open_read.worker
         try:
             scratch = worker.free_scratch.pop() if worker.free_scratch else self._make_scratch(worker.num_blocks)
@@ -275,7 +276,7 @@ class NixlTransport:
         return self._start(transfer)
 
     def _finish(self, open_read: _OpenRead) -> None:
-        """Both phases have ended: reports the words and gives the scratch buffer to the next read."""
+        """Reports the words of a read whose phases have both ended, and keeps its scratch buffer for the next read."""
         read, scratch = open_read.read, open_read.scratch
         assert scratch is not None
         del self._open[read.read_id]
@@ -284,7 +285,7 @@ class NixlTransport:
         open_read.worker.free_scratch.append(scratch)
 
     def _fail(self, open_read: _OpenRead) -> None:
-        """Reports a failed read, once NIXL has let go of it; until then it stays open, and its blocks in quarantine."""
+        """Reports a failed read once NIXL has released it; until then it stays open, and its blocks quarantined."""
         try:
             open_read.transfer.release()
         except self._errors:
@@ -294,15 +295,15 @@ class NixlTransport:
         self._ends.append(ReadEnd(open_read.read.read_id, None))
 
     def _abandon(self, open_read: _OpenRead) -> None:
-        """Gives up a read of a dead worker. A transfer that cannot be released is kept for good."""
+        """Abandons a read of a removed worker. Its transfer and buffer are kept for good: bytes may still land."""
         self._lost.append(open_read)
         with suppress(*self._errors):
             open_read.transfer.release()
 
     def _make(self, local: Any, local_index: np.ndarray, remote: Any, remote_index: np.ndarray) -> Any:
-        """A transfer between entries of two prepared lists; None when NIXL refuses, as for a worker that is gone.
+        """Makes a transfer between entries of two prepared lists; None when NIXL refuses, as for a worker that is gone.
 
-        Adjacent entries are merged by NIXL itself.
+        NIXL merges adjacent entries itself.
         """
         try:
             return self._agent.make_prepped_xfer(
@@ -361,12 +362,12 @@ def _device_pool(pool: BlockMemory) -> DevicePool | None:
 
 
 def _block_rows(address: int, num_blocks: int, block_bytes: int, place: _Place) -> np.ndarray:
-    """A whole pool as one strided row: uint64[1, 5] of address, length, device, stride, count."""
+    """Describes a whole pool by one strided row: uint64[1, 5] of address, length, device, stride, count."""
     return np.array([[address, block_bytes, place.device, block_bytes, num_blocks]], dtype=np.uint64)
 
 
 def _page_rows(address: int, num_words: int) -> np.ndarray:
-    """Generation words by page, the last one shorter: uint64[1 or 2, 5] as above."""
+    """Describes generation words by page, the last one shorter: uint64[1 or 2, 5], columns as of `_block_rows`."""
     full, rest = divmod(num_words, _PAGE_WORDS)
     page_bytes, rest_bytes = _PAGE_WORDS * _WORD_BYTES, rest * _WORD_BYTES
     rows = [
@@ -381,11 +382,11 @@ def _import_nixl() -> Any:
         import nixl
     except ImportError as error:
         raise TransportError(f"the nixl package is not usable here: {error}") from error
-    logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes every agent's start to stdout
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # at INFO, NIXL writes every agent's start to stdout
     return nixl
 
 
 def _error_types(nixl: Any) -> tuple[type[Exception], ...]:
-    """NIXL's exceptions, which have no base of their own, and what its bindings raise for bad arguments."""
+    """Lists NIXL's exceptions, which have no common base class, and those of its bindings for bad arguments."""
     own = tuple(error for name, error in vars(nixl._bindings).items() if name.endswith("Error"))
     return (*own, RuntimeError, ValueError)

@@ -1,13 +1,14 @@
-"""Whether one process can read another's memory without its help, by the means that UCX has. Linux only.
+"""A check that one process can read another's memory without its help, by the means that UCX has. Linux only.
 
 UCX says nothing when it falls back to TCP, where a read needs its source's help and a reader that dies may take its
-source with it. So each process tells where it is and what may be used there, and a reader tries the one means that
-can be tried: it reads a few bytes of the other process, as UCX would (`cma`, process_vm_readv), and compares them with
-what they should be. What RDMA ports lead to cannot be tried from here: two active ports of one kind are believed.
+source with it. So each process tells its host and the means that may be used there, and a reader tries the one means
+that can be tried: it reads a few bytes of the other process, as UCX would (`cma`, process_vm_readv), and compares them
+with the bytes that the other process told. RDMA cannot be tried here: two active ports of one kind count as connected.
 
-A pool in device memory needs more, since its generation words stay in host memory: on one host CUDA IPC beside `cma`,
-which is tried likewise (the source exports its pool, the reader maps it); between hosts, devices that give their memory
-to RDMA ports (GPUDirect). Between device and host memory nothing is one-sided: CUDA IPC joins devices, `cma` hosts.
+A pool in device memory needs two means, since its generation words stay in host memory. On one host these are `cma` and
+CUDA IPC, which is tried likewise: the source exports its pool, the reader maps it. Between hosts they are RDMA ports
+and devices that give their memory to those ports (GPUDirect). Reads between device and host memory are never one-sided:
+CUDA IPC reads from device to device, `cma` from host memory to host memory.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ from kvtransfer.transports.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 
 _PROBE_BYTES = 16
 _BOOT_ID_BYTES = 36
-# UCX's names for a means, and for the groups that it belongs to.
+# UCX's names for a means, and for the groups that contain it.
 _CMA_NAMES = frozenset({"all", "shm", "sm", "cma"})
 _RDMA_NAMES = frozenset({"all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"})
 _CUDA_IPC_NAMES = frozenset({"all", "cuda", "cuda_ipc"})
@@ -35,10 +36,10 @@ _NOT_EXPORTED = bytes(IPC_HANDLE_BYTES)
 
 
 class Means(IntFlag):
-    """How a process may be read without its help."""
+    """Means by which a process may be read without its help."""
 
     NONE = 0
-    CMA = 1  # by processes of the same user on its host
+    CMA = 1  # its host memory, by processes of the same user on its host
     INFINIBAND = 2
     ROCE = 4  # RDMA over Ethernet
     CUDA_IPC = 8  # its device memory, by processes of its host that can map it
@@ -47,26 +48,26 @@ class Means(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a process and its pool are, and what a reader may try there. 136 bytes when packed."""
+    """The place of a process and its pool, and the means that a reader may try there. 136 bytes when packed."""
 
     boot_id: bytes  # of the running kernel
-    pid: int  # in its own namespace
+    pid: int  # in the namespace of the process
     means: Means
     probe_address: int
-    probe: bytes  # what is there
-    device: int | None = None  # that its pool is in, as it counts them; None: host memory
-    exported: bytes | None = None  # what maps that device memory elsewhere; None: there is none, or it cannot be mapped
+    probe: bytes  # the bytes at `probe_address`
+    device: int | None = None  # of the pool, as the process counts devices; None: host memory
+    exported: bytes | None = None  # CUDA IPC handle of the pool; None: in host memory, or it cannot be exported
 
     BODY: ClassVar = struct.Struct(f"<{_BOOT_ID_BYTES}sIIQ{_PROBE_BYTES}si{IPC_HANDLE_BYTES}s")
 
     def pack(self) -> bytes:
-        """For a descriptor."""
+        """Packs this for a descriptor."""
         device, exported = -1 if self.device is None else self.device, self.exported or _NOT_EXPORTED
         return self.BODY.pack(self.boot_id, self.pid, self.means, self.probe_address, self.probe, device, exported)
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Whereabouts":
-        """What `pack` made."""
+        """Reads what `pack` made."""
         boot_id, pid, means, address, probe, device, exported = cls.BODY.unpack(packed)
         return cls(
             boot_id,
@@ -81,7 +82,7 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DevicePool:
-    """This process's pool, where it is in device memory."""
+    """The pool of this process, when it is in device memory."""
 
     driver: CudaDriver
     device: int
@@ -89,12 +90,12 @@ class DevicePool:
 
 
 class Here:
-    """This process. Keeps the bytes that others try to read."""
+    """This process. Keeps the probe: the bytes that other processes try to read."""
 
     def __init__(
         self, environ: Mapping[str, str], infiniband: Path = _INFINIBAND, pool: DevicePool | None = None
     ) -> None:
-        """pool: None where it is in host memory."""
+        """Finds the means of this process. pool: None where it is in host memory."""
         self._probe = ctypes.create_string_buffer(secrets.token_bytes(_PROBE_BYTES), _PROBE_BYTES)
         means = usable_means(environ, infiniband)
         device, exported = None, None
@@ -107,7 +108,7 @@ class Here:
         )
 
     def reach(self, there: Whereabouts) -> Reach:
-        """How UCX would read that process from here."""
+        """Tells how UCX would read that process from here."""
         if (there.device is None) != (self.whereabouts.device is None):
             return Reach(False, "one of the pools is in device memory, the other in host memory")
         both = self.whereabouts.means & there.means
@@ -127,7 +128,7 @@ class Here:
         return _why_unreadable(there)
 
     def _why_not_cuda_ipc(self, there: Whereabouts) -> str | None:
-        """On this host. None where the pools are in host memory too: nothing is to be read by it."""
+        """Tells why CUDA IPC cannot read a pool on this host; None where it can, or where both are in host memory."""
         if self._driver is None:
             return None
         if not (self.whereabouts.means & there.means & Means.CUDA_IPC):
@@ -139,7 +140,7 @@ class Here:
 
 
 def usable_means(environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> Means:
-    """What UCX may use: what there is, less what UCX_TLS and UCX_NET_DEVICES exclude."""
+    """Finds the means that UCX may use: those of this host, less those that UCX_TLS and UCX_NET_DEVICES exclude."""
     transports = environ.get("UCX_TLS", "all")
     means = Means.CMA if _allows(transports, _CMA_NAMES) else Means.NONE
     if _allows(transports, _RDMA_NAMES):
@@ -148,7 +149,7 @@ def usable_means(environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> 
 
 
 def _device_means(environ: Mapping[str, str], pool: DevicePool) -> Means:
-    # Reads may be switched off by themselves: UCX emulates them then, with the source's help.
+    # This variable switches off reads alone: UCX then emulates them with the source's help.
     has_reads = environ.get("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on") == "on"
     may_use_ipc = has_reads and _allows(environ.get("UCX_TLS", "all"), _CUDA_IPC_NAMES)
     means = Means.CUDA_IPC if may_use_ipc else Means.NONE
@@ -156,7 +157,7 @@ def _device_means(environ: Mapping[str, str], pool: DevicePool) -> Means:
 
 
 def _allows(ucx_tls: str, names: frozenset[str]) -> bool:
-    """UCX_TLS is a list of names, or, after a ^, of those that are excluded."""
+    """True where UCX_TLS allows one of `names`. It lists allowed names or, after a ^, excluded ones."""
     excludes = ucx_tls.startswith("^")
     named = {name.strip() for name in ucx_tls.removeprefix("^").split(",")}
     return not (named & (names - {"all"})) if excludes else bool(named & names)
@@ -184,7 +185,7 @@ class _IoVec(ctypes.Structure):
 
 
 def _why_unreadable(there: Whereabouts) -> str | None:
-    """Reads the probe as UCX would read blocks; None where it is what it should be."""
+    """Reads the probe as UCX would read blocks; tells why that fails, None where the bytes are as told."""
     libc = ctypes.CDLL(None, use_errno=True)
     arrived = ctypes.create_string_buffer(_PROBE_BYTES)
     local = _IoVec(ctypes.addressof(arrived), _PROBE_BYTES)

@@ -1,6 +1,6 @@
-"""What descriptors look like on the wire: magic, version, CRC-32 of the rest, and the rest.
+"""Descriptors on the wire: magic, version, CRC-32 of the body, and the body.
 
-The checksum finds damage, not malice: descriptors only come from registered workers.
+The checksum finds damage, not malice: descriptors come only from registered workers.
 """
 
 import struct
@@ -14,18 +14,18 @@ _HEAD = struct.Struct("<4sHI")
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """One kind of descriptor."""
+    """The form of one transport's descriptors."""
 
     transport: str
     magic: bytes  # four bytes
     version: int
 
     def close(self, body: bytes) -> bytes:
-        """The body as a descriptor."""
+        """Makes a descriptor of a body."""
         return _HEAD.pack(self.magic, self.version, zlib.crc32(body)) + body
 
     def open(self, descriptor: bytes, min_bytes: int) -> bytes:
-        """The body, of at least so many bytes. Raises TransportError for anything that `close` did not make."""
+        """Returns the body, of at least `min_bytes`. Raises TransportError for anything that `close` did not make."""
         if len(descriptor) < _HEAD.size + min_bytes or not descriptor.startswith(self.magic):
             raise TransportError(f"not a descriptor of the {self.transport} transport")
         _, version, checksum = _HEAD.unpack_from(descriptor)

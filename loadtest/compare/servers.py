@@ -34,7 +34,7 @@ class Server(Protocol):
 
     @property
     def setting(self) -> str:
-        """Its set-up in words, from which a reader can judge whether the comparison is fair."""
+        """The server's set-up in words, from which a reader can judge whether the comparison is fair."""
 
     @property
     def num_ports(self) -> int:

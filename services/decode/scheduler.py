@@ -1,4 +1,4 @@
-"""Decode's policy: running streams first, then the preempted, then the new; oldest first; newest give way."""
+"""The policy of decode workers: running sequences first, then preempted ones, then new ones; oldest first."""
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from services.engine.sequences import Sequences
 
 
 class DecodeScheduler:
-    """One token for every running sequence, and beside them local prompts.
+    """Plans one token for every running sequence, and chunks of local prompts beside them.
 
-    Prompts take what is left of the budget; they always get a token, or they would wait for ever. Steps that decode as
-    well have at most `prefill_chunk` tokens of them; by default that is no limit of its own. One of 512 gave streams
-    their tokens after 90 instead of 140 ms, but 64 prompts of 462 tokens took 1.4 times as long on 2 cores.
+    Prompts take what is left of the budget; they always get a token, or they would wait for ever. A step that also
+    decodes has at most `prefill_chunk` tokens of prompts; by default that is no limit of its own. A limit of 512 gave
+    streams their tokens after 90 instead of 140 ms, but 64 prompts of 462 tokens took 1.4 times as long on 2 cores.
     """
 
     def __init__(
@@ -26,16 +26,16 @@ class DecodeScheduler:
         self._watermark = watermark
 
     def accepts(self, request: Request) -> bool:
-        """Received sequences, and any request of its own; nothing reads blocks from here."""
+        """Accepts all requests: received sequences, and any of its own. No worker reads blocks from this role."""
         return True
 
     def admit(self, sequences: Sequences, now: float) -> None:
-        """Growth comes first here, too."""
+        """Admits requests, after running sequences have grown."""
         if self._grow(sequences):
             self._admit(sequences)
 
     def plan(self, sequences: Sequences, now: float) -> StepPlan:
-        """Grows, admits, and takes all decoding rows and a chunk."""
+        """Grows, admits, and takes all decoding sequences and chunks of prompts."""
         if not self._grow(sequences):
             return NOTHING
         self._admit(sequences)
@@ -53,9 +53,10 @@ class DecodeScheduler:
         return StepPlan(np.concatenate([decoding, chunks.slots]), np.concatenate([ones, chunks.counts]))
 
     def _grow(self, sequences: Sequences) -> bool:
-        """Every decoding row gets the block it needs; where blocks run out, the newest sequence gives way.
+        """Gives every decoding sequence the block that it needs; preempts the newest sequence where blocks run out.
 
-        False while a step is under way: with its end blocks may come free, and who gives way then knows all its tokens.
+        Returns False where blocks run out while a step is under way: its end may free blocks, and only then are all
+        tokens of a sequence to preempt known.
         """
         batch = sequences.batch
         while not sequences.tables.grow(batch.slots_in(Phase.DECODE)):
@@ -66,7 +67,7 @@ class DecodeScheduler:
         return True
 
     def _admit(self, sequences: Sequences) -> None:
-        """The preempted first, without a watermark; no new one passes them while they wait for room."""
+        """Admits preempted requests first, without a watermark; no new one passes them while they wait for room."""
         for request in sorted(sequences.requests.in_state(State.PREEMPTED), key=_arrival):
             if sequences.admit(request) is Admission.NO_ROOM:
                 return
@@ -75,7 +76,7 @@ class DecodeScheduler:
                 return
 
     def _blocks_kept(self, sequences: Sequences) -> int:
-        """Blocks left for growth; none when nothing runs, or a large request would wait for ever."""
+        """Counts the blocks to leave for growth; none when nothing runs, or a large request would wait for ever."""
         if not sequences.requests.num_with_blocks:
             return 0
         return max(1, int(sequences.pool.num_blocks * self._watermark))

@@ -1,12 +1,12 @@
-"""Sequences that have KV are rows of persistent arrays, not objects.
+"""The running batch: sequences that have KV are entries of persistent arrays, not objects.
 
-A sequence has a slot from admission to its end. All that a step needs is read from these arrays in a handful of numpy
-operations, whatever the number of rows; Python loops only touch rows that start, finish or fill a block.
+A sequence has a slot from admission to its end. Everything that a step needs is read from these arrays in a handful of
+numpy operations, whatever the number of sequences; Python loops only touch those that start, finish or fill a block.
 
 Of a sequence's tokens   [0 ─── done ───┬─── launched ───┬─── still to compute ───]
                           KV is there    computed                            length
                                          ▲ by steps that were launched and not collected, if any
-A decoding row has length = computed + 1. While steps are under way, the token that the last of them samples for it
+A decoding sequence has length = computed + 1. While steps are under way, the token that the last of them samples for it
 counts as its last token already, and is UNKNOWN.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 from services.engine.logit_edits import SequenceEdits, edits_of
 from services.engine.request import Kind, Request
 
-UNKNOWN = -1  # as a token id: a step that is under way will say
+UNKNOWN = -1  # as a token id: of a token that a step under way will sample
 _STOP_IDS_WIDTH = 8
 
-# What some sequence of a batch asks for; a step looks only at what one of its rows does.
+# Features that sequences ask for; a step does only the work of features that one of its sequences has.
 SAMPLES = 1  # a temperature
 LOGPROBS = 2
 SCORES = 4  # logprobs of the prompt
@@ -31,7 +31,7 @@ FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a
 
 
 class Phase(IntEnum):
-    """What a slot is doing."""
+    """The phases of a slot."""
 
     FREE = 0
     PREFILL = 1  # its known tokens are being computed
@@ -42,7 +42,7 @@ class Phase(IntEnum):
 
 
 class BatchState:
-    """One row for each of `max_num_seqs` slots."""
+    """Arrays with one entry for each of `max_num_seqs` slots."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.max_num_seqs = max_num_seqs
@@ -52,7 +52,9 @@ class BatchState:
         max_blocks = -(-max_model_len // block_size)
         slots = max_num_seqs
         self.phase = np.zeros(slots, dtype=np.int8)
-        self.serial = np.zeros(slots, dtype=np.int64)  # raised when a slot is freed: tells who was in it
+        self.serial = np.zeros(
+            slots, dtype=np.int64
+        )  # raised when a slot is freed: tells one sequence in it from the next
         self.features = np.zeros(slots, dtype=np.uint8)
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
         self.flat_tokens = self.tokens.reshape(-1)  # a view; a slot's tokens begin at `token_base`
@@ -65,7 +67,7 @@ class BatchState:
         self.min_len = np.zeros(slots, dtype=np.int32)  # shorter ones must not stop
         self.block_table = np.zeros((slots, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(slots, dtype=np.int32)
-        self.num_freed = np.zeros(slots, dtype=np.int32)  # leading blocks let go of: no later token sees them
+        self.num_freed = np.zeros(slots, dtype=np.int32)  # leading blocks that were freed: no later token sees them
         self.num_entered = np.zeros(slots, dtype=np.int32)  # leading blocks that were entered in the prefix cache
         self.num_ready = np.zeros(slots, dtype=np.int32)  # leading blocks whose nodes are ready
         self.num_announced = np.zeros(slots, dtype=np.int32)  # leading blocks announced to a consumer
@@ -88,11 +90,11 @@ class BatchState:
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
         self._num_following = 0
-        self._slots_in: dict[Phase, np.ndarray] = {}  # as far as somebody asked since a phase changed
+        self._slots_in: dict[Phase, np.ndarray] = {}  # by phase: asked for since a phase changed
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that `open` could give out now."""
+        """Slots that `open` could occupy now."""
         return len(self._free)
 
     @property
@@ -101,7 +103,7 @@ class BatchState:
         return self._num_following > 0
 
     def slots_in(self, phase: Phase) -> np.ndarray:
-        """int64[n]: the slots in a phase, ascending. The same array as long as no phase changes."""
+        """Returns the slots in a phase, int64[n], ascending. It is the same array as long as no phase changes."""
         slots = self._slots_in.get(phase)
         if slots is None:
             slots = self._slots_in[phase] = np.flatnonzero(self.phase == phase)
@@ -113,13 +115,13 @@ class BatchState:
         self._slots_in = {}
 
     def request(self, slot: int) -> Request:
-        """The request in a slot that is not free."""
+        """Returns the request in a slot that is not free."""
         request = self.requests[slot]
         assert request is not None
         return request
 
     def open(self, request: Request, blocks: np.ndarray, stop_ids: tuple[int, ...]) -> int:
-        """Puts a request with all its blocks into a slot; the caller sets phase and counters."""
+        """Puts a request with int32[n] blocks into a free slot, and returns it; the caller sets phase and counters."""
         slot = self._free.pop()
         capsule, sampling = request.capsule, request.capsule.sampling
         length = len(capsule.token_ids)
@@ -161,7 +163,7 @@ class BatchState:
         )
 
     def close(self, slot: int) -> None:
-        """Frees the slot; its blocks are the caller's."""
+        """Frees a slot; the caller frees its blocks."""
         self._num_following -= bool(self.features[slot] & FOLLOWS)
         self.num_closed += 1
         self.serial[slot] += 1
@@ -175,17 +177,17 @@ class BatchState:
         self._free.append(slot)
 
     def blocks(self, slot: int) -> list[int]:
-        """The blocks that one slot holds, in the order of its table."""
+        """Returns the blocks of one slot, in the order of its table."""
         blocks: list[int] = self.table(slot).tolist()
         return blocks
 
     def table(self, slot: int) -> np.ndarray:
-        """The same as int32[n], a copy."""
+        """Returns the blocks of one slot as int32[n], a copy."""
         table: np.ndarray = self.block_table[slot, self.num_freed[slot] : self.num_blocks[slot]].copy()
         return table
 
     def known_tokens(self, slot: int) -> np.ndarray:
-        """int32[length]: a view of one slot's tokens."""
+        """Returns a view of one slot's tokens, int32[length]."""
         return self.tokens[slot, : self.length[slot]]
 
     def is_producing(self, slot: int) -> bool:

@@ -37,7 +37,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could allocate now."""
+        """Blocks that can be allocated now."""
         return self._num_free + self._num_evictable
 
     def allocate(self, count: int) -> np.ndarray | None:

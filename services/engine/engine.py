@@ -1,13 +1,13 @@
 """The step loop: plan → launch → collect.
 
 With a pipeline (depth 1) a step is planned and launched while the one before runs, so that the device never waits for
-Python. What that one samples is not known then: it counts as a token whose id is UNKNOWN, and the runner fills it in.
-A sequence that turns out to have ended, or was given up meanwhile, has a row too many in the step under way; what
-comes of that row is dropped, and the blocks are free when the step is complete.
+Python. The token that the running step samples is not known then: it has the id UNKNOWN, and the runner fills it in. A
+sequence that turns out to have finished, or was aborted meanwhile, is in the step under way although it should not be:
+its token is ignored, and its blocks are free when the step is complete.
 
-One thread drives an engine. `step` does one round; everything that the rest of the worker needs to know of it is in
-`take_outputs`. Per step the number of Python lines executed does not depend on how many sequences decode, only on how
-many of them fill a block in it.
+One thread drives an engine. `step` does one round; the rest of the worker learns of it from `take_outputs`. Per step
+the number of Python lines executed does not depend on how many sequences decode, only on how many of them fill a block
+in it.
 """
 
 from collections import deque
@@ -60,21 +60,21 @@ class Engine:
         self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
 
     def submit(self, request: Request) -> None:
-        """Takes a request; whatever becomes of it is in the outputs."""
+        """Takes a request, or fails it; its tokens and its failure are in the outputs."""
         if self._scheduler.accepts(request):
             self.sequences.submit(request)
         else:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "this role does not run such requests")
 
     def arrived(self, id: AttemptId, num_blocks: int) -> None:
-        """The first num_blocks blocks of a received sequence are here and checked."""
+        """Makes the first num_blocks blocks of a received sequence usable: they are here and checked."""
         slot = self._slot(id)
         batch = self.sequences.batch
         batch.computed[slot] = batch.done[slot] = num_blocks * batch.block_size
         self.sequences.entries.make_ready(slot, num_blocks)
 
     def ready(self, id: AttemptId, first_tokens: tuple[FirstToken, ...]) -> None:
-        """All blocks of a received prompt are here: what follows it joins the running batch at the next step."""
+        """Starts the sequence over a received prompt, or its branches, from their first tokens: all blocks are here."""
         sequences, slot = self.sequences, self._slot(id)
         batch = sequences.batch
         batch.computed[slot] = batch.done[slot] = batch.length[slot]
@@ -86,7 +86,7 @@ class Engine:
             else:
                 sequences.free(own)  # ended at its first token
         if sequences.requests.slot_of(id) is not None:
-            self._go_on(slot)
+            self._start_decoding(slot)
 
     def _take_first(self, slot: int, first: FirstToken) -> None:
         batch, position = self.sequences.batch, int(self.sequences.batch.length[slot])
@@ -97,8 +97,8 @@ class Engine:
         self._outputs.rows.append(single_row(id, position, first.token, cached, first.logprobs))
         batch.cached[slot] = -1
 
-    def _go_on(self, slot: int) -> None:
-        """A prompt is complete and has its first token or tokens: from now on there is decoding."""
+    def _start_decoding(self, slot: int) -> None:
+        """Lets a complete prompt, or its branches, decode: it has its first token or tokens."""
         if self.sequences.batch.request(slot).branches:
             for source, destination in self.sequences.fork(slot):
                 self.runner.copy_block(source, destination)
@@ -106,13 +106,13 @@ class Engine:
             self.sequences.batch.set_phase(slot, Phase.DECODE)
 
     def admit(self, now: float) -> None:
-        """Admits who fits, ahead of the next step's plan."""
+        """Admits requests that fit, ahead of the next step's plan."""
         self._scheduler.admit(self.sequences, now)
 
     def step(self, now: float) -> bool:
         """Plans and launches a step, and collects one: this one, or with a pipeline the one before.
 
-        So a sequence gets one token at most. False: there is nothing to compute, and nothing under way.
+        So a sequence gets one token at most. Returns False when there is nothing to compute, and nothing under way.
         """
         depth = 0 if self.sequences.batch.any_follows else self._depth
         if len(self._under_way) <= depth:
@@ -153,14 +153,14 @@ class Engine:
         self.sequences.frees.step_launched()
 
     def _carried(self, step: StepInput, plan: StepPlan) -> CarriedTokens | None:
-        """Tokens of the step that the one under way samples."""
+        """Finds the tokens of a step that the step under way samples."""
         queries = np.flatnonzero(step.token_ids == UNKNOWN)
         if not len(queries):
             return None
         return CarriedTokens(queries, self._sampled_at[np.repeat(plan.slots, plan.counts)[queries]])
 
     def _expect_tokens(self, launched: Launched) -> None:
-        """What the step samples for decoding rows counts as their last token already."""
+        """Counts the tokens that a launched step will sample as the last ones of its decoding sequences."""
         batch, slots, positions, is_last = (
             self.sequences.batch,
             launched.rows.slots,
@@ -208,7 +208,7 @@ class Engine:
         self.sequences.entries.enter_filled(launched.slots[~computing])
 
     def _report_scores(self, launched: Launched, output: StepOutput) -> None:
-        """Rows for tokens of prompts: those that were scored."""
+        """Outputs the logprobs of prompt tokens that were scored."""
         scored = launched.scored
         if scored is None or not len(scored.slots):
             return
@@ -227,7 +227,7 @@ class Engine:
         self._outputs.rows.append(rows)
 
     def _take_tokens(self, launched: Launched, output: StepOutput) -> StepRows:
-        """Appends the sampled tokens to their sequences, and says which of these ended."""
+        """Appends the sampled tokens to their sequences, and outputs them; the rows say which sequences finished."""
         batch, rows, positions = self.sequences.batch, launched.rows, launched.positions
         batch.flat_tokens[rows.token_base + positions] = output.token_ids
         if not launched.only_decodes:
@@ -239,7 +239,7 @@ class Engine:
         return report
 
     def _finish_prompts(self, launched: Launched, rows: StepRows) -> None:
-        """Prompts whose computation ended change phase or are handed off."""
+        """Hands off prompts, or lets them decode, once their first tokens are sampled."""
         batch = self.sequences.batch
         rows_of: dict[int, list[int]] = {}
         for row, owner in enumerate(launched.owners.tolist()):
@@ -249,14 +249,14 @@ class Engine:
             if batch.is_producing(slot):
                 self._hand_off(slot, rows, rows_of.get(slot, []))
             elif slot in rows_of:
-                self._go_on(slot)
+                self._start_decoding(slot)
 
     def _hand_off(self, slot: int, rows: StepRows, sampled: list[int]) -> None:
-        """Announces what the step completed; with the first tokens, the rest."""
+        """Announces the blocks that the step completed; with the first tokens, all that are left."""
         batch, sequences = self.sequences.batch, self.sequences
         id = batch.request(slot).id
-        going_on = [row for row in sampled if rows.finish[row] == FinishReason.NONE]
-        if sampled and not going_on:
+        unfinished = [row for row in sampled if rows.finish[row] == FinishReason.NONE]
+        if sampled and not unfinished:
             self._outputs.finished_first.append(id)
             sequences.free(id)
             return
@@ -265,7 +265,7 @@ class Engine:
         complete = batch.block_table[slot, first_index:end]
         blocks, generations = tuple(complete.tolist()), tuple(sequences.pool.generations[complete].tolist())
         first_tokens = tuple(
-            FirstToken(int(rows.handles[row]), int(rows.tokens[row]), row_logprobs(rows, row)) for row in going_on
+            FirstToken(int(rows.handles[row]), int(rows.tokens[row]), row_logprobs(rows, row)) for row in unfinished
         )
         batch.num_announced[slot] = end
         self._outputs.announcements.append(Announcement(id, first_index, blocks, generations, first_tokens))

@@ -13,9 +13,9 @@ from services.protocol.outcomes import FinishReason
 
 @dataclass(slots=True, eq=False)
 class StepRows:
-    """One sampled token for each of N sequences."""
+    """N tokens, sampled or of a scored prompt, one in each row."""
 
-    gateway: GatewayId | None  # of all rows, where it is the same
+    gateway: GatewayId | None  # of all rows; None: they have several
     gateways: np.ndarray  # uint64[N]
     handles: np.ndarray  # uint32[N]
     positions: np.ndarray  # uint32[N]
@@ -28,7 +28,7 @@ class StepRows:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A sequence to receive has its blocks; the first num_cached hold cached content already."""
+    """A sequence whose blocks are to be received was admitted; the first num_cached of its blocks were cached."""
 
     id: AttemptId
     blocks: list[int]
@@ -50,11 +50,11 @@ class FailedRequest:
 
 @dataclass(slots=True)
 class EngineOutputs:
-    """Gathered since the last `take`."""
+    """Everything that the engine has put out since the last `take`."""
 
     rows: list[StepRows] = field(default_factory=list)
     announcements: list[Announcement] = field(default_factory=list)
-    finished_first: list[AttemptId] = field(default_factory=list)  # to hand off, but ended at the first token
+    finished_first: list[AttemptId] = field(default_factory=list)  # to hand off, but finished with the first token
     reserved: list[Reserved] = field(default_factory=list)
     failed: list[FailedRequest] = field(default_factory=list)
 
@@ -66,12 +66,12 @@ class EngineOutputs:
 
 
 def sole_gateway(gateways: np.ndarray) -> GatewayId | None:
-    """The gateway of all uint64[N] rows, N above zero; None where there are several."""
+    """Returns the gateway of all uint64[N] rows, N above zero; None where there are several."""
     return GatewayId(int(gateways[0])) if (gateways == gateways[0]).all() else None
 
 
 def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
-    """Logprobs of one row as a value, for the few rows that travel alone."""
+    """Returns the logprobs of one row as a value, for the few rows that travel alone."""
     width = int(rows.widths[index])
     if rows.logprobs is None or width < 0:
         return None
@@ -81,7 +81,7 @@ def row_logprobs(rows: StepRows, index: int) -> TokenLogprobs | None:
 
 
 def single_row(id: AttemptId, position: int, token: int, cached: int, logprobs: TokenLogprobs | None) -> StepRows:
-    """A row for one token that no step of this engine sampled: the first token of a received sequence."""
+    """Makes the row of a token that no step of this engine sampled: the first token of a received sequence."""
     packed = None
     if logprobs is not None:
         packed = StepLogprobs(

@@ -2,10 +2,11 @@
 
 A node is a block of tokens below a parent node; its key is the parent's node id and the block's raw token bytes, so
 there is nothing to collide and nothing to hash. Node ids are never used twice. A node is *pending* while its block is
-being computed or read: not a hit yet, but a reason to wait instead of doing the work again. A child is ready only after
-its parent, and goes before it. All nodes are entered by `insert`; `check` says what holds of them at any time.
+being computed or read: it is no hit yet, but a request waits for it instead of doing the work again. A child becomes
+ready only after its parent, and is removed before it. `insert` enters all nodes; `check` says what is true of them at
+any time.
 
-The trie names blocks and holds no references to them: that is the pool's.
+The trie names blocks and has no references to them; the pool counts those.
 """
 
 from array import array
@@ -26,7 +27,7 @@ _FIRST_GUESS = 8  # blocks; see PrefixCache.match
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """What a lookup found: ready blocks, and whether the next one is pending."""
+    """The result of a look-up: ready blocks, and whether the next one is pending."""
 
     blocks: np.ndarray  # int32[n]
     next_is_pending: bool
@@ -37,26 +38,26 @@ NO_MATCH = Match(np.zeros(0, dtype=np.int32), False)
 
 @dataclass(slots=True)
 class CacheEvents:
-    """Nodes that became ready or are gone, in order, in parallel lists: an object for each would be work for nobody.
+    """Nodes that became ready or were removed, in order, in parallel lists: objects would be work for the collector.
 
-    Tokens and parent are enough to name a node outside: a chain hash over the parent's and these tokens.
+    Others name a node by a chain hash over its parent's hash and its tokens.
     """
 
     nodes: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)  # nodes
-    tokens: list[bytes | None] = field(default_factory=list)  # None: a node that was ready is gone
+    tokens: list[bytes | None] = field(default_factory=list)  # None: a node that was ready was removed
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def added(self, node: int, parent: int, tokens: bytes) -> None:
-        """A node became ready."""
+        """Adds a node that became ready."""
         self.nodes.append(node)
         self.parents.append(parent)
         self.tokens.append(tokens)
 
     def evicted(self, node: int) -> None:
-        """A node that was ready is gone."""
+        """Adds the removal of a node that was ready."""
         self.nodes.append(node)
         self.parents.append(ROOT_NODE)
         self.tokens.append(None)
@@ -65,11 +66,11 @@ class CacheEvents:
         return zip(self.nodes, self.parents, self.tokens, strict=True)
 
 
-_NO_EVENTS = CacheEvents()  # for who takes them when there are none: another thread may look at them later
+_NO_EVENTS = CacheEvents()  # is returned when there are none, and never changes: another thread may look at it later
 
 
 class PrefixCache:
-    """Which block holds which prefix. All methods are in time linear in the blocks they are about."""
+    """A trie of cached blocks. Each method takes time linear in the number of blocks that it is given or returns."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -82,7 +83,7 @@ class PrefixCache:
         self._parent = [NO_BLOCK] * num_blocks
         self._next_sibling = [NO_BLOCK] * num_blocks
         self._previous_sibling = [NO_BLOCK] * num_blocks
-        # The same, and the root's as the last item, which is the one that NO_BLOCK finds.
+        # Likewise, and the root's as the last item, which NO_BLOCK finds.
         self._node = [_NO_NODE] * num_blocks + [ROOT_NODE]
         self._pending = [False] * (num_blocks + 1)
         # A node's children are a list that runs through blocks: objects would be work for the garbage collector.
@@ -101,9 +102,9 @@ class PrefixCache:
         return self._pending[block]
 
     def match(self, token_ids: np.ndarray) -> Match:
-        """The longest ready prefix of int32[n] token ids, at most ⌊(n - 1) / block_size⌋ blocks.
+        """Finds the longest ready prefix of int32[n] token ids, at most ⌊(n - 1) / block_size⌋ blocks.
 
-        So at least the last token is always computed, and its logits are there to sample from.
+        So at least the last token is always computed, and there are logits to sample from.
         """
         limit = (len(token_ids) - 1) // self.block_size
         wanted = token_ids[: limit * self.block_size].reshape(limit, self.block_size)
@@ -124,12 +125,12 @@ class PrefixCache:
         return Match(np.array(blocks[:first_pending], dtype=np.int32), first_pending < len(blocks))
 
     def _child(self, blocks: "array[int]", wanted: np.ndarray) -> int | None:
-        """The next block of a chain that begins with these."""
+        """Finds the next block of a chain that begins with these."""
         node = self._node[blocks[-1]] if blocks else ROOT_NODE
         return self._block_by_key.get(node.to_bytes(8, "little") + wanted[len(blocks)].tobytes())
 
     def _follow(self, blocks: "array[int]", wanted: np.ndarray) -> int:
-        """Guesses that a chain goes on along the newest children; appends what turns out to be right, and counts it.
+        """Guesses that a chain goes on along the newest children; appends the blocks that are right, and counts them.
 
         Most nodes have one child, and comparing many blocks at once costs a tenth of looking each of them up.
         """
@@ -193,7 +194,7 @@ class PrefixCache:
         return twins
 
     def make_ready(self, block: int) -> None:
-        """The block's content is complete: from now on it is a hit."""
+        """Makes a pending block, whose content is complete, a hit."""
         assert self._pending[block]
         parent = self._parent[block]
         assert not self._pending[parent]
@@ -202,7 +203,7 @@ class PrefixCache:
         self._events.added(self._node[block], self._node[parent], self._content[block].tobytes())
 
     def remove(self, block: int) -> None:
-        """Removes a leaf: the block was evicted, or its owner failed while it was pending."""
+        """Removes a leaf: a block that is evicted, or a pending one whose owner has failed."""
         assert self.contains(block)
         assert self._first_child[block] == NO_BLOCK
         if not self._pending[block]:
@@ -216,7 +217,7 @@ class PrefixCache:
         self._changed()
 
     def subtree(self, block: int) -> list[int]:
-        """A block with a node and all blocks below it, children before their parents."""
+        """Lists a block with a node and all blocks below it, children before their parents."""
         found = [block]
         for each in found:  # which grows meanwhile
             child = self._first_child[each]
@@ -226,21 +227,21 @@ class PrefixCache:
         return found[::-1]
 
     def ancestors(self, block: int) -> list[int]:
-        """The blocks above one that has a node, nearest first."""
+        """Lists the blocks above one that has a node, nearest first."""
         found: list[int] = []
         while (block := self._parent[block]) != NO_BLOCK:
             found.append(block)
         return found
 
     def take_events(self) -> CacheEvents:
-        """What became ready or was evicted since the last call."""
+        """Takes the nodes that became ready or were evicted since the last call."""
         if not len(self._events):
             return _NO_EVENTS
         events, self._events = self._events, CacheEvents()
         return events
 
     def check(self) -> None:
-        """Asserts that the nodes are one tree, and that everything the trie keeps of each of them agrees.
+        """Asserts that the nodes are one tree, and that the lists and dicts of the trie agree on each of them.
 
         Each node is reached from the root exactly once, and lists of siblings are linked both ways. A node's key is
         made of its parent and its content. Below a pending node all nodes are pending. The walk ends, also in a trie

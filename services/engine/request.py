@@ -9,16 +9,16 @@ from services.protocol.capsule import Capsule
 
 
 class Kind(Enum):
-    """What this engine does for a request."""
+    """The kinds of requests, by the part that this engine has in them."""
 
     LOCAL = auto()  # computes the prompt and generates
-    PRODUCE = auto()  # computes the prompt, samples the first token, holds the blocks for a consumer
+    PRODUCE = auto()  # computes the prompt, samples the first token, keeps the blocks for a consumer
     CONSUME = auto()  # takes the blocks from a producer and generates
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One of several choices over the same prompt; a sequence of its own from its first token on."""
+    """One of several choices over one prompt; it is a sequence of its own from its first token on."""
 
     id: AttemptId
     seed: int
@@ -34,15 +34,15 @@ class Request:
     arrival: float
     deadline: float
     paired_with: WorkerId | None = None  # the consumer, for PRODUCE; the producer, for CONSUME
-    work: int = 0  # tokens to compute, as far as the prefix cache knew when it came
-    started: bool = False  # its first row was sent; it comes back after a preemption
+    work: int = 0  # tokens to compute, by what was cached when the request came
+    started: bool = False  # its first row was sent before it was preempted
     branches: tuple[Branch, ...] = ()  # none: the request is a sequence itself
     parent: AttemptId | None = None  # of a branch: its prompt's request
-    match: Match | None = None  # what the prefix cache held of it when its version was `matched_at`
+    match: Match | None = None  # its cached prefix when the cache's version was `matched_at`
     matched_at: int = -1
 
     def match_at(self, version: int) -> Match | None:
-        """What the prefix cache holds of it, if nothing changed there since somebody looked."""
+        """Returns the last match, if the prefix cache still has the version that it was made at; else None."""
         return self.match if self.matched_at == version else None
 
     @property

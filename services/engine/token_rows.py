@@ -1,4 +1,4 @@
-"""The sequences that get a token in a step, and what of them does not change from step to step."""
+"""The sequences that get a token in a step, with those of their columns that do not change from step to step."""
 
 import numpy as np
 
@@ -12,13 +12,15 @@ _STOP, _LENGTH = np.uint8(FinishReason.STOP), np.uint8(FinishReason.LENGTH)
 
 
 class TokenRows:
-    """N slots, and copies of their columns of the batch. Made anew only when other sequences get a token."""
+    """N slots, and copies of their columns of the batch. Only a change of the sequences needs a new one."""
 
     def __init__(self, batch: BatchState, slots: np.ndarray) -> None:
         self.slots = slots  # int64[N]
         self.serials = batch.serial[slots]
         self.token_base = batch.token_base[slots]
-        self.starts = np.arange(len(slots) + 1, dtype=np.int32)  # of their query tokens, when each computes one
+        self.starts = np.arange(
+            len(slots) + 1, dtype=np.int32
+        )  # of their query tokens, where each sequence computes one
         self.max_len = batch.max_len[slots]
         self.features = int(np.bitwise_or.reduce(batch.features[slots])) if len(slots) else 0
         self._batch = batch
@@ -39,7 +41,7 @@ class TokenRows:
         return len(self.slots)
 
     def sampling(self, positions: np.ndarray) -> SamplingBatch:
-        """How to sample these rows' tokens at int32[N] positions."""
+        """Makes the sampling parameters of these rows' tokens at int32[N] positions."""
         return SamplingBatch(
             temperature=self._temperature,
             top_k=self._top_k,
@@ -54,7 +56,7 @@ class TokenRows:
         )
 
     def finish(self, tokens: np.ndarray, is_last: np.ndarray | None) -> np.ndarray:
-        """uint8[N]: why each row ends with its token, FinishReason. is_last: bool[N], rows that are full with it."""
+        """Says why each row finishes with its token, uint8[N] FinishReason. is_last: bool[N], rows full with it."""
         stops = None if self._stop_ids is None else self._stop_ids == tokens
         if is_last is None and (stops is None or not stops.any()):
             return self._going_on
@@ -68,7 +70,7 @@ class TokenRows:
     def report(
         self, positions: np.ndarray, tokens: np.ndarray, finish: np.ndarray, logprobs: StepLogprobs | None
     ) -> StepRows:
-        """The rows as they are told to gateways."""
+        """Makes the rows that go to gateways."""
         return StepRows(
             gateway=self._gateway,
             gateways=self._gateways,
@@ -105,6 +107,6 @@ class TokenRows:
 
 
 def _columns(stop_ids: np.ndarray) -> np.ndarray:
-    """int32[W, N] of int32[N, ·]: as many as the row has that has most."""
+    """Transposes int32[N, ·] to int32[W, N]; W: the stop ids of the row that has most."""
     used = (stop_ids >= 0).any(axis=0)
     return np.ascontiguousarray(stop_ids[:, used].T)

@@ -1,4 +1,4 @@
-"""From the configuration of `baton up` to its processes: configurations, command lines, addresses, environment."""
+"""The processes of `baton up`: their configurations, command lines, addresses, environment."""
 
 import importlib.util
 import sys

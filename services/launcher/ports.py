@@ -29,7 +29,7 @@ def check(host: str, port: int) -> None:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """So many different free ports. Raises PortUnavailable when there are not enough."""
+    """Finds `count` different free ports. Raises PortUnavailable when there are not enough."""
     found: list[int] = []
     for port in _shuffled(_WORKER_PORTS):
         if len(found) == count:

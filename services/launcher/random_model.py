@@ -31,7 +31,7 @@ _CHAT_TEMPLATE = (
 
 
 def directory() -> Path:
-    """Where it is kept. The tokenizer learns from a text of Python's own, so each Python version has one."""
+    """The model's path. Its tokenizer learns from a text of Python's own, so each Python version has one."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     return cache / "baton" / f"demo-{_VERSION}-{python}"
@@ -43,7 +43,7 @@ def exists(target: Path) -> bool:
 
 
 def made() -> Path:
-    """Where it is kept; it is there."""
+    """Makes the model where it is missing, and returns its path."""
     target = directory()
     if not exists(target):
         make(target)

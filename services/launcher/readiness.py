@@ -1,4 +1,4 @@
-"""How to ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis."""
+"""Probes that ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis."""
 
 from collections.abc import Awaitable, Callable
 

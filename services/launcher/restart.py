@@ -1,4 +1,4 @@
-"""How long to wait before a child that died is started again."""
+"""The wait before a child that died is started again."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Prefill's policy: shortest remaining work first, ageing, several prompts' chunks in one step, no preemption."""
+"""The policy of prefill workers: shortest remaining work first, ageing, several prompts in a step, no preemption."""
 
 import numpy as np
 
@@ -21,13 +21,13 @@ class PrefillScheduler:
         self._tokens_per_waited_s = tokens_per_waited_s
 
     def accepts(self, request: Request) -> bool:
-        """Prompts to hand off, and requests that end with their first token."""
+        """Accepts prompts to hand off, and requests that finish with their first token."""
         return request.kind is Kind.PRODUCE or (
             request.kind is Kind.LOCAL and request.capsule.max_len - len(request.capsule.token_ids) == 1
         )
 
     def plan(self, sequences: Sequences, now: float) -> StepPlan:
-        """Admits what fits, then takes chunks in order."""
+        """Admits requests that fit, then takes chunks of prompts in order."""
         self.admit(sequences, now)
         batch = sequences.batch
         slots = batch.slots_in(Phase.PREFILL)
@@ -37,10 +37,10 @@ class PrefillScheduler:
         return take_chunks(sequences, slots[order], self._budget)
 
     def admit(self, sequences: Sequences, now: float) -> None:
-        """Most urgent first, within each consumer's share of the pool.
+        """Admits the most urgent requests first, within each consumer's share of the pool.
 
-        A consumer that holds a quarter of it waits while one below its own quarter waits; one prompt is always
-        allowed. So a decode worker that releases slowly cannot keep others out.
+        Requests of a consumer that has a quarter of the pool wait while a consumer below its own quarter waits. One
+        prompt is always allowed. So a decode worker that releases slowly cannot keep others out.
         """
         if not sequences.batch.num_free_slots:
             return

@@ -1,1 +1,1 @@
-"""Which worker caches which prefix."""
+"""The prefix index: which worker caches which prefix."""

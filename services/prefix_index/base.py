@@ -13,7 +13,7 @@ from services.protocol.messages import BlockEvents
 
 
 class PrefixIndex(Protocol):
-    """Chains of block hashes and their holders. A holder of block n holds its ancestors (eviction is leaf-first).
+    """Chains of block hashes, and the workers that cache them. Who caches a block caches its ancestors.
 
     `wants_block_events`: it lives on `apply`. Otherwise it hears from the workers itself, and `apply` does nothing.
     """
@@ -30,10 +30,10 @@ class PrefixIndex(Protocol):
         """Takes note that a prompt with these blocks goes to a worker, which so will cache them."""
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Forgets a worker. One that is unknown is no error."""
+        """Removes a worker. An unknown one is no error."""
 
     async def depths(self, chain: Sequence[BlockHash]) -> dict[WorkerId, int]:
-        """How many leading blocks of `chain` each worker holds; workers that hold none are left out.
+        """Returns how many leading blocks of `chain` each worker caches; workers that cache none are left out.
 
         Where a worker's chain has a hole the answer may be too short or too long.
         """

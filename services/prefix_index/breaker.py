@@ -6,7 +6,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
 
 
 class CircuitBreaker:
-    """After a failure nobody is let through for a while, then one at a time until one succeeds.
+    """Lets nobody through for a while after a failure, then one call at a time until one succeeds.
 
     The pause doubles with each failure in a row; calls that were under way together fail as one. Not for threads.
     """
@@ -19,11 +19,11 @@ class CircuitBreaker:
 
     @property
     def broken(self) -> bool:
-        """True since a failure, until a success."""
+        """True from a failure until the next success."""
         return self._pause_s > 0
 
     def let_through(self) -> float | None:
-        """When the caller's call begins, for it to say how it went; None: it must not try."""
+        """Returns the time at which the caller's call begins, which `failed` takes; None: the caller must not call."""
         now = self._clock()
         if self.broken:
             if now < self._opens_at:
@@ -32,11 +32,11 @@ class CircuitBreaker:
         return now
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Notes that a call was answered."""
         self._pause_s = 0.0
 
     def failed(self, began: float) -> None:
-        """A call that began then was not."""
+        """Notes that the call which began at this time failed."""
         if self.broken and began < self._failed_at:
             return
         self._failed_at = self._clock()

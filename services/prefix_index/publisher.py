@@ -70,7 +70,7 @@ class IndexPublisher:
         self._waiting_evictions = 0
         self._work = asyncio.Event()
         self._confirmed = asyncio.Event()  # set while the registry knows the id
-        self.retired: tuple[bytes, ...] = ()  # ids given up, of which the registry did not hear yet
+        self.retired: tuple[bytes, ...] = ()  # ids that are no longer used, of which the registry has not heard
         self.renamed = asyncio.Event()  # set by `begin_anew`
 
     @property
@@ -196,7 +196,7 @@ class IndexPublisher:
         self._settle(batch)
 
     def _settle(self, batch: _Batch) -> None:
-        """Puts a tree back to the end of the queue, or forgets it when nothing of it is left."""
+        """Puts a tree back to the end of the queue, or removes it when nothing of it is left."""
         first, tree = batch.first, batch.tree
         if self._trees.get(first) is not tree:  # begun anew meanwhile
             return

@@ -20,17 +20,17 @@ class RecentPrefixes:
     def note(self, worker: WorkerId, chain: Sequence[BlockHash]) -> None:
         """A prompt with these blocks goes to `worker`."""
         sent = self._sent.setdefault(worker, OrderedDict())
-        for hash in reversed(chain):  # a parent is younger than its children and so is forgotten after them
+        for hash in reversed(chain):  # a parent is younger than its children and so is removed after them
             sent[hash] = None
             sent.move_to_end(hash)
         while len(sent) > self._max_blocks:
             sent.popitem(last=False)
 
     def remove_worker(self, worker: WorkerId) -> None:
-        """Forgets a worker. One that is unknown is no error."""
+        """Removes a worker. An unknown one is no error."""
         self._sent.pop(worker, None)
 
     def depths(self, chain: Sequence[BlockHash]) -> dict[WorkerId, int]:
-        """How many leading blocks of `chain` were sent to each worker; workers with none are left out."""
+        """Returns how many leading blocks of `chain` were sent to each worker; workers with none are left out."""
         depths = {worker: depth_of(chain, sent) for worker, sent in self._sent.items()}
         return {worker: depth for worker, depth in depths.items() if depth}

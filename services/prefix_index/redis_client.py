@@ -1,4 +1,4 @@
-"""How Baton talks to Redis: one client with bounded waits, the scripts, and the names of the keys.
+"""Baton's access to Redis: one client with bounded waits, the scripts, and the names of the keys.
 
     baton:index:{<tree>}   one tree of blocks: hash of a block -> ids of who holds it
     baton:{workers}:...    the registry (registry.py)

@@ -1,4 +1,4 @@
-"""Which workers there are: each renews a lease on its record, gateways read the records of those whose lease lasts.
+"""The registry of workers: each renews a lease on its record, gateways read the records whose lease lasts.
 
 It tells a gateway where to connect, and nothing else: whether a worker lives is its stream's to say. An id whose lease
 ran out is dead, and its entries in the index are swept. Everything in here is about ids of publications
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What the registry tells of one worker."""
+    """The registry's entry of one worker."""
 
     address: str
     role: str

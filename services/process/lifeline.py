@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def environment() -> dict[str, str]:
-    """What a parent adds to a child's environment.
+    """The variable that a parent adds to a child's environment.
 
     The kernel watches the thread that starts the child, so this thread must live as long as the parent is to.
     """

@@ -1,1 +1,1 @@
-"""What both roles share: the streams, the threads, and the state that meets on the engine thread."""
+"""The code that both roles share: the streams, the threads, and the state that meets on the engine thread."""

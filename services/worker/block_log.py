@@ -18,7 +18,7 @@ Subscriber = Callable[[Mapping[BlockHash, BlockHash], Mapping[BlockHash, BlockHa
 
 
 class BlockLog:
-    """What this worker's cache holds, by hash. Lives on the event loop."""
+    """The blocks in this worker's cache, by hash. Lives on the event loop."""
 
     def __init__(self, fingerprint: str) -> None:
         self._root = root_hash(fingerprint)

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 def no_pause() -> float:
-    """For a worker that shares its device with nobody."""
+    """A core lease for a worker that shares its device with nobody."""
     return 0.0
 
 
@@ -83,7 +83,7 @@ class EngineThread:
             self._on_fatal("the engine failed")
 
     def round(self) -> None:
-        """What the thread does over and over, after the calls: clock, one step or a pause, outputs."""
+        """Does one round of the thread, after the calls: clock, one step or a pause, outputs."""
         now = self._clock()
         self._tick(now)
         self._core.reserve(now)
@@ -106,7 +106,7 @@ class EngineThread:
         return False
 
     def _wait_s(self) -> float:
-        """How long to sleep if no call comes."""
+        """Returns the seconds to sleep if no call comes."""
         if self._pause_s:
             return self._pause_s
         if self._busy:

@@ -174,7 +174,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
 
     def _what_is_wrong(self, submit: Submit) -> str | None:
-        """What a correct gateway has checked already, but the engine's arrays rely on."""
+        """Checks the limits that the engine's arrays rely on, and that a correct gateway has checked already."""
         tokens, sampling = submit.capsule.token_ids, submit.capsule.sampling
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._hello.vocab_size:
             return "a token id outside the vocabulary"

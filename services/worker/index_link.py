@@ -64,7 +64,7 @@ class IndexLink:
             group.create_task(self._sweep())
 
     async def leave(self) -> None:
-        """Takes the worker out of registry and index, if the server answers, and lets go of it."""
+        """Takes the worker out of registry and index, if the server answers, and closes the connection."""
         with suppress(*UNREACHABLE):
             await self._registry.leave([self._publisher.id, *self._publisher.retired])
         await self._client.aclose()

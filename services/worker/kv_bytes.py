@@ -17,7 +17,7 @@ from services.protocol.wire import WireError
 from services.worker.kv_wire import pack_read, pack_words, parse_read, parse_words
 
 _MAX_READS_SERVED = 16  # at a time, for all consumers; others wait, holding nothing
-_MAX_READS_OF_ONE_PEER = 4  # at a time: enough that one's end does not leave the connection idle
+_MAX_READS_OF_ONE_WORKER = 4  # at a time: enough that one's end does not leave the connection idle
 _STALL_S = 30.0  # without a byte; a frozen worker is noticed long before, on the control stream
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ class GrpcByteChannel:
     def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address
         self._loop = loop
-        self._turns = asyncio.Semaphore(_MAX_READS_OF_ONE_PEER)
+        self._turns = asyncio.Semaphore(_MAX_READS_OF_ONE_WORKER)
         self._channel: grpc.aio.Channel | None = None  # made on the loop
         self._tasks: set[asyncio.Task[None]] = set()
 

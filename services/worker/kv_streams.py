@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class KvIdentity:
-    """What hellos say of this worker."""
+    """The contents of this worker's hellos."""
 
     worker_id: WorkerId
     fingerprint: str
@@ -267,7 +267,7 @@ def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
 
 
 class _WrongWorker(Exception):
-    """At the producer's address lives another worker than the one that was meant."""
+    """Another worker answers at the producer's address."""
 
 
 async def _write_all(

@@ -24,7 +24,7 @@ def pack_to_producer(message: ToProducer) -> kv_pb2.ConsumerMessage:
 
 
 def parse_to_producer(message: kv_pb2.ConsumerMessage) -> ToProducer:
-    """What a consumer says, after its hello. Raises WireError."""
+    """Parses a consumer's message after its hello. Raises WireError."""
     match message.WhichOneof("message"):
         case "open":
             return Open(_parse_id(message.open.id), WorkerId(message.open.producer))
@@ -44,7 +44,7 @@ def pack_to_consumer(message: ToConsumer) -> kv_pb2.ProducerMessage:
 
 
 def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
-    """What a producer says, after its hello. Raises WireError."""
+    """Parses a producer's message after its hello. Raises WireError."""
     match message.WhichOneof("message"):
         case "ended":
             return Ended(_parse_id(message.ended.id), _parse_reason(message.ended.reason))
@@ -65,7 +65,7 @@ def pack_process(process: ProcessIdentity) -> kv_pb2.Process:
 
 
 def parse_process(hello: kv_pb2.ProducerHello) -> ProcessIdentity | None:
-    """Which process a producer is; None where it does not say, as an older one. Raises WireError."""
+    """Parses a producer's process; None where an older producer does not name it. Raises WireError."""
     if not hello.HasField("process"):
         return None
     packed = hello.process
@@ -85,7 +85,7 @@ def pack_read(request: ByteRequest) -> kv_pb2.ReadRequest:
 
 
 def parse_read(request: kv_pb2.ReadRequest) -> ByteRequest:
-    """Which blocks a consumer wants. Raises WireError."""
+    """Parses a request for blocks. Raises WireError."""
     if len(request.blocks) % 4 or len(request.generations) != 2 * len(request.blocks):
         raise WireError(f"{len(request.blocks)} bytes of blocks, {len(request.generations)} of generations")
     return ByteRequest(request.key, np.frombuffer(request.blocks, "<u4"), np.frombuffer(request.generations, "<u8"))

@@ -1,7 +1,7 @@
 """The transports of a worker: which of them reads which producer, and the reads that are open.
 
 A producer that cannot be reached any more is *lost*: it may be dead, or alive behind a firewall that refuses us. A
-transport is told to forget a lost producer, and so to report its open reads as failed, only when nothing can land:
+transport is told to remove a lost producer, and so to report its open reads as failed, only when nothing can land:
 
 - no read of it is open: the transport has reported the end of each, or
 - its process was seen alive on this host, and now it is seen to be gone.
@@ -41,12 +41,12 @@ class RemoteReads:
         self._all = transports
         self._workers: dict[WorkerId, _RemoteWorker] = {}
         self._open: dict[int, WorkerId] = {}  # by read
-        self._wanted: set[int] = set()  # open reads that nobody gave up
+        self._wanted: set[int] = set()  # open reads that somebody waits for
         self._orphans: list[ReadEnd] = []  # reads of producers that cannot be read
         self._next_look = 0.0
 
     def descriptors(self) -> dict[str, bytes]:
-        """By transport."""
+        """The descriptors of this worker's memory, by transport."""
         return {transport.name: transport.descriptor() for transport in self._all}
 
     @property
@@ -66,7 +66,7 @@ class RemoteReads:
             known.process = process
 
     def worker_lost(self, worker: WorkerId) -> None:
-        """A producer is reached no more. Whether it can be forgotten is looked at now, and then time and again."""
+        """A producer is reached no more. Whether it can be removed is looked at now, and then time and again."""
         if (known := self._workers.get(worker)) is not None:
             known.lost = True
             self._next_look = 0.0
@@ -81,7 +81,7 @@ class RemoteReads:
             self._orphans.append(ReadEnd(read.read_id, None))
 
     def abandon(self, read_id: int) -> None:
-        """Nobody waits for this read any more."""
+        """Abandons a read: nobody waits for it any more."""
         self._wanted.discard(read_id)
         for transport in self._all:
             transport.abandon(read_id)
@@ -90,7 +90,7 @@ class RemoteReads:
         """Reads that ended since the last call; also lets workers' reads of our memory progress."""
         if now >= self._next_look:
             self._next_look = now + _LOOK_S
-            self._forget_where_nothing_can_land(now)
+            self._remove_where_nothing_can_land(now)
         ends, self._orphans = self._orphans, []
         for transport in self._all:
             ends += transport.poll()
@@ -120,7 +120,7 @@ class RemoteReads:
         added = self._workers[worker] = _RemoteWorker(choice.transport)
         return added
 
-    def _forget_where_nothing_can_land(self, now: float) -> None:
+    def _remove_where_nothing_can_land(self, now: float) -> None:
         """Looks at lost producers. Polls that follow take in what a process that is gone had sent before."""
         being_read = set(self._open.values())
         for id, worker in list(self._workers.items()):

@@ -83,7 +83,7 @@ class TransferThread:
         self._inbox.put(lambda reads: reads.post(read))
 
     def abandon(self, read_id: int) -> None:
-        """Nobody wants this read any more; its end is reported by `on_read_ended` all the same."""
+        """Abandons a read. Its end is reported by `on_read_ended` all the same."""
         self._inbox.put(lambda reads: reads.abandon(read_id))
 
     def stop(self) -> None:
@@ -126,4 +126,4 @@ class TransferThread:
 
 
 def _wake(reads: RemoteReads) -> None:
-    """Nothing to do but look at the clock again."""
+    """Wakes the thread, which then looks at the clock again."""

@@ -1,4 +1,4 @@
-"""Which transports a worker has, by its `--transport`."""
+"""The transports of a worker, by its `--transport`."""
 
 import structlog
 

@@ -59,7 +59,7 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerParts:
-    """What a worker is made of."""
+    """The parts that a worker is made of."""
 
     role: WorkerRole
     runner: Runner

@@ -70,7 +70,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See capture_signals."""
+        """Stops at the first signal, and at once at the second."""
         log.info("stopping", signal=signal.Signals(sig).name, at_once=self.should_exit)
         if self.should_exit:
             self.force_exit = True

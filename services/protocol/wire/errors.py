@@ -2,4 +2,4 @@
 
 
 class WireError(ValueError):
-    """A message that no correct peer sends."""
+    """A message that no correct sender sends."""

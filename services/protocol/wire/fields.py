@@ -5,7 +5,7 @@ from typing import Any
 
 
 class SharedFields:
-    """At least two fields with one name and one value on both sides: they are copied either way as they are.
+    """A group of two or more fields that have one name and one value on both sides, and are copied either way.
 
     For messages that are seldom sent. A frame names its fields twice: a step has one for each gateway, and plain
     keyword arguments cost two thirds of what this does.

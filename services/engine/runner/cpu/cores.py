@@ -36,7 +36,7 @@ _DIRECTORY = Path("/dev/shm")
 _ROWS = 256
 _COLUMNS = 4
 _PID, _SINCE, _ENDED, _PROMPTS = range(_COLUMNS)
-_FORGOTTEN_NS = 60_000_000_000  # a step does not take so long: its worker died in it
+_STALE_NS = 60_000_000_000  # a step does not take so long: its worker died in it
 _BETWEEN_STEPS_NS = 5_000_000  # a worker whose last step ended so recently is about to begin another
 # A pause is as long as so many steps, up to a limit. 64 prompts of 462 tokens at once, 16 tokens each, prefill and
 # decode apart on 2 cores, came to these requests/s and ms from token to token, by steps/limit in ms: 3/100: 15.2, 109;
@@ -142,7 +142,7 @@ class CoreLease:
 
     def _stepping(self, now: int) -> np.ndarray:
         """Returns the rows whose workers run a step, bool[rows]."""
-        stepping: np.ndarray = self._table[:, _SINCE] > now - _FORGOTTEN_NS
+        stepping: np.ndarray = self._table[:, _SINCE] > now - _STALE_NS
         return stepping
 
 
