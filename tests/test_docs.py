@@ -137,3 +137,13 @@ def test_the_tables_of_failures_have_the_names_and_numbers_of_the_wire(
     heading: str, kind: type[EndReason] | type[FailureCode]
 ) -> None:
     assert [cells[0] for cells in rows(PROTOCOL, heading)] == [f"`{each.name}` ({each.value})" for each in kind]
+
+
+_PATH = re.compile(r"`((?:services|kvtransfer|loadtest|tests|protos|docs|helm)/[\w./-]*)`")
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_every_path_that_a_document_names_is_there(document: Path) -> None:
+    """A folder, a file, or a module without its ending."""
+    named = _PATH.findall(document.read_text())
+    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()] == []
