@@ -19,6 +19,14 @@ class EndReason(IntEnum):
     STALE = 8  # a block's generation had changed by the time it was read
     READ_FAILED = 9  # the transport could not read it
 
+    @classmethod
+    def known(cls, number: int) -> "EndReason":
+        """Returns the reason with this number; for one that only newer neighbours know, FAILED."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.FAILED
+
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:

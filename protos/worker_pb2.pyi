@@ -172,14 +172,16 @@ class Logprobs(_message.Message):
     def __init__(self, widths: _Optional[bytes] = ..., sampled: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top: _Optional[bytes] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("handle", "code", "detail")
+    __slots__ = ("handle", "code", "detail", "end_reason")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    END_REASON_FIELD_NUMBER: _ClassVar[int]
     handle: int
     code: int
     detail: str
-    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    end_reason: int
+    def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., detail: _Optional[str] = ..., end_reason: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved", "gc_collections", "gc_pause_us")

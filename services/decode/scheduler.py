@@ -68,6 +68,8 @@ class DecodeScheduler:
 
     def _admit(self, sequences: Sequences) -> None:
         """Admits preempted requests first, without a watermark; no new one passes them while they wait for room."""
+        if not sequences.requests.num_queued:
+            return
         for request in sorted(sequences.requests.in_state(State.PREEMPTED), key=_arrival):
             if sequences.admit(request) is Admission.NO_ROOM:
                 return

@@ -47,6 +47,7 @@ class RequestTable:
     def __init__(self) -> None:
         self._records: dict[AttemptId, Record] = {}
         self._in_state: dict[State, dict[AttemptId, Record]] = {state: {} for state in State}
+        self._running, self._leased = self._in_state[State.RUNNING], self._in_state[State.LEASED]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -117,12 +118,12 @@ class RequestTable:
     @property
     def num_queued(self) -> int:
         """Requests without blocks."""
-        return len(self) - self.num_with_blocks
+        return len(self._records) - self.num_with_blocks
 
     @property
     def num_with_blocks(self) -> int:
         """Requests that have blocks."""
-        return len(self._in_state[State.RUNNING]) + len(self._in_state[State.LEASED])
+        return len(self._running) + len(self._leased)
 
     def blocks_charged_to(self, consumer: WorkerId | None) -> int:
         """Blocks allocated for one consumer, from admission to release; those that were cached do not count."""

@@ -164,6 +164,8 @@ class Sequences:
         batch, requests = self.batch, self.requests
         computing = batch.slots_in(Phase.PREFILL)
         under_way = int((batch.length[computing] - batch.computed[computing]).sum()) if len(computing) else 0
+        if not requests.num_queued:
+            return under_way
         queued = (*requests.in_state(State.WAITING), *requests.in_state(State.PREEMPTED))
         return under_way + sum(request.work for request in queued)
 

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from kvtransfer.messages import EndReason
 from services.config import WorkerRole
 from services.process.gc_watch import GcWatch
 from services.protocol.frames import Load
@@ -50,6 +51,8 @@ class GatewayMetrics:
         about = "Where requests were sent, and what decided it."
         self._plans = Counter("baton_plans", about, ["plan", "why"], registry=registry)
         self._handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
+        about = "Handoffs that a worker reported as failed, by its reason."
+        self._handoff_failures = Counter("baton_handoff_failures", about, ["reason"], registry=registry)
         self._predicted = Counter("baton_cached_tokens_predicted", "Promised by the prefix index.", registry=registry)
         self._actual = Counter("baton_cached_tokens_actual", "Found by the workers, of the same.", registry=registry)
         self._moved = Counter("baton_kv_bytes_moved", "KV bytes read from other workers.", registry=registry)
@@ -80,6 +83,10 @@ class GatewayMetrics:
     def handoff_ended(self, outcome: str) -> None:
         """See LedgerObserver."""
         self._handoffs.labels(outcome).inc()
+
+    def handoff_failed(self, reason: EndReason) -> None:
+        """See LedgerObserver."""
+        self._handoff_failures.labels(reason.name.lower()).inc()
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
         """See LedgerObserver."""

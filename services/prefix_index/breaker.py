@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from services.process.backoff import Backoff
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
 
 
@@ -13,14 +15,15 @@ class CircuitBreaker:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pause_s = 0.0  # 0: closed, calls go through
+        self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._pause_s = 0.0  # the last one
         self._opens_at = 0.0
         self._failed_at = 0.0
 
     @property
     def broken(self) -> bool:
         """True from a failure until the next success."""
-        return self._pause_s > 0
+        return self._backoff.failing
 
     def let_through(self) -> float | None:
         """Returns the time at which the caller's call begins, which `failed` takes; None: the caller must not call."""
@@ -33,12 +36,12 @@ class CircuitBreaker:
 
     def succeeded(self) -> None:
         """Notes that a call was answered."""
-        self._pause_s = 0.0
+        self._backoff.reset()
 
     def failed(self, began: float) -> None:
         """Notes that the call which began at this time failed."""
         if self.broken and began < self._failed_at:
             return
         self._failed_at = self._clock()
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
+        self._pause_s = self._backoff.next_s()
         self._opens_at = self._failed_at + self._pause_s

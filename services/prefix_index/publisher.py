@@ -16,6 +16,7 @@ import structlog
 from kvtransfer.ids import WorkerId
 from services.prefix_index.publication import pack_id
 from services.prefix_index.redis_client import UNREACHABLE, Client, tree_key
+from services.process.backoff import Backoff
 from services.protocol.block_hash import BlockHash
 
 _MAX_BATCH = 256  # blocks of one tree in one call: well under a millisecond of the server's time
@@ -124,20 +125,19 @@ class IndexPublisher:
 
     async def run(self) -> None:
         """Publishes under ids that were confirmed, until cancelled."""
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
         while True:
             await self._work.wait()
             await self._confirmed.wait()
             try:
                 while self._dirty and self.confirmed:
                     await self._publish_next()
-                backoff_s = _FIRST_BACKOFF_S
+                backoff.reset()
                 await asyncio.sleep(_GATHER_S)
             except UNREACHABLE as error:
-                if backoff_s == _FIRST_BACKOFF_S:
+                if not backoff.failing:
                     log.warning("prefix index takes nothing; publishing waits", reason=str(error))
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+                await asyncio.sleep(backoff.next_s())
 
     async def flush(self) -> None:
         """Publishes until nothing is left. Raises one of UNREACHABLE, and then knows what to repeat."""

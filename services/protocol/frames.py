@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.messages import EndReason
 from services.protocol.outcomes import FailureCode, FinishReason
 
 _FINISH = tuple(FinishReason)  # by number
@@ -39,6 +40,7 @@ class Failure:
     handle: int
     code: FailureCode
     detail: str = ""
+    end_reason: EndReason | None = None  # why its handoff ended, where that is what failed it
 
 
 @dataclass(frozen=True, slots=True)

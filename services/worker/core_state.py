@@ -45,7 +45,7 @@ class CoreOutputs:
     reads: list[BlockRead] = field(default_factory=list)
     abandoned_reads: list[int] = field(default_factory=list)  # ids; to be told to the transport after `reads`
     block_events: CacheEvents = field(default_factory=CacheEvents)
-    failed_handoffs: list[FailHandoff] = field(default_factory=list)  # for the log; gateways are told by frames
+    failed_handoffs: tuple[FailHandoff, ...] = ()  # for the log; gateways are told by frames
 
 
 @dataclass(slots=True, eq=False)
@@ -120,10 +120,10 @@ class CoreState:
             case FreeQuarantined(blocks):
                 sequences.free_quarantined(blocks)
             case FailHandoff(id, reason):
-                self.outputs.failed_handoffs.append(action)
+                self.outputs.failed_handoffs += (action,)
                 self.frames.fail(id.gateway, _failure(id.handle, reason))
 
 
 def _failure(handle: int, reason: EndReason) -> Failure:
     code = FailureCode.DEADLINE if reason is EndReason.EXPIRED else FailureCode.HANDOFF
-    return Failure(handle, code, reason.name)
+    return Failure(handle, code, reason.name, reason)

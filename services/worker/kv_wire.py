@@ -47,7 +47,7 @@ def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
     """Parses a producer's message after its hello. Raises WireError."""
     match message.WhichOneof("message"):
         case "ended":
-            return Ended(_parse_id(message.ended.id), _parse_reason(message.ended.reason))
+            return Ended(_parse_id(message.ended.id), EndReason.known(message.ended.reason))
         case "announcement":
             return _parse_announcement(message.announcement)
         case other:
@@ -155,10 +155,3 @@ def _pack_id(id: AttemptId) -> kv_pb2.HandoffId:
 
 def _parse_id(packed: kv_pb2.HandoffId) -> AttemptId:
     return AttemptId(GatewayId(packed.gateway), packed.handle)
-
-
-def _parse_reason(reason: int) -> EndReason:
-    try:
-        return EndReason(reason)
-    except ValueError:
-        return EndReason.FAILED  # a newer neighbour's reason: what it means here is that the handoff is over

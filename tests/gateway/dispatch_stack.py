@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from kvtransfer.messages import EndReason
 from services.config import HandoffMode, WorkerRole
 from services.gateway.api.generation import (
     Delta,
@@ -38,6 +39,7 @@ class Counts:
 
     def __init__(self) -> None:
         self.handoffs: Counter[str] = Counter()
+        self.failed_handoffs: Counter[EndReason] = Counter()
         self.attempts = 0
         self.plans: Counter[Why] = Counter()
         self.cached: list[tuple[int, int]] = []
@@ -50,6 +52,9 @@ class Counts:
 
     def handoff_ended(self, outcome: str) -> None:
         self.handoffs[outcome] += 1
+
+    def handoff_failed(self, reason: EndReason) -> None:
+        self.failed_handoffs[reason] += 1
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
         self.cached.append((predicted, actual))

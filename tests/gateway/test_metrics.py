@@ -1,7 +1,8 @@
-"""What the metrics tell of live workers."""
+"""What the metrics tell of live workers and of failed handoffs."""
 
 from prometheus_client import CollectorRegistry
 
+from kvtransfer.messages import EndReason
 from services.config import WorkerRole
 from services.gateway.metrics import GatewayMetrics
 from tests.gateway.scripted_worker import worker_hello
@@ -15,3 +16,14 @@ def test_a_worker_has_a_sample_with_what_computes_its_steps_until_it_is_gone() -
     assert SAMPLE in metrics.render().decode().splitlines()
     metrics.worker_gone("host:1", WorkerRole.DECODE)
     assert "baton_worker_info{" not in metrics.render().decode()
+
+
+def test_failed_handoffs_are_told_apart_by_their_reasons() -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    for reason in EndReason:
+        metrics.handoff_failed(reason)
+    metrics.handoff_failed(EndReason.READ_FAILED)
+    lines = metrics.render().decode().splitlines()
+    assert 'baton_handoff_failures_total{reason="stale"} 1.0' in lines
+    assert 'baton_handoff_failures_total{reason="read_failed"} 2.0' in lines
+    assert sum(line.startswith("baton_handoff_failures_total{") for line in lines) == 9

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.transports.base import Memory, TransportError
-from tests.contract.kv_source import (
+from tests.kvtransfer.kv_source import (
     BLOCK_BYTES,
     CANARY,
     NUM_BLOCKS,

@@ -14,6 +14,7 @@ import numpy as np
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import GatewayId, WorkerId
+from kvtransfer.messages import EndReason
 from kvtransfer.producer import Producer
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
@@ -273,5 +274,7 @@ class _NoObserver:
     def attempt_started(self) -> None: ...
 
     def handoff_ended(self, outcome: str) -> None: ...
+
+    def handoff_failed(self, reason: EndReason) -> None: ...
 
     def cached_tokens(self, predicted: int, actual: int) -> None: ...

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtransfer.ids import GatewayId, WorkerId
+from kvtransfer.messages import EndReason
 from protos import worker_pb2
 from services.config import WorkerRole
 from services.protocol import wire
@@ -93,7 +94,7 @@ def a_frame() -> Frame:
             top_ids=np.array([11, 12], np.int32),
             top=np.array([-0.5, -1.25], np.float32),
         ),
-        failures=[Failure(4, FailureCode.NOT_NOW, "full")],
+        failures=[Failure(4, FailureCode.NOT_NOW, "full"), Failure(5, FailureCode.HANDOFF, "", EndReason.STALE)],
         load=Load(1, 2, 3, 4, 5, (WorkerId(6), WorkerId(TOP64)), 2**40, 7, 8),
     )
 
@@ -207,6 +208,13 @@ def test_a_failure_code_of_a_newer_neighbour_is_a_failed_attempt():
     frame = wire.parse_worker_message(packed)
     assert isinstance(frame, Frame)
     assert frame.failures == [Failure(3, FailureCode.HANDOFF)]
+
+
+def test_an_end_reason_of_a_newer_neighbour_is_a_failed_handoff():
+    failure = worker_pb2.Failure(handle=3, code=FailureCode.HANDOFF, end_reason=99)
+    frame = wire.parse_worker_message(worker_pb2.WorkerMessage(frame=worker_pb2.Frame(failures=[failure])))
+    assert isinstance(frame, Frame)
+    assert frame.failures == [Failure(3, FailureCode.HANDOFF, "", EndReason.FAILED)]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.messages import EndReason
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.memory import MemoryFabric
 from loadtest.processes import free_ports
@@ -101,7 +102,7 @@ class Bench:
         await self.lose(how)
         await self.decode.until(lambda: handle in self.decode.failures)
         assert self.decode.failures[handle].code is FailureCode.HANDOFF
-        assert self.decode.failures[handle].detail == "WORKER_LOST"
+        assert self.decode.failures[handle].end_reason is EndReason.WORKER_LOST
         await self.prefill.send(Abort(handle))
 
     @property

@@ -10,7 +10,7 @@ from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.base import ReadEnd
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from services.worker.remote_reads import RemoteReads
-from tests.contract.kv_source import InProcessSource, block_read, new_memory, new_worker_id
+from tests.kvtransfer.kv_source import InProcessSource, block_read, new_memory, new_worker_id
 
 A_WHILE_S = 100.0
 

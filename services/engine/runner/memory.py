@@ -18,7 +18,7 @@ _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 _POPULATED_AT_ONCE = 64 << 20
 _CGROUP = Path("/sys/fs/cgroup")
 
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 def available_bytes() -> int:
@@ -53,7 +53,7 @@ def allocate(num_bytes: int) -> np.ndarray:
     try:
         memory.madvise(mmap.MADV_HUGEPAGE)
     except (AttributeError, OSError) as error:  # not Linux, or a kernel without huge pages
-        _log.info("memory is not in huge pages", reason=str(error).lower())
+        log.info("memory is not in huge pages", reason=str(error).lower())
     return np.frombuffer(memory, dtype=np.uint8)
 
 
@@ -71,7 +71,7 @@ def populate(blocks: BlockMemory) -> None:
     for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are handled in between
         length = min(_POPULATED_AT_ONCE, end - start)
         if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
-            _log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())
+            log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())
             return
 
 

@@ -14,9 +14,13 @@ import numpy as np
 from kvtransfer.ids import WorkerId
 from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, TakeToken, never
 from services.gateway.dispatch.attempt import Attempt
+from services.process.backoff import Backoff
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Row, TokenLogprobs
 from services.protocol.outcomes import FinishReason
+
+# After a worker's "not now", how long before it is asked again: doubled with each refusal in a row.
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 1.0
 
 
 class EntryListener(Protocol):
@@ -35,7 +39,7 @@ class Retries:
 
     attempts: int = 0  # that count against MAX_ATTEMPTS
     lost_with: Counter[WorkerId] = field(default_factory=Counter)  # those that ended with a stream, after a first token
-    refusals: int = 0  # "not now" in a row
+    refusals: Backoff = field(default_factory=lambda: Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S))
     avoid: dict[WorkerId, float] = field(default_factory=dict)  # workers that refused, and until when
     larger_than: int = 0  # blocks of the largest worker that was too small
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.messages import EndReason
 from services.gateway.api.generation import Expired, Failed, GenerationError, GenerationRequest, Unavailable
 from services.gateway.dispatch.attempt import Attempt, AttemptPhase, Group, HandoffOutcome
 from services.gateway.dispatch.costs import CostModel
@@ -22,9 +23,6 @@ from services.protocol.outcomes import FailureCode, FinishReason
 
 MAX_ATTEMPTS = 4
 
-# After a worker's "not now", how long before it is asked again: doubled with each refusal in a row.
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 1.0
-
 
 class LedgerObserver(Protocol):
     """Counts attempts, and how they end."""
@@ -34,6 +32,9 @@ class LedgerObserver(Protocol):
 
     def handoff_ended(self, outcome: HandoffOutcome) -> None:
         """Counts the end of an attempt on a pair."""
+
+    def handoff_failed(self, reason: EndReason) -> None:
+        """Counts a handoff that a worker reported as failed, for this reason."""
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
         """Counts the prompt tokens that the index predicted as cached, and those that the worker found."""
@@ -150,9 +151,12 @@ class Ledger:
 
     def on_failure(self, worker: WorkerId, failure: Failure) -> None:
         """A worker failed the attempts that a handle names."""
-        for entry in self.find(failure.handle):
-            if entry.attempt is not None and entry.attempt.heeds(worker):
-                self._fail(entry, entry.attempt, worker, failure.code)
+        attempts = ((entry, entry.attempt) for entry in self.find(failure.handle))
+        failed = [(entry, attempt) for entry, attempt in attempts if attempt is not None and attempt.heeds(worker)]
+        if failed and failure.end_reason is not None:
+            self._observer.handoff_failed(failure.end_reason)
+        for entry, attempt in failed:
+            self._fail(entry, attempt, worker, failure.code)
 
     def on_lost(self, worker: WorkerId) -> None:
         """A worker's stream broke, and all attempts of this gateway at that worker ended with it."""
@@ -217,7 +221,7 @@ class Ledger:
             self.workload.note_generating(attempt)
         self._note_times(entry, attempt, before)
         self.workload.note_computed(attempt)
-        entry.retries.refusals = 0
+        entry.retries.refusals.reset()
 
     def _note_times(self, entry: LedgerEntry, attempt: Attempt, before: AttemptPhase) -> None:
         """Tells the cost model how long the phase before this row took.
@@ -275,8 +279,7 @@ class Ledger:
             self.close(entry, Expired("the request's deadline passed"))
         elif code is FailureCode.NOT_NOW and worker is not None:
             retries.attempts -= 1
-            retries.avoid[worker] = self._clock() + min(FIRST_BACKOFF_S * 2**retries.refusals, LONGEST_BACKOFF_S)
-            retries.refusals += 1
+            retries.avoid[worker] = self._clock() + retries.refusals.next_s()
             entry.wake()
         elif code is FailureCode.TOO_LARGE and worker is not None:
             retries.attempts -= 1

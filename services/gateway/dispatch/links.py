@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from kvtransfer.ids import WorkerId
+from services.process.backoff import Backoff
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import (
@@ -93,7 +94,7 @@ class WorkerLink:
 
     async def run(self) -> NoReturn:
         """Connects again and again, until cancelled."""
-        backoff_s = FIRST_BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S)
         logged: str | None = None  # the last reason that was logged, so that each is logged once
         while True:
             try:
@@ -103,12 +104,12 @@ class WorkerLink:
                 why, greeted = str(lost), self._session is not None
                 self._session = None
                 if greeted:
-                    backoff_s, logged = FIRST_BACKOFF_S, None
+                    backoff.reset()
+                    logged = None
                 if why != logged:
                     log.warning("worker not connected", address=self.address, reason=why)
                     logged = why
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
+            await asyncio.sleep(backoff.next_s())
 
     async def _run_session(self) -> None:
         async with grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS) as channel:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.messages import EndReason
 from protos import worker_pb2
 from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -23,7 +24,9 @@ def pack_frame(frame: Frame) -> worker_pb2.Frame:
         cached=array_bytes(frame.cached, "<i4"),
         logprobs=pack_logprobs(frame.logprobs) if frame.logprobs is not None else None,
         failures=[
-            worker_pb2.Failure(handle=failure.handle, code=failure.code, detail=failure.detail)
+            worker_pb2.Failure(
+                handle=failure.handle, code=failure.code, detail=failure.detail, end_reason=failure.end_reason or 0
+            )
             for failure in frame.failures
         ],
         load=_pack_load(frame.load) if frame.load is not None else None,
@@ -90,7 +93,8 @@ def _parse_failure(packed: worker_pb2.Failure) -> Failure:
     except ValueError:
         # The code of a newer neighbour: all that it means here is that this attempt is over.
         code = FailureCode.HANDOFF
-    return Failure(packed.handle, code, packed.detail)
+    end_reason = EndReason.known(packed.end_reason) if packed.end_reason else None
+    return Failure(packed.handle, code, packed.detail, end_reason)
 
 
 def _pack_load(load: Load) -> worker_pb2.Load:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.messages import EndReason
 from services.config import WorkerRole
 from services.gateway.api.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.dispatch.costs import CostModel
@@ -53,6 +54,7 @@ class Bench:
         self.sent: list[tuple[WorkerId, Command]] = []
         self.handoffs: Counter[str] = Counter()
         self.cached: list[tuple[int, int]] = []
+        self.failed_handoffs: Counter[EndReason] = Counter()
         self.woken = 0
         self.costs = CostModel()
         self.ledger = Ledger(self.send, lambda: self.now, self, self.costs)
@@ -65,6 +67,9 @@ class Bench:
 
     def handoff_ended(self, outcome: str) -> None:
         self.handoffs[outcome] += 1
+
+    def handoff_failed(self, reason: EndReason) -> None:
+        self.failed_handoffs[reason] += 1
 
     def cached_tokens(self, predicted: int, actual: int) -> None:
         self.cached.append((predicted, actual))
@@ -155,6 +160,14 @@ def test_rows_of_others_are_ignored(bench: Bench):
     bench.fail(D, 1, FailureCode.HANDOFF)
     bench.say(D, 1, 3, [1])
     assert entry.take() is None
+
+
+def test_why_a_handoff_failed_is_counted_once_for_the_two_workers_that_report_it(bench: Bench):
+    bench.started()
+    for worker in (D, P):
+        bench.ledger.on_failure(worker.id, Failure(1, FailureCode.HANDOFF, "", EndReason.STALE))
+    assert bench.failed_handoffs == {EndReason.STALE: 1}
+    assert bench.handoffs == {"failed_handoff": 1}
 
 
 def test_a_token_counts_as_delivered_only_with_its_logprobs(bench: Bench):
@@ -287,7 +300,7 @@ def test_not_now_costs_no_attempt_and_is_left_alone_longer_each_time(bench: Benc
     assert waits[-1] == waits[-2] == 1.0
     bench.ledger.start([entry], DECODE_ALONE)
     bench.say(D, 9, 3, [50])
-    assert entry.retries.refusals == 0
+    assert not entry.retries.refusals.failing
 
 
 def test_too_large_asks_for_a_larger_worker(bench: Bench):

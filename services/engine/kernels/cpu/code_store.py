@@ -22,7 +22,7 @@ import structlog
 _MOST_BYTES = 256 << 20  # of all entries; one is some 2 to 50 KiB
 _MOST_AGE_S = 30 * 24 * 3600  # since an entry was written, or last read as far as the file system records that
 _CHECKSUM_BYTES = 32
-_log = structlog.get_logger()
+log = structlog.get_logger()
 
 
 class CodeStore(Protocol):
@@ -88,7 +88,7 @@ class CodeDirectory:
     def _tell(self, error: OSError) -> None:
         if not self._is_told:
             self._is_told = True
-            _log.warning("compiled kernels are not kept", directory=str(self.path), reason=str(error))
+            log.warning("compiled kernels are not kept", directory=str(self.path), reason=str(error))
 
 
 @cache
@@ -99,7 +99,7 @@ def the_code_store() -> CodeStore:
         try:
             cache_home = Path.home() / ".cache"
         except RuntimeError as error:  # there is no such user, and no HOME
-            _log.warning("compiled kernels are not kept", reason=str(error))
+            log.warning("compiled kernels are not kept", reason=str(error))
             return NoStore()
     return CodeDirectory(cache_home / "baton" / "kernels")
 

@@ -20,7 +20,7 @@ from kvtransfer.transports.base import Memory, ReadEnd, Transport, TransportErro
 from kvtransfer.transports.byte_stream import PIECE_BYTES, BlockSource, ByteRequest
 from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport, _Descriptor
-from tests.contract.kv_source import (
+from tests.kvtransfer.kv_source import (
     BLOCK_BYTES,
     CANARY,
     NUM_BLOCKS,

@@ -15,7 +15,7 @@ from services.config.option import OptionError, Refusal, options_of
 from services.engine.kernels.cpu import isa
 from services.process.configs import parse_generation_config, parse_redis_url, parse_workers
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def baton(*arguments: str) -> subprocess.CompletedProcess[str]:

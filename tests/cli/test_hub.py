@@ -13,11 +13,11 @@ import pytest
 
 from loadtest.processes import free_ports
 from services.cli import hub
+from tests.cli.hub_server import TOKEN, Hub, Repository, serving
 from tests.e2e.stack import wait_until
 from tests.gateway import tokenizer_files
-from tests.hub_server import TOKEN, Hub, Repository, serving
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FETCH = """
 import json, sys
 from services.cli import hub

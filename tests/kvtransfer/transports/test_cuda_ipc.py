@@ -11,7 +11,7 @@ import pytest
 from kvtransfer.transports.base import TransportError
 from kvtransfer.transports.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from kvtransfer.transports.one_sided import DevicePool, Here, Means, Whereabouts
-from tests.transports.test_one_sided import infiniband, other_process
+from tests.kvtransfer.transports.test_one_sided import infiniband, other_process
 
 ADDRESS = 0x7F12_3456_7800_0000
 INVALID_VALUE, INVALID_CONTEXT, ALREADY_MAPPED = 1, 201, 208

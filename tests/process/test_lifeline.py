@@ -11,7 +11,7 @@ import pytest
 
 from services.process import lifeline
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HOLD = "from services.process import lifeline; lifeline.hold(); print('held', flush=True); import time; time.sleep(60)"
 
 

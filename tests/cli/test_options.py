@@ -41,7 +41,7 @@ from services.process.configs import (
     WorkerSettings,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 UP = [*options_of(UpModelChoice), *options_of(UpConfig)]
 ALONE = [*options_of(ModelChoice), *options_of(GatewayConfig), *options_of(WorkerConfig)]
 

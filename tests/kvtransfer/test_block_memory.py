@@ -10,7 +10,7 @@ import torch
 
 from kvtransfer.block_memory import BlockMemory
 from services.engine.runner.gpu.device_blocks import _STAGING_BYTES, DeviceBlocks
-from tests.contract.kv_source import Place, make_blocks
+from tests.kvtransfer.kv_source import Place, make_blocks
 
 NUM_BLOCKS = 12
 SIZES = [1, 7, 4096, _STAGING_BYTES // 3, _STAGING_BYTES + 1]  # bytes of a block
