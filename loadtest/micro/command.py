@@ -58,6 +58,10 @@ _PARTS = {
             ("float32", 0, "1: in float32, and not in bfloat16"),
         ),
     ),
+    "pauses": _Part(
+        "how long one request can hold a gateway's event loop: the worst requests, each beside a small one",
+        (("rounds", 3, "rounds, of which the best one counts"),),
+    ),
     "prefix": _Part("admission of prompts of 1k to 128k tokens, cold and cached, beside the gateway's hashing"),
     "scheduler": _Part(
         "a decode step without the model: schedule, blocks, stop checks, frames",

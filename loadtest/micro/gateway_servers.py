@@ -28,6 +28,7 @@ class Gateway:
 
     port: int
     process: psutil.Process
+    grpc_port: int = 0  # 0: it has none
 
     def cpu_s(self) -> float:
         """CPU seconds that all threads of the process used so far."""
@@ -53,7 +54,7 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncItera
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))
         processes = [*workers, gateway]
         await until_ready([http_ok(Address(_LOOPBACK, http), "/ready")], processes, _START_S)
-        yield Gateway(http, psutil.Process(gateway.process.pid))
+        yield Gateway(http, psutil.Process(gateway.process.pid), grpc)
         for process in processes:
             process.check()
 

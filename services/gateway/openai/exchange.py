@@ -15,10 +15,6 @@ from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
 
-# How much more of a body that is too large is read and thrown away, in multiples of the limit, and for how long.
-_DISCARD_LIMITS = 4
-_DISCARD_S = 5.0
-
 STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
 
 
@@ -50,7 +46,7 @@ class Exchange:
             raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")
         announced = self._headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
-            raise await self._refuse_rest(limit)
+            raise _too_large(limit)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 body = await self._read_body(limit)
@@ -68,7 +64,7 @@ class Exchange:
             chunk, more = await self._read()
             body += chunk
             if len(body) > limit:
-                raise await self._refuse_rest(limit) if more else _too_large(limit)
+                raise _too_large(limit)
         return body
 
     async def _read(self) -> tuple[bytes, bool]:
@@ -77,21 +73,6 @@ class Exchange:
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
-
-    async def _refuse_rest(self, limit: int) -> ApiError:
-        """Discards more of the body, within limits, since a client that is cut off while it sends reads no answer."""
-        error = _too_large(limit)
-        try:
-            async with asyncio.timeout(_DISCARD_S):
-                more, discarded = True, 0
-                while more and discarded <= _DISCARD_LIMITS * limit:
-                    chunk, more = await self._read()
-                    discarded += len(chunk)
-        except TimeoutError:
-            more = True
-        if more:
-            error.headers = {"connection": "close"}
-        return error
 
     @asynccontextmanager
     async def while_connected(self, at_most_s: float) -> AsyncIterator[None]:
@@ -159,4 +140,5 @@ class Exchange:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
+    message = f"The body is larger than {limit} bytes."
+    return ApiError(413, message, code="request_too_large", headers={"connection": "close"})

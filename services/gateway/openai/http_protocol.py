@@ -1,19 +1,28 @@
-"""uvicorn's HTTP protocol, with a bound on the time that a request's head may take, and with the API's error texts.
+"""uvicorn's HTTP protocol, with bounds on the time and the size of a request's head, and with the API's error texts.
 
-Without the bound, a connection that sends nothing, or a byte now and then, stays open for ever. Beyond ASGI, an
-application can write to a stream that it has begun without waiting (`STREAM_WRITER`).
+Without the bounds, a connection that sends nothing, or a byte now and then, stays open for ever, and a header of 100 MB
+holds the event loop for seconds. A connection whose client still sends is closed so that the client can read the
+answer: TCP resets one that is closed with unread data, and the client's machine then throws the answer away.
+
+Beyond ASGI, an application can write to a stream that it has begun without waiting (`STREAM_WRITER`). Clients of
+HTTP/1.0, which know no chunks, get an answer of unknown length as plain bytes up to the connection's end.
 """
 
 import asyncio
 import weakref
+from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import ApiError, invalid
 
 HEAD_TIMEOUT_S = 20.0
+MAX_HEAD_BYTES = 64 << 10  # of a request: its path and its headers
+LINGER_S = 20.0  # for a client that still sends when it has its answer
 
 log = structlog.get_logger()
 
@@ -51,15 +60,21 @@ class GatheringTransport:
     Other methods go to the wrapped transport at once, ahead of unwritten data, which is harmless for those that uvicorn
     calls.
     lost: the connection is lost, and nothing is written any more.
+    lingering: the answer is complete and the client still sends, which nobody reads.
     """
 
-    __slots__ = ("_pending", "_transport", "_unwritten", "lost")
+    __slots__ = ("_half_read", "_pending", "_transport", "_unwritten", "lingering", "lost")
 
-    def __init__(self, transport: asyncio.Transport, pending: PendingWrites) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, pending: PendingWrites, half_read: Callable[[], bool] = lambda: False
+    ) -> None:
+        """half_read: returns True while the client still sends its request."""
         self._transport = transport
         self._pending = pending
+        self._half_read = half_read
         self._unwritten: list[bytes] = []
         self.lost = False
+        self.lingering = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -84,8 +99,17 @@ class GatheringTransport:
             self._transport.write(data)
 
     def close(self) -> None:
-        """See asyncio.BaseTransport."""
+        """See asyncio.BaseTransport. A client that still sends gets the end of the answer, and LINGER_S to read it."""
         self.flush()
+        if self.lost or self.lingering or not self._half_read():
+            self._transport.close()
+            return
+        self.lingering = True
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
+
+    def close_now(self) -> None:
+        """Closes a connection that has no answer for its client to read."""
         self._transport.close()
 
 
@@ -111,6 +135,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """A connection. The head's time runs from the connection's start, and from each further request's first byte."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _in_head = False  # the first byte of a request has come, and its head is incomplete
+    _in_body = False  # a request's head is complete, and its body is not
+    _refused = False  # what has come is no request, or one with too large a head
+    _refusal: ApiError | None = None  # the parser was stopped for this
+    _head_bytes = 0  # of the incomplete head, as far as they came in parts of their own
+    _num_begun = 0  # requests that began in one part
 
     def __init__(self, *args: Any, pending: PendingWrites, **kwargs: Any) -> None:
         """`pending`: one object for all connections. The other arguments are uvicorn's."""
@@ -119,7 +149,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         """See asyncio.Protocol."""
-        self._connection = GatheringTransport(transport, self._pending)
+        self._connection = GatheringTransport(transport, self._pending, lambda: self._in_body or self._refused)
         super().connection_made(self._connection)  # type: ignore[arg-type]  # has all that uvicorn uses of a transport
         self._wait_for_head()
 
@@ -129,29 +159,91 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol. The parser gets no more than a whole head at once."""
+        for start in range(0, len(data), MAX_HEAD_BYTES):
+            if self._refused or self._connection.lingering or self.transport.is_closing():
+                return
+            self._parse(data[start : start + MAX_HEAD_BYTES])
+
+    def _parse(self, part: bytes) -> None:
+        between_requests = not (self._in_head or self._in_body)
+        self._num_begun = 0
+        super().data_received(part)
+        if not self._in_head:
+            return
+        if self._num_begun == 0:
+            self._head_bytes += len(part)
+        else:  # after another request in the same part, the first bytes of this one are not counted
+            self._head_bytes = len(part) if between_requests and self._num_begun == 1 else 0
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_head_too_large())
+
     def on_message_begin(self) -> None:
         """Starts the timer at a request's first byte."""
         super().on_message_begin()
+        self._in_head = True
+        self._num_begun += 1
         if self._head_timer is None:
             self._wait_for_head()
 
     def on_headers_complete(self) -> None:
-        """Stops the timer: the request's head is complete."""
+        """Stops the timer: the request's head is complete. Raises ApiError, which stops the parser."""
         self._stop_waiting()
+        self._in_head, self._in_body = False, True
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
+            self._refusal = _head_too_large()
+            raise self._refusal
         super().on_headers_complete()
         self.scope["extensions"] = {STREAM_WRITER: StreamWriter(self.cycle, self._connection)}  # type: ignore[dict-item]  # our own
 
+    def on_message_complete(self) -> None:
+        """Notes that the client has sent all of its request."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)  # type: ignore[arg-type]
+
     def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are no HTTP, and closes the connection."""
-        body = invalid(msg, None).envelope()
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        """Answers bytes that are no request, and closes the connection. uvicorn calls it where its parser raises."""
+        self._refuse(self._refusal or invalid(msg, None))
+
+    def _refuse(self, error: ApiError) -> None:
+        self._refused, self._in_head = True, False
+        self._stop_waiting()
+        if self.cycle is not None and not self.cycle.response_complete:  # the answer before would have it in its middle
+            self.cycle.keep_alive = False
+            return
+        body, phrase = error.envelope(), HTTPStatus(error.status).phrase
+        head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
     def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._connection.close_now)
 
     def _stop_waiting(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _head_too_large() -> ApiError:
+    message = f"The request's path and headers are larger than {MAX_HEAD_BYTES} bytes."
+    return ApiError(431, message, code="request_header_fields_too_large")
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """Returns an application whose answer ends with the connection where it does not say its length."""
+    cycle.chunked_encoding = False  # chosen before uvicorn does
+
+    async def unchunked(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn writes what it expects
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return unchunked
