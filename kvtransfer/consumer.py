@@ -34,6 +34,7 @@ from kvtransfer.announced import AnnouncedBlocks
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Ended, EndReason, Open, Release
 from kvtransfer.open_reads import OpenReads
+from kvtransfer.progress import Progress, ProgressLimits
 from kvtransfer.transports.base import ReadEnd
 
 
@@ -43,6 +44,7 @@ class ConsumerLimits:
 
     grace_s: float = 3.0
     slow_open_s: float = 2.0
+    progress: ProgressLimits = field(default_factory=ProgressLimits)
 
 
 @dataclass(slots=True)
@@ -63,8 +65,9 @@ class _Handoff:
 class Consumer:
     """All handoffs that this worker is the destination of."""
 
-    def __init__(self, limits: ConsumerLimits | None = None) -> None:
+    def __init__(self, limits: ConsumerLimits | None = None, block_bytes: int = 1) -> None:
         self._limits = limits or ConsumerLimits()
+        self._progress = Progress(self._limits.progress, block_bytes)
         self._handoffs: dict[AttemptId, _Handoff] = {}
         self._streams: dict[WorkerId, StreamId] = {}  # producer -> live control stream
         self._actions: list[ConsumerAction] = []
@@ -81,18 +84,19 @@ class Consumer:
         return self._handoffs.keys()
 
     def avoid(self, now: float) -> set[WorkerId]:
-        """Finds producers not to be paired with us now: reads in quarantine, or an open without an answer."""
+        """Finds producers not to be paired with us now: reads in quarantine, a stall, or an open without an answer."""
         slow = {
             handoff.producer
             for handoff in self._handoffs.values()
             if not handoff.answered and now - handoff.waiting_since >= self._limits.slow_open_s
         }
-        return slow | self.reads.quarantine.producers
+        return slow | self.reads.quarantine.producers | self._progress.avoided(self.open_ids)
 
     # From the gateway.
 
     def submit(self, id: AttemptId, producer: WorkerId, deadline: float, now: float) -> None:
         """Begins a handoff; the marks have just admitted its handle."""
+        self._progress.submitted(id, producer, self.open_ids)
         handoff = self._handoffs[id] = _Handoff(producer, deadline, waiting_since=now)
         if (stream := self._streams.get(producer)) is not None:
             self._open(id, handoff, stream, now)
@@ -131,6 +135,7 @@ class Consumer:
         """Ends the handoffs with a producer that cannot be reached, dead or not. Its open reads go on."""
         for id in [id for id, handoff in self._handoffs.items() if handoff.producer == producer]:
             self._end(id, now, report=EndReason.WORKER_LOST)
+        self._progress.producer_lost(producer)
 
     def announcement(self, stream: StreamId, message: Announcement, now: float) -> None:
         """Reads the blocks of an announcement, which may repeat earlier ones with the same generations."""
@@ -172,7 +177,9 @@ class Consumer:
         """Checks the blocks of a read that ended, or fails its handoff; frees the blocks of an abandoned read."""
         read = self.reads.end(end.read_id)
         handoff = self._handoffs.get(read.id)
-        if handoff is None or end.read_id not in handoff.reads:
+        wanted = handoff is not None and end.read_id in handoff.reads
+        self._progress.read_ended(end.read_id, moved=end.generations is not None, wanted=wanted)
+        if handoff is None or not wanted:
             self._actions.append(FreeQuarantined(self.reads.quarantine.end(end.read_id)))
             return
         handoff.reads.remove(end.read_id)
@@ -187,12 +194,16 @@ class Consumer:
     # From the clock.
 
     def tick(self, now: float) -> None:
-        """Ends handoffs past their deadline, or without a stream for longer than the grace."""
+        """Ends handoffs past their deadline, without a stream for longer than the grace, or with a read that stalls."""
+        self._progress.look(now)
         for id, handoff in list(self._handoffs.items()):
             if now >= handoff.deadline:
                 self._end(id, now, report=EndReason.EXPIRED)
             elif handoff.stream is None and now - handoff.waiting_since >= self._limits.grace_s:
                 self._end(id, now, report=EndReason.WORKER_LOST)
+            elif any(map(self._progress.stands_still, handoff.reads)):
+                self._progress.stalled(handoff.producer)
+                self._end(id, now, report=EndReason.STALLED)
 
     def _open(self, id: AttemptId, handoff: _Handoff, stream: StreamId, now: float) -> None:
         handoff.stream = stream
@@ -208,6 +219,7 @@ class Consumer:
             read = self.reads.post(id, start, handoff.producer, blocks, generations, handoff.destination[start:end])
             handoff.posted = end
             handoff.reads.add(read.read_id)
+            self._progress.read_posted(read.read_id, handoff.producer, end - start)
             self._actions.append(PostRead(read))
         self._finish_if_complete(id, handoff)
 

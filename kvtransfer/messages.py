@@ -18,6 +18,7 @@ class EndReason(IntEnum):
     WORKER_LOST = 7  # the control stream stayed away longer than the grace
     STALE = 8  # a block's generation had changed by the time it was read
     READ_FAILED = 9  # the transport could not read it
+    STALLED = 10  # a read of it stood still
 
     @classmethod
     def known(cls, number: int) -> "EndReason":

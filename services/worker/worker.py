@@ -97,7 +97,8 @@ class Worker:
         generations[:] = secrets.randbits(62)
         self._source = BlockSource(self._worker_id, Memory(parts.runner.kv_memory(), generations))
         marks = HandleMarks()
-        producer, consumer = Producer(self._worker_id, marks), Consumer()
+        producer = Producer(self._worker_id, marks)
+        consumer = Consumer(block_bytes=parts.runner.layout.block_bytes)
         core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         self._index: IndexLink | None = None

@@ -7,6 +7,7 @@ import numpy as np
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
+from kvtransfer.messages import EndReason
 from kvtransfer.producer import Producer
 from kvtransfer.transports.base import ReadEnd
 from services.decode.scheduler import DecodeScheduler
@@ -33,6 +34,24 @@ class _TrustingConsumer(Consumer):
         if end.generations is not None:
             end = replace(end, generations=self.reads._reads[end.read_id].read.generations)
         super().read_ended(end, now)
+
+
+class _PatientConsumer(Consumer):
+    """Waits for a read for as long as it takes."""
+
+    def tick(self, now: float) -> None:
+        for read in self._progress._reads.values():
+            read.posted = now
+        super().tick(now)
+
+
+class _ConsumerThatThinksStalledIsOver(Consumer):
+    """Takes it that nothing lands any more of a read that stood still."""
+
+    def _end(self, id: AttemptId, now: float, *, report: EndReason | None) -> None:
+        if report is EndReason.STALLED:
+            self._handoffs[id].reads.clear()
+        super()._end(id, now, report=report)
 
 
 class _SequencesWithoutQuarantine(Sequences):
@@ -149,6 +168,8 @@ class _ChunkwiseScheduler(DecodeScheduler):
 
 
 NO_GENERATION_CHECK = Parts(consumer=_TrustingConsumer)
+NO_READ_BOUND = Parts(consumer=_PatientConsumer)
+STALLED_IS_OVER = Parts(consumer=_ConsumerThatThinksStalledIsOver)
 NO_QUARANTINE = Parts(sequences=_SequencesWithoutQuarantine)
 MARK_PER_STREAM = Parts(core=_CoreWithMarksPerStream)
 ABORT_TO_DECODE_ONLY = Parts(aborts_prefill=False)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtransfer.consumer import Consumer
+from kvtransfer.consumer import Consumer, ConsumerLimits
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.messages import EndReason
 from kvtransfer.producer import Producer
+from kvtransfer.progress import ProgressLimits
 from services.config import WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.block_pool import BlockPool
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 BLOCK_SIZE = 2
 MAX_MODEL_LEN = 14
+# The world's clock leaps, and workers look at it when they step: a look counts for as long as it was.
+LIMITS = ConsumerLimits(progress=ProgressLimits(read_s=4.0, first_read_s=4.0, longest_look_s=10.0))
 
 
 class Violation(AssertionError):
@@ -100,7 +103,7 @@ class WorkerProcess:
         pool = BlockPool(sizes.num_blocks, parts.cache(sizes.num_blocks, BLOCK_SIZE))
         engine.sequences = parts.sequences(engine.sequences.batch, pool, engine._outputs, ())
         marks = parts.marks()
-        producer, consumer = parts.producer(worker_id, marks), parts.consumer()
+        producer, consumer = parts.producer(worker_id, marks), parts.consumer(LIMITS)
         self.core = parts.core(engine, worker_id, producer, consumer, marks)
 
     def __repr__(self) -> str:

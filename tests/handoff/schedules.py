@@ -119,6 +119,44 @@ def data_lands_after_its_producer_was_lost(parts: Parts) -> None:
     settle(world)
 
 
+def a_read_stands_still(parts: Parts) -> None:
+    """A read never lands, while all streams live: its request is served by another one."""
+    world = pair(parts, Sizes(num_blocks=14))
+    client = world.ask(Ask(LONG, 4))
+    post_reads(world)
+    stuck = set(world.flights)
+    for _ in range(30):
+        world.advance(1.0)
+        deliver(world)
+        for flight in set(world.flights) - stuck:
+            while not flight.has_data:
+                world.land(flight)
+            world.end_read(flight)
+        for worker in world.workers.values():
+            world.step(worker)
+    if not client.ended:
+        raise Violation(f"{client.ask} waits for a read that stands still")
+    settle(world)
+
+
+def data_lands_after_its_read_stood_still(parts: Parts) -> None:
+    """A read stands still for too long, others are served meanwhile; then the data lands."""
+    world = pair(parts)
+    gone = world.ask(Ask(LONG, 4))
+    post_reads(world)
+    decode = world.workers["decode"]
+    world.advance(5.0)
+    world.step(decode)
+    world.leave(world.gateways[0], gone)
+    world.ask(Ask((50, 51, 52), 4, alone=True))
+    deliver(world, gateway_stream(world, "decode"))
+    world.step(decode)
+    world.step(decode)
+    land_all(world)
+    compute(world, decode)
+    settle(world)
+
+
 def submit_comes_after_its_stream(parts: Parts) -> None:
     """A stream breaks with a submit on it, which comes late on the next one, when decode has long given it up."""
     world = pair(parts)

@@ -16,6 +16,10 @@ DIRECTED = [
     pytest.param(schedules.source_is_reused_before_a_read, bugs.NO_GENERATION_CHECK, "wrong tokens", id="generations"),
     pytest.param(schedules.data_lands_after_its_request_ended, bugs.NO_QUARANTINE, "wrong tokens", id="quarantine"),
     pytest.param(schedules.data_lands_after_its_producer_was_lost, bugs.LOST_IS_DEAD, "wrong tokens", id="lost"),
+    pytest.param(schedules.a_read_stands_still, bugs.NO_READ_BOUND, "stands still", id="no read bound"),
+    pytest.param(
+        schedules.data_lands_after_its_read_stood_still, bugs.STALLED_IS_OVER, "wrong tokens", id="stalled is over"
+    ),
     pytest.param(schedules.submit_comes_after_its_stream, bugs.MARK_PER_STREAM, "still knows", id="mark, submit"),
     pytest.param(schedules.open_comes_after_a_reset, bugs.MARK_PER_STREAM, "its consumer waits", id="mark, open"),
     pytest.param(schedules.abort_comes_before_the_open, bugs.ABORT_TO_DECODE_ONLY, "still knows", id="abort"),
@@ -43,6 +47,7 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
     [
         pytest.param(bugs.NO_QUARANTINE, "open read", id="quarantine"),
         pytest.param(bugs.LOST_IS_DEAD, "open read", id="lost"),
+        pytest.param(bugs.STALLED_IS_OVER, "open read", id="stalled is over"),
         pytest.param(bugs.MARK_PER_STREAM, "still knows|no end for", id="mark"),
         pytest.param(bugs.ABORT_TO_DECODE_ONLY, "still knows|no end for", id="abort"),
         pytest.param(bugs.LASTING_PENDING_NODES, "pending nodes", id="pending nodes"),

@@ -310,3 +310,110 @@ def test_an_open_without_an_answer_is_reported(consumer: Consumer) -> None:
     assert consumer.avoid(2.0) == {PRODUCER}
     announce(consumer, 0, [])
     assert consumer.avoid(3.0) == set()
+
+
+def pass_time(consumer: Consumer, start: float, seconds: float) -> list[ConsumerAction | Posted]:
+    """The consumer looks at the clock as often as a worker does; returns what it wants meanwhile."""
+    for tick in range(1, round(seconds * 10) + 1):
+        consumer.tick(start + tick / 10)
+    return actions(consumer)
+
+
+def has_read(consumer: Consumer, seconds: float) -> float:
+    """One block has been read in so many seconds; returns the time after it."""
+    read_id = reading(consumer, [3], [8, 9])
+    consumer.tick(0.0)
+    pass_time(consumer, 0.0, seconds)
+    consumer.read_ended(read_end(read_id, [3]), seconds)
+    consumer.abort(ID, seconds)
+    actions(consumer)
+    return seconds
+
+
+def connected(block_bytes: int) -> Consumer:
+    consumer = Consumer(block_bytes=block_bytes)
+    consumer.stream_up(PRODUCER, S1, 0.0)
+    return consumer
+
+
+def test_a_read_that_stands_still_fails_its_handoff_and_its_blocks_are_quarantined() -> None:
+    """The deadline is far away, the control stream lives."""
+    consumer = connected(block_bytes=1)
+    now = has_read(consumer, 0.1)
+    read_id = reading(consumer, [3, 4], [7, 8, 9])
+    assert pass_time(consumer, now, 4.9) == []
+    report = FailHandoff(ID, EndReason.STALLED)
+    assert pass_time(consumer, now + 4.9, 0.3) == [FreeSequence(ID, (7, 8)), AbandonRead(read_id), RELEASE, report]
+    assert consumer.avoid(0.0) == {PRODUCER}
+
+
+def test_the_first_read_of_a_producer_may_take_longer() -> None:
+    consumer = connected(block_bytes=1)
+    consumer.tick(0.0)
+    reading(consumer, [3], [8, 9])
+    assert pass_time(consumer, 0.0, 14.9) == []
+    assert pass_time(consumer, 14.9, 0.3)[-1] == FailHandoff(ID, EndReason.STALLED)
+
+
+def test_a_read_may_take_four_times_what_its_bytes_took_before() -> None:
+    """10 MB took 2 s, so twice as much may take 5 s and four times 4 s."""
+    consumer = connected(block_bytes=10_000_000)
+    now = has_read(consumer, 2.0)
+    reading(consumer, [3, 4], [7, 8, 9])
+    assert pass_time(consumer, now, 20.8) == []
+    assert pass_time(consumer, now + 20.8, 0.4)[-1] == FailHandoff(ID, EndReason.STALLED)
+
+
+def test_bytes_that_are_read_beside_it_give_a_read_more_time() -> None:
+    consumer = connected(block_bytes=10_000_000)
+    now = has_read(consumer, 2.0)
+    reading(consumer, [3], [6, 7, 8, 9])
+    announce(consumer, 1, [4, 5], FIRST)
+    actions(consumer)
+    assert pass_time(consumer, now, 28.8) == []
+    assert pass_time(consumer, now + 28.8, 0.4)[-1] == FailHandoff(ID, EndReason.STALLED)
+
+
+def test_time_at_which_nobody_looked_makes_no_read_older() -> None:
+    """A stopped machine, or a step that took a minute: the end of the read may be there, unseen."""
+    consumer = connected(block_bytes=1)
+    now = has_read(consumer, 0.1)
+    reading(consumer, [3], [8, 9])
+    for leap in range(1, 4):
+        consumer.tick(now + 20.0 * leap)
+    assert actions(consumer) == []
+
+
+def test_a_producer_whose_read_stood_still_is_tried_again_by_one_handoff_and_then_avoided_for_longer() -> None:
+    consumer = connected(block_bytes=1)
+    now = has_read(consumer, 0.1)
+    stuck = reading(consumer, [3], [8, 9])
+    pass_time(consumer, now, 5.2)
+    consumer.read_ended(ReadEnd(stuck, None), now + 5.2)
+    assert consumer.avoid(0.0) == {PRODUCER}, "for a while, also where the transport ended the read"
+    now += 5.2
+    pass_time(consumer, now, 5.1)
+    assert consumer.avoid(0.0) == set()
+    now += 5.1
+    again = reading(consumer, [3], [8, 9])
+    assert consumer.avoid(0.0) == {PRODUCER}, "while the trial is under way"
+    assert pass_time(consumer, now, 5.2)[-1] == FailHandoff(ID, EndReason.STALLED)
+    now += 5.2
+    consumer.read_ended(ReadEnd(again, None), now)
+    pass_time(consumer, now, 9.5)
+    assert consumer.avoid(0.0) == {PRODUCER}, "twice as long"
+    pass_time(consumer, now + 9.5, 0.6)
+    assert consumer.avoid(0.0) == set()
+
+
+def test_a_trial_whose_blocks_come_ends_the_matter() -> None:
+    consumer = connected(block_bytes=1)
+    now = has_read(consumer, 0.1)
+    stuck = reading(consumer, [3], [8, 9])
+    pass_time(consumer, now, 5.2)
+    consumer.read_ended(read_end(stuck, [3]), now + 5.2)
+    pass_time(consumer, now + 5.2, 5.1)
+    trial = reading(consumer, [3], [8, 9])
+    consumer.read_ended(read_end(trial, [3]), now + 10.4)
+    assert consumer.open_ids == {ID}, "the last announcement is still to come"
+    assert consumer.avoid(0.0) == set()

@@ -8,6 +8,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -133,6 +134,29 @@ async def bench() -> AsyncIterator[Bench]:
             bench = Bench(fabric, gateway, producers[0], consumer, prefill, decode, relay, other)
             yield bench
             fabric.release(bench.source)
+
+
+async def test_a_read_that_stands_still_fails_its_handoff_long_before_the_deadline(bench: Bench):
+    """One-sided, with the control stream alive, and 300 s to the deadline. What lands later hits no block in use."""
+    warm = await bench.gateway.hand_off(bench.prefill, bench.decode, [1, 2, 3], 5)
+    await bench.decode.until(lambda: bench.decode.ended(warm))
+    bench.fabric.hold(bench.source)
+    handle = await bench.gateway.hand_off(bench.prefill, bench.decode, PROMPT, 5)
+    await until(bench.consumer, lambda core: core.has_open_reads)
+    start = time.monotonic()
+    await bench.decode.until(lambda: handle in bench.decode.failures, 60)
+    print(f"a read that stood still was noticed after {time.monotonic() - start:.1f} s")
+    assert bench.decode.failures[handle].end_reason is EndReason.STALLED
+    assert bench.decode.load.avoid == (bench.source,)
+    await serve_others(bench.gateway, bench.decode)
+    assert bench.decode.load.quarantined_blocks == PROMPT_BLOCKS
+    before = bench.content()
+    quarantined = await ask(bench.consumer, lambda core: sorted(core.engine.sequences.tables._quarantined))
+    bench.fabric.release(bench.source)
+    assert np.flatnonzero((bench.content() != before).any(axis=1)).tolist() == quarantined
+    await ask_others_again(bench.gateway, bench.decode)
+    await worker_baseline(bench.consumer)
+    await worker_baseline(bench.producer)
 
 
 @pytest.mark.parametrize("how", ["refused", "another life answers"])
