@@ -62,7 +62,15 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
     redis = None if config.process.redis_url is None else connect(config.process.redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
-    dispatcher = Dispatcher(config.worker_addresses, policy, config.max_waiting, _index(redis), metrics, model)
+    dispatcher = Dispatcher(
+        config.worker_addresses,
+        policy,
+        config.max_waiting,
+        _index(redis),
+        metrics,
+        model,
+        config.serving.no_worker_wait_s,
+    )
     runners = _runners(config, dispatcher, metrics)
     app = create_app(
         runners=runners,

@@ -138,6 +138,14 @@ class ServingSettings:
     request_timeout_s: Annotated[
         float, Option(flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
     ] = 600.0
+    no_worker_wait_s: Annotated[
+        float,
+        Option(
+            flag="--no-worker-wait",
+            min=0,
+            help="Seconds for which a request waits where workers are known and none is connected, before it gets 503.",
+        ),
+    ] = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,13 +113,16 @@ async def running(
     handoff: HandoffMode = HandoffMode.ALWAYS,
     max_waiting: int = 100,
     addresses: tuple[str, ...] = (),
+    no_worker_wait_s: float = 60.0,
 ) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as exits:
         for worker in workers:
             await exits.enter_async_context(serving(worker))
         counts = Counts()
         named = [worker.address for worker in workers] + list(addresses)
-        dispatcher = Dispatcher(named, Policy(handoff), max_waiting, MemoryPrefixIndex(), counts)
+        dispatcher = Dispatcher(
+            named, Policy(handoff), max_waiting, MemoryPrefixIndex(), counts, no_worker_wait_s=no_worker_wait_s
+        )
         task = asyncio.create_task(dispatcher.run())
         try:
             stack = Stack(dispatcher, counts, list(workers))

@@ -119,6 +119,7 @@ class WorkerProcess:
             transports=frozenset({"memory"}),
             block_size=BLOCK_SIZE,
             num_blocks=self.runner.num_blocks,
+            max_model_len=MAX_MODEL_LEN,
             load=Load(),
         )
 

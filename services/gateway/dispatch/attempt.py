@@ -17,6 +17,7 @@ from enum import StrEnum
 from kvtransfer.ids import WorkerId
 from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.block_hash import BlockHash
+from services.protocol.frames import Row
 from services.protocol.outcomes import FailureCode
 
 
@@ -58,10 +59,13 @@ class Attempt:
     predicted_cached: int | None  # None: another attempt of the group has the prediction, so that it counts once
     sent_at: float  # on the ledger's clock
     to_compute: int  # tokens that `plan.computes` computes until this attempt's first one, queued ones included
+    start: int  # length of the sequence that it starts from
+    suspect: bool  # see Retries
     queued_blocks: Sequence[BlockHash] = ()  # full blocks in `queued_tokens` that no earlier attempt computes
     first_token_at: float | None = None
     group: "Group | None" = None
     phase: AttemptPhase = AttemptPhase.PREFILL
+    early_rows: list[Row] = field(default_factory=list)  # decode's, which came before prefill's logprobs of the prompt
     decodes_at: WorkerId | None = None  # the decode worker, in DECODE; None: not in DECODE, or no decode worker
 
     @property

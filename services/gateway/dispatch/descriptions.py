@@ -19,7 +19,7 @@ def describe_entry(entry: LedgerEntry, now: float) -> dict[str, object]:
         "why": plan.why.value if plan else None,
         "expected_s": {"pair": plan.pair_s, "alone": plan.alone_s} if plan else None,
         "tokens_delivered": len(entry.generated),
-        "attempts": entry.retries.attempts,
+        "attempts": entry.retries.number,
         "deadline_in_s": round(entry.deadline - now, 3),
     }
 

@@ -63,8 +63,14 @@ class Dispatcher:
         index: PrefixIndex,
         observer: DispatchObserver,
         model: str = "",
+        no_worker_wait_s: float = 0.0,
     ) -> None:
-        """`model`: workers that name another model are refused; empty: no worker is."""
+        """`model`: workers that name another model are refused; empty: no worker is.
+
+        no_worker_wait_s: where workers are known and none that could run a request is connected, it waits so long.
+        """
+        self._no_worker_wait_s = no_worker_wait_s
+        self._worker_came = asyncio.Event()  # replaced each time
         self._model = model
         self._max_waiting = max_waiting
         self._observer = observer
@@ -123,9 +129,7 @@ class Dispatcher:
         timer = self._loop.call_at(entries[0].deadline, self._expire, entries)
         try:
             for first in range(0, len(entries), request.num_choices):
-                no_plan = await self._placement.place(entries[first : first + request.num_choices])
-                if no_plan is NoPlan.NO_WORKER:
-                    raise Unavailable("no worker that can run the request is connected")
+                await self._place_first(entries[first : first + request.num_choices])
             for entry in entries:
                 entry.check()
             reader.start(entries)
@@ -135,6 +139,17 @@ class Dispatcher:
             for entry in entries:
                 self._ledger.close(entry)
             reader.stop()
+
+    async def _place_first(self, entries: Sequence[LedgerEntry]) -> None:
+        """Starts the first attempt. Raises Unavailable where no worker that could run it comes in time."""
+        until = self._loop.time() + self._no_worker_wait_s
+        while await self._placement.place(entries) is NoPlan.NO_WORKER:
+            came = self._worker_came
+            try:
+                async with asyncio.timeout_at(until if self._links else 0.0):
+                    await came.wait()
+            except TimeoutError:
+                raise Unavailable("no worker that can run the request is connected") from None
 
     def _expire(self, entries: Sequence[LedgerEntry]) -> None:
         for entry in entries:
@@ -154,7 +169,7 @@ class Dispatcher:
         if hello.model and self._model and hello.model != self._model:
             raise LinkRefused("it serves another model: its configuration or tokenizer differs")
         load = Load(available_blocks=hello.num_blocks)
-        self._fleet.add(live := LiveWorker(worker, link, hello, load))
+        self._fleet.add(live := LiveWorker(worker, link, hello, load, self._loop.time()))
         for other in self._fleet.cut_off_from(live):
             has, others = ", ".join(hello.transports), ", ".join(other.hello.transports)
             reason = f"{link.address} has {has}, {other.link.address} has {others}: they cannot hand over to each other"
@@ -167,14 +182,17 @@ class Dispatcher:
         self._loop.call_later(_REUNION_S if others_missing else 0, self._wake_waiting)
 
     def _wake_waiting(self) -> None:
+        self._worker_came.set()
+        self._worker_came = asyncio.Event()
         for entry in self._ledger:
             if entry.attempt is None:
                 entry.wake()
 
     def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
         """See LinkListener."""
-        if self._fleet.get(worker) is None:
+        if (live := self._fleet.get(worker)) is None:
             return
+        live.heard_at = self._loop.time()
         if isinstance(message, BlockEvents):
             self._fleet.index.apply(worker, message)
             return
@@ -189,9 +207,10 @@ class Dispatcher:
         """See LinkListener."""
         if self._fleet.get(worker) is None:
             return
-        gone = self._fleet.remove(worker)
+        gone = self._fleet.remove(worker, self._loop.time())
         self._observer.worker_gone(gone.link.address, gone.hello.role)
         self._costs.remove_worker(worker)
+        self._ledger.pairs.remove_worker(worker)
         self.max_model_len = self._fleet.max_model_len() or self.max_model_len
         self._ledger.on_lost(worker)
 

@@ -5,22 +5,17 @@ row to the client's stream. All others go through `Ledger.on_rows`.
 """
 
 from array import array
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from kvtransfer.ids import WorkerId
 from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, TakeToken, never
 from services.gateway.dispatch.attempt import Attempt
-from services.process.backoff import Backoff
+from services.gateway.dispatch.retries import PROGRESS, Retries
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Row, TokenLogprobs
 from services.protocol.outcomes import FinishReason
-
-# After a worker's "not now", how long before it is asked again: doubled with each refusal in a row.
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 1.0
 
 
 class EntryListener(Protocol):
@@ -31,22 +26,6 @@ class EntryListener(Protocol):
 
     def on_error(self, error: Exception) -> None:
         """The entry's `take_token` raised this error."""
-
-
-@dataclass(slots=True)
-class Retries:
-    """The consequences of earlier attempts at a choice for its next one."""
-
-    attempts: int = 0  # that count against MAX_ATTEMPTS
-    lost_with: Counter[WorkerId] = field(default_factory=Counter)  # those that ended with a stream, after a first token
-    refusals: Backoff = field(default_factory=lambda: Backoff(FIRST_BACKOFF_S, LONGEST_BACKOFF_S))
-    avoid: dict[WorkerId, float] = field(default_factory=dict)  # workers that refused, and until when
-    larger_than: int = 0  # blocks of the largest worker that was too small
-
-    def still_avoided(self, now: float) -> frozenset[WorkerId]:
-        """Removes workers that may be asked again, and returns the others."""
-        self.avoid = {worker: until for worker, until in self.avoid.items() if until > now}
-        return frozenset(self.avoid)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +77,11 @@ class LedgerEntry:
     def lacks_prompt(self) -> bool:
         """True while logprobs of the prompt are wanted and incomplete; until then no token counts as delivered."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt - 1
+
+    @property
+    def has_progress(self) -> bool:
+        """True when the attempt has brought tokens enough to show that its workers can compute the choice."""
+        return self.attempt is not None and self.length >= self.attempt.start + PROGRESS
 
     def wake(self) -> None:
         """Tells the reader that there is news."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from kvtransfer.ids import WorkerId
 from services.config import WorkerRole
+from services.gateway.dispatch.isolation import NONE_UNPROVEN, Unproven
 from services.gateway.dispatch.links import WorkerLink
 from services.gateway.dispatch.router import Candidate, Plan
 from services.gateway.dispatch.workload import Workload
@@ -26,6 +27,7 @@ class LiveWorker:
     link: WorkerLink
     hello: WorkerHello
     load: Load
+    heard_at: float = 0.0  # on the loop's clock
 
     @property
     def host(self) -> str:
@@ -52,6 +54,7 @@ class Fleet:
     def __init__(self, index: PrefixIndex) -> None:
         self.index = index
         self._workers: dict[WorkerId, LiveWorker] = {}
+        self._lost_at = 0.0  # the last worker
 
     def __iter__(self) -> Iterator[LiveWorker]:
         return iter(self._workers.values())
@@ -60,8 +63,9 @@ class Fleet:
         """Adds a worker whose stream began."""
         self._workers[worker.id] = worker
 
-    def remove(self, id: WorkerId) -> LiveWorker:
+    def remove(self, id: WorkerId, now: float) -> LiveWorker:
         """Removes a worker whose stream ended."""
+        self._lost_at = now
         self.index.remove_worker(id)
         return self._workers.pop(id)
 
@@ -127,7 +131,9 @@ class Fleet:
             if worker is not None and worker.namespace in prefix.chains:
                 self.index.placed(worker.id, prefix.chains[worker.namespace])
 
-    def candidates(self, depths: Mapping[WorkerId, int], workload: Workload) -> list[Candidate]:
+    def candidates(
+        self, depths: Mapping[WorkerId, int], workload: Workload, unproven: Unproven = NONE_UNPROVEN
+    ) -> list[Candidate]:
         """The live workers as the router sees them; ignores the depths of other workers."""
         return [
             Candidate(
@@ -138,11 +144,15 @@ class Fleet:
                 transports=frozenset(worker.hello.transports),
                 block_size=worker.hello.block_size,
                 num_blocks=worker.hello.num_blocks,
+                max_model_len=worker.hello.max_model_len,
                 load=worker.load,
                 depth=depths.get(worker.id, 0),
                 queued_tokens=workload.queued_tokens.get(worker.id, 0),
                 assigned=workload.assigned.get(worker.id, 0),
                 generating=workload.generating.get(worker.id, 0),
+                outlives_others=worker.heard_at > self._lost_at,
+                unproven=unproven.attempts.get(worker.id, 0),
+                suspects=unproven.suspects.get(worker.id, 0),
             )
             for worker in self
         ]

@@ -14,14 +14,13 @@ from services.gateway.api.generation import Expired, Failed, GenerationError, Ge
 from services.gateway.dispatch.attempt import Attempt, AttemptPhase, Group, HandoffOutcome
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.entry import EntryListener, LedgerEntry
+from services.gateway.dispatch.pair_health import PairHealth
 from services.gateway.dispatch.router import Plan, uncached_tokens
 from services.gateway.dispatch.workload import Workload
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Row
 from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
-
-MAX_ATTEMPTS = 4
 
 
 class LedgerObserver(Protocol):
@@ -60,6 +59,8 @@ class Ledger:
         self._groups: dict[int, Group] = {}
         self.highest_handle = 0
         self.workload = Workload()
+        self.pairs = PairHealth()
+        self.suspects: set[LedgerEntry] = set()  # that have an attempt
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -112,9 +113,21 @@ class Ledger:
         queued = self.workload.queued_tokens[plan.computes.id]
         to_compute = max(plan.computes.load.waiting_tokens, queued) + uncached
         handle = self._allocate_handle()
-        attempt = Attempt(handle, plan, uncached, cached, self._clock(), to_compute, group=group)
+        attempt = Attempt(
+            handle=handle,
+            plan=plan,
+            queued_tokens=uncached,
+            predicted_cached=cached,
+            sent_at=self._clock(),
+            to_compute=to_compute,
+            start=entry.length,
+            suspect=entry.retries.suspect,
+            group=group,
+        )
         entry.attempt = attempt
-        entry.retries.attempts += 1
+        if attempt.suspect:
+            self.suspects.add(entry)
+        entry.retries.begin()
         if group is not None:
             group.handles.add(handle)
         self._by_handle[handle] = entry
@@ -147,7 +160,7 @@ class Ledger:
                     self._on_row(worker, entry, attempt, row)
             elif row.handle in self._groups:
                 for entry in self.find(row.handle):
-                    entry.deliver_prompt(row)
+                    self._deliver_prompt(entry, row)
 
     def on_failure(self, worker: WorkerId, failure: Failure) -> None:
         """A worker failed the attempts that a handle names."""
@@ -156,14 +169,18 @@ class Ledger:
         if failed and failure.end_reason is not None:
             self._observer.handoff_failed(failure.end_reason)
         for entry, attempt in failed:
+            pair = attempt.plan.pair
+            if pair is not None and failure.code is FailureCode.HANDOFF and failure.end_reason is not EndReason.ABORTED:
+                entry.retries.failed_pairs.add(pair)
+                self.pairs.note_failed(pair, attempt.sent_at, self._clock())
             self._fail(entry, attempt, worker, failure.code)
 
     def on_lost(self, worker: WorkerId) -> None:
         """A worker's stream broke, and all attempts of this gateway at that worker ended with it."""
         for entry in self:
             if entry.attempt is not None and entry.attempt.heeds(worker):
-                if entry.attempt.phase is not AttemptPhase.PREFILL:
-                    entry.retries.lost_with[worker] += 1
+                if not entry.has_progress:
+                    entry.retries.lose(worker, had_token=entry.attempt.phase is not AttemptPhase.PREFILL)
                 self._end_attempt(entry, HandoffOutcome.FAILED_WORKER_LOST, over_at=worker)
                 self._retry_or_close(entry, "its worker was lost")
 
@@ -174,7 +191,7 @@ class Ledger:
         allows.
         """
         for entry in self:
-            entry.retries.attempts -= entry.retries.lost_with.pop(worker, 0)
+            entry.retries.find_alive(worker)
 
     def on_deadline(self, entry: LedgerEntry) -> None:
         """The request's time is over."""
@@ -199,10 +216,13 @@ class Ledger:
         if not attempt.heeds(worker):
             return
         if row.position < entry.num_prompt:
-            entry.deliver_prompt(row)
+            self._deliver_prompt(entry, row)
             return
         if entry.lacks_prompt and worker != attempt.plan.computes.id:
-            self._fail(entry, attempt, None, FailureCode.HANDOFF)  # decode's row came before prefill's
+            attempt.early_rows.append(row)  # prefill's stream is the slower one
+            return
+        if entry.lacks_prompt and row.finish:
+            self._fail(entry, attempt, None, FailureCode.HANDOFF)  # the worker left out a part of the prompt
             return
         if attempt.phase is not AttemptPhase.DECODE:
             self._advance(worker, entry, attempt)
@@ -213,10 +233,23 @@ class Ledger:
         elif delivered:
             entry.wake()
 
+    def _deliver_prompt(self, entry: LedgerEntry, row: Row) -> None:
+        """Delivers logprobs of the prompt, and with the last of them the rows that came before them."""
+        entry.deliver_prompt(row)
+        attempt = entry.attempt
+        if attempt is None or entry.lacks_prompt:
+            return
+        early, attempt.early_rows = attempt.early_rows, []
+        for row in early:
+            if entry.attempt is attempt:
+                self._on_row(attempt.plan.generates.id, entry, attempt, row)
+
     def _advance(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt) -> None:
         before = attempt.phase
         if attempt.note_row_from(worker):
             self._observer.handoff_ended(HandoffOutcome.COMPLETED)
+            if attempt.plan.pair is not None:
+                self.pairs.note_completed(attempt.plan.pair)
         if attempt.phase is AttemptPhase.DECODE:
             self.workload.note_generating(attempt)
         self._note_times(entry, attempt, before)
@@ -278,20 +311,19 @@ class Ledger:
         if code is FailureCode.DEADLINE:
             self.close(entry, Expired("the request's deadline passed"))
         elif code is FailureCode.NOT_NOW and worker is not None:
-            retries.attempts -= 1
-            retries.avoid[worker] = self._clock() + retries.refusals.next_s()
+            retries.refuse(worker, self._clock())
             entry.wake()
         elif code is FailureCode.TOO_LARGE and worker is not None:
-            retries.attempts -= 1
+            retries.refund()
             if attempt.group is None:  # a choice alone may fit where all of them do not
-                retries.larger_than = max(retries.larger_than, attempt.candidate(worker).num_blocks)
+                retries.too_small.add(attempt.candidate(worker).size)
             entry.wake()
         else:
             self._retry_or_close(entry, f"the last one with {code.name}")
 
     def _retry_or_close(self, entry: LedgerEntry, why: str) -> None:
-        if entry.retries.attempts >= MAX_ATTEMPTS:
-            self.close(entry, Failed(f"{entry.retries.attempts} attempts failed, {why}"))
+        if (exhausted := entry.retries.exhausted) is not None:
+            self.close(entry, Failed(f"{exhausted}, {why}"))
         else:
             entry.wake()
 
@@ -306,7 +338,10 @@ class Ledger:
         """Ends the entry's attempt, and aborts it at every worker but `over_at`, where it has ended already."""
         attempt = entry.attempt
         assert attempt is not None
+        if entry.has_progress:
+            entry.retries.note_progress()
         entry.attempt = None
+        self.suspects.discard(entry)
         del self._by_handle[attempt.handle]
         self.workload.remove(attempt)
         ended, handoff_over = self._handles_ended_with(attempt)

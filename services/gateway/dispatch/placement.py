@@ -9,8 +9,10 @@ from services.gateway.api.generation import TooLarge
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet
+from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isolation, count_unproven
 from services.gateway.dispatch.ledger import Ledger, handles_needed
-from services.gateway.dispatch.router import Demand, NoPlan, Plan, Policy, make_plan
+from services.gateway.dispatch.retry_budget import RetryBudget
+from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import MAX_HANDLE
 
@@ -44,6 +46,8 @@ class Placement:
         self._observer = observer
         self._begin_again = begin_again
         self._turn = 0
+        self._isolation = Isolation()
+        self._budget = RetryBudget(ledger.now)
 
     async def place(self, entries: Sequence[LedgerEntry]) -> NoPlan | None:
         """Starts the next attempt of entries that have the same tokens. Closes them when no worker is large enough.
@@ -51,6 +55,8 @@ class Placement:
         Returns why no attempt was started; None: it was, or the entries were closed meanwhile.
         """
         entry = entries[0]
+        if not self._may_try(entry):
+            return NoPlan.NOT_NOW
         prefix = await self._fleet.look_up(entry.capsule())
         if entry.closed:
             return None
@@ -58,13 +64,18 @@ class Placement:
             self._begin_again()
         workload = self._ledger.workload
         self._fleet.deepen(prefix, workload.queued_blocks)
-        candidates = self._fleet.candidates(prefix.depths, workload)
-        plan = make_plan(candidates, self._demand(entry), self._policy, self._turn, self._costs.figures())
+        suspects = self._ledger.suspects or entry.retries.suspect
+        unproven = count_unproven(self._ledger) if suspects else NONE_UNPROVEN
+        candidates = self._fleet.candidates(prefix.depths, workload, unproven)
+        demand = self._demand(entry)
+        plan = make_plan(candidates, demand, self._policy, self._turn, self._costs.figures())
         self._turn += 1
+        if plan is NoPlan.TOO_LARGE:
+            for entry in entries:
+                self._ledger.close(entry, TooLarge("the request needs more KV memory than any worker has"))
+        if plan is NoPlan.NOT_NOW:
+            self._wait_for_isolation(entry, demand, candidates)
         if isinstance(plan, NoPlan):
-            if plan is NoPlan.TOO_LARGE:
-                for entry in entries:
-                    self._ledger.close(entry, TooLarge("the request needs more KV memory than any worker has"))
             return plan
         self._observer.planned(plan.kind, plan.why)
         most = self._fleet.most_choices(plan)
@@ -74,16 +85,40 @@ class Placement:
         self._fleet.placed(prefix, plan)
         return None
 
+    def _may_try(self, entry: LedgerEntry) -> bool:
+        """Takes a retry out of the gateway's budget; False: the entry waits for one."""
+        retries = entry.retries
+        retries.not_before = None
+        if not retries.number:
+            self._budget.note_request()
+        elif retries.attempts and (wait_s := self._budget.take()):
+            retries.not_before = self._ledger.now() + wait_s
+        return retries.not_before is None
+
     def _demand(self, entry: LedgerEntry) -> Demand:
+        now, retries = self._ledger.now(), entry.retries
         return Demand(
             num_tokens=entry.length,
             one_token=entry.length + 1 == entry.max_len,
-            larger_than=entry.retries.larger_than,
-            avoid=entry.retries.still_avoided(self._ledger.now()),
+            too_small=frozenset(retries.too_small),
+            avoid=retries.still_avoided(now),
+            avoid_pairs=self._ledger.pairs.avoided(now) | retries.failed_pairs,
+            suspect=retries.suspect,
+            kept=self._isolation.kept(now),
         )
+
+    def _wait_for_isolation(self, entry: LedgerEntry, demand: Demand, candidates: Sequence[Candidate]) -> None:
+        """Has an entry ask again soon where a suspect is in its way, or where it is one itself."""
+        now = self._ledger.now()
+        if demand.suspect:
+            self._isolation.keep_one([worker for worker in candidates if fits(worker, demand)], now)
+        if demand.suspect or demand.kept or any(worker.suspects for worker in candidates):
+            entry.retries.not_before = now + ASK_AGAIN_S
 
     def _start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash]) -> None:
         self._ledger.start(entries, plan, blocks)
+        if plan.pair is not None:
+            self._ledger.pairs.note_tried(plan.pair, self._ledger.now())
         entry = entries[0]
         assert entry.attempt is not None
         log.info(
@@ -91,7 +126,7 @@ class Placement:
             request_id=entry.request.request_id,
             handle=entry.attempt.handle,
             choices=len(entries),
-            attempt=entry.retries.attempts,
+            attempt=entry.retries.number,
             tokens=entry.length,
             predicted_cached=entry.attempt.predicted_cached,
             prefill=plan.prefill.address if plan.prefill else None,

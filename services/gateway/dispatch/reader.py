@@ -185,7 +185,7 @@ class Reader:
             if entry.attempt is None and not entry.closed:
                 self._refused.pop(entry, None)
                 if await self._place([entry]) is not None and not entry.closed:
-                    self._refused[entry] = min(entry.retries.avoid.values(), default=None)
+                    self._refused[entry] = entry.retries.again_at()
 
     async def _wait(self) -> None:
         """Waits until there is news, or until a worker that refused may be asked again."""

@@ -17,6 +17,7 @@ from enum import Enum, StrEnum
 
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
+from services.gateway.dispatch.retries import Pair
 from services.protocol.frames import Load
 
 # The weight of one running sequence against prompt tokens still to be computed. A decode step handles one token of each
@@ -42,11 +43,20 @@ class Candidate:
     transports: frozenset[str]  # ... if they have one of these in common
     block_size: int
     num_blocks: int
+    max_model_len: int
     load: Load
     depth: int = 0  # leading blocks of this prompt in its cache
     queued_tokens: int = 0  # see Workload
     assigned: int = 0  # see Workload
     generating: int = 0  # see Workload
+    outlives_others: bool = True  # it was heard of since the last worker was lost
+    unproven: int = 0  # attempts there without progress, of this gateway; counted where there is a suspect
+    suspects: int = 0  # those of them that are suspects
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The limits for one request: blocks, and tokens of a sequence."""
+        return self.num_blocks, self.max_model_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +65,11 @@ class Demand:
 
     num_tokens: int  # to be in KV before the next token
     one_token: bool = False  # the request ends with the next token
-    larger_than: int = 0  # blocks of the largest worker that was too small
+    too_small: frozenset[tuple[int, int]] = frozenset()  # sizes of workers that it was too large for
     avoid: frozenset[WorkerId] = frozenset()  # workers that refused it just now
+    avoid_pairs: frozenset[Pair] = frozenset()  # pairs whose handoffs failed
+    suspect: bool = False  # it may be what ends workers, see isolation.py
+    kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class Why(StrEnum):
     THRESHOLD = "threshold"  # the policy's own
     TRIAL = "trial"  # to learn what it costs
     SOONER = "sooner"  # less waiting, its own and others'
+    SUSPECT = "suspect"  # it may be what ends workers: it is computed apart
 
 
 class PlanKind(StrEnum):
@@ -123,6 +137,11 @@ class Plan:
     def split(self) -> bool:
         """True when the plan needs a handoff."""
         return self.prefill is not None and self.decode is not None
+
+    @property
+    def pair(self) -> Pair | None:
+        """The ids of both workers; None: there is no handoff."""
+        return (self.prefill.id, self.decode.id) if self.prefill is not None and self.decode is not None else None
 
     @property
     def kind(self) -> PlanKind:
@@ -158,7 +177,7 @@ class NoPlan(Enum):
 
     NO_WORKER = "no worker that can run it is connected"
     TOO_LARGE = "it fits no worker that is connected"
-    NOT_NOW = "every worker that could run it refused it just now"
+    NOT_NOW = "every worker that could run it refused it just now, or is kept free"
 
 
 def make_plan(
@@ -166,10 +185,12 @@ def make_plan(
 ) -> Plan | NoPlan:
     """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
     able = [worker for worker in candidates if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
-    fitting = [worker for worker in able if _fits(worker, demand)]
-    ready = [worker for worker in fitting if worker.id not in demand.avoid]
+    fitting = [worker for worker in able if fits(worker, demand)]
+    ready = [worker for worker in fitting if _is_ready(worker, demand)]
     prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)
     decodes = _by_cost((worker for worker in ready if worker.role is WorkerRole.DECODE), demand, turn)
+    if demand.suspect and decodes:
+        return Plan(None, decodes[0], Why.SUSPECT)
     if demand.one_token and prefills and (policy.handoff is not HandoffMode.NEVER or not decodes):
         return Plan(prefills[0], None, Why.ONE_TOKEN)
     if decodes:
@@ -191,10 +212,23 @@ def _may_prefill(demand: Demand, policy: Policy) -> bool:
     return demand.one_token or policy.handoff is not HandoffMode.NEVER
 
 
-def _fits(worker: Candidate, demand: Demand) -> bool:
+def _is_ready(worker: Candidate, demand: Demand) -> bool:
+    if worker.id in demand.avoid or worker.suspects:
+        return False
+    if demand.suspect:
+        return worker.role is WorkerRole.DECODE and worker.outlives_others and not worker.unproven
+    return worker.id not in demand.kept
+
+
+def fits(worker: Candidate, demand: Demand) -> bool:
+    """True when an idle worker could hold the request."""
     tokens = demand.num_tokens + (worker.role is WorkerRole.DECODE)  # decode holds the next position too
     needed = -(-tokens // worker.block_size)
-    return worker.num_blocks >= needed and worker.num_blocks > demand.larger_than
+    no_larger = any(
+        worker.num_blocks <= num_blocks and worker.max_model_len <= max_model_len
+        for num_blocks, max_model_len in demand.too_small
+    )
+    return worker.num_blocks >= needed and demand.num_tokens < worker.max_model_len and not no_larger
 
 
 def _by_cost(workers: Iterable[Candidate], demand: Demand, turn: int) -> list[Candidate]:
@@ -270,15 +304,16 @@ def _best_pair(prefills: Sequence[Candidate], decodes: Sequence[Candidate], dema
     """Both lists are cheapest first, so the first prefill that a decode worker can pair with is its best."""
     pairs = []
     for decode in decodes:
-        partner = next((prefill for prefill in prefills if _can_pair(prefill, decode)), None)
+        partner = next((prefill for prefill in prefills if _can_pair(prefill, decode, demand)), None)
         if partner is not None:
             pairs.append((_cost(partner, demand.num_tokens) + _cost(decode, demand.num_tokens), Plan(partner, decode)))
     return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
 
-def _can_pair(prefill: Candidate, decode: Candidate) -> bool:
+def _can_pair(prefill: Candidate, decode: Candidate, demand: Demand) -> bool:
     compatible = prefill.pairs_by == decode.pairs_by and not prefill.transports.isdisjoint(decode.transports)
-    return compatible and prefill.id not in decode.load.avoid
+    failing = prefill.id in decode.load.avoid or (prefill.id, decode.id) in demand.avoid_pairs
+    return compatible and not failing
 
 
 def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: Demand) -> NoPlan:

@@ -12,11 +12,12 @@ from services.gateway.api.generation import (
     Delta,
     Expired,
     Failed,
+    GenerationRequest,
     TooLarge,
     Unavailable,
 )
-from services.gateway.dispatch import dispatcher
-from services.gateway.dispatch.ledger import MAX_ATTEMPTS
+from services.gateway.dispatch import dispatcher, pair_health
+from services.gateway.dispatch.retries import MAX_ATTEMPTS
 from services.protocol.frames import Load
 from services.protocol.messages import MAX_HANDLE, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -25,6 +26,7 @@ from tests.gateway.dispatch_stack import (
     OTHER_DECODE,
     PREFILL,
     PROMPT,
+    Stack,
     decode_worker,
     eventually,
     first,
@@ -254,23 +256,71 @@ async def test_prefills_word_ends_with_decodes_first_row(how: str):
         assert decode.aborts == []
 
 
-async def test_a_failure_at_one_worker_aborts_the_other():
+@pytest.mark.parametrize("fails_first", [PREFILL, DECODE])
+async def test_a_failure_at_one_worker_aborts_the_other_and_the_pair_is_left_alone(fails_first: int):
     prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
-        for attempt in range(1, 5):
-            submit = await decode.submit(attempt)
-            assert (await prefill.submit(attempt)).handle == submit.handle
-            failing, standing = (prefill, decode) if attempt % 2 else (decode, prefill)
-            failing.fail(submit, FailureCode.HANDOFF)
-            await standing.aborted(submit.handle)
+        submit = await decode.submit()
+        assert (await prefill.submit()).handle == submit.handle
+        failing, standing = (prefill, decode) if fails_first == PREFILL else (decode, prefill)
+        failing.fail(submit, FailureCode.HANDOFF)
+        await standing.aborted(submit.handle)
+        for attempt in range(2, 5):
+            again = await decode.submit(attempt)
+            assert again.handoff is None
+            decode.fail(again, FailureCode.HANDOFF)
         with pytest.raises(Failed):
             await reading
         handles = [submit.handle for submit in decode.submits]
         assert handles == sorted(set(handles))
-        assert len(handles) == 4
-        assert stack.counts.handoffs == {"failed_handoff": 4}
+        assert len(prefill.submits) == 1
+        assert stack.counts.handoffs == {"failed_handoff": 1}
     assert stack.rows == []
+
+
+async def test_a_request_goes_by_another_pair_after_its_first_one_failed():
+    prefill, decode, other = prefill_worker(), decode_worker(), decode_worker(OTHER_DECODE)
+    tokens = continuation(PROMPT, 8)
+    async with running(prefill, decode, other) as stack, stack.dispatcher.generate(request()) as generation:
+        reading = asyncio.create_task(read_all(generation))
+        await prefill.submit()
+        failing, standing = (decode, other) if decode.submits else (other, decode)
+        failing.fail(await failing.submit(), FailureCode.HANDOFF)
+        again = await standing.submit()
+        assert again.handoff == TakeFrom(prefill.address, WorkerId(PREFILL))
+        standing.say_tokens(again, tokens, finish=LENGTH)
+        assert (await reading)[0] == tokens
+    assert stack.counts.handoffs == {"failed_handoff": 1, "completed": 1}
+
+
+async def test_a_pair_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch):
+    """Only by one request at a time, until one arrives."""
+    monkeypatch.setattr(pair_health, "_FIRST_PAUSE_S", 0.2)
+    prefill, decode = prefill_worker(), decode_worker()
+    engine = asyncio.create_task(run_everything(decode))
+    async with running(prefill, decode) as stack:
+
+        async def pairs_of(count: int) -> int:
+            before = len(prefill.submits)
+            await asyncio.gather(*(answer() for _ in range(count)))
+            return len(prefill.submits) - before
+
+        async def answer() -> list[int]:
+            async with stack.dispatcher.generate(request(max_tokens=3)) as generation:
+                return (await read_all(generation))[0]
+
+        try:
+            assert await pairs_of(3) == 3
+            failing = asyncio.create_task(answer())
+            prefill.fail(await prefill.submit(4), FailureCode.HANDOFF)
+            await failing
+            assert await pairs_of(3) == 0
+            await asyncio.sleep(0.25)
+            assert await pairs_of(3) == 1
+            assert await pairs_of(3) == 3
+        finally:
+            engine.cancel()
 
 
 async def test_a_reader_that_leaves_ends_the_request_at_both_workers():
@@ -372,9 +422,9 @@ async def test_a_prompt_that_fits_no_pool_is_refused_before_it_is_sent():
         assert stack.rows == []
 
 
-async def test_without_a_decode_worker_new_requests_are_unavailable_at_once():
+async def test_without_a_decode_worker_new_requests_are_unavailable():
     prefill = prefill_worker()
-    async with running(prefill) as stack:
+    async with running(prefill, no_worker_wait_s=0.05) as stack:
         assert not stack.dispatcher.ready()
         with pytest.raises(Unavailable):
             async with stack.dispatcher.generate(request()):
@@ -382,6 +432,33 @@ async def test_without_a_decode_worker_new_requests_are_unavailable_at_once():
         async with stack.dispatcher.generate(request(max_tokens=1)) as generation:
             prefill.say_tokens(await prefill.submit(), [5], finish=LENGTH)
             assert (await read_all(generation))[0] == [5]
+
+
+async def test_a_request_waits_for_workers_that_are_known_and_not_connected():
+    """All of them restart, for example."""
+    decode = decode_worker()
+    async with running(decode) as stack:
+        decode.refuses = "it starts"
+        decode.break_stream()
+        await stack.connected(0)
+        opening = asyncio.create_task(answer_of(stack, request()))
+        await asyncio.sleep(0.1)
+        assert not opening.done()
+        decode.refuses = ""
+        tokens = continuation(PROMPT, 8)
+        decode.say_tokens(await decode.submit(), tokens, finish=LENGTH)
+        assert await opening == tokens
+
+
+async def test_where_no_worker_is_known_a_request_is_refused_at_once():
+    async with running(no_worker_wait_s=3600) as stack, asyncio.timeout(60):
+        with pytest.raises(Unavailable):
+            await answer_of(stack, request())
+
+
+async def answer_of(stack: Stack, wanted: GenerationRequest) -> list[int]:
+    async with stack.dispatcher.generate(wanted) as generation:
+        return (await read_all(generation))[0]
 
 
 async def test_more_requests_than_allowed_are_refused_before_any_work():
@@ -453,15 +530,14 @@ async def test_when_handles_run_out_the_gateway_becomes_a_new_incarnation():
         async with stack.dispatcher.generate(request()) as generation:
             assert (await decode.submit()).handle == MAX_HANDLE
             reading = asyncio.create_task(read_all(generation))
-            with pytest.raises(Unavailable):
-                async with stack.dispatcher.generate(request()):
-                    pass
-            again = await decode.submit(2)
-            assert again.handle == 1
+            waiting = asyncio.create_task(answer_of(stack, request()))
+            for number in (2, 3):
+                again = await decode.submit(number)
+                assert again.handle == number - 1
+                decode.say_tokens(again, tokens, finish=LENGTH)
             assert decode.hellos[1].highest_handle == 0
             assert decode.hellos[1].gateway != decode.hellos[0].gateway
-            decode.say_tokens(again, tokens, finish=LENGTH)
-            assert (await reading)[0] == tokens
+            assert (await reading)[0] == await waiting == tokens
 
 
 async def test_a_request_that_lost_both_workers_waits_for_both(monkeypatch: pytest.MonkeyPatch):

@@ -85,13 +85,14 @@ async def test_choices_go_on_one_by_one_after_their_handoff_failed():
             (PROMPT, 8, ()),
             (PROMPT + tokens[:1], 7, ()),
         ]
+        assert all(one.handoff is None for one in again), "the pair is left alone"
         for one in again:
             done = len(one.capsule.token_ids) - len(PROMPT)
             decode.say_tokens(one, tokens[done:], finish=LENGTH)
         assert await reading == [tokens, tokens]
         assert 1 in prefill.aborts
         assert stack.counts.attempts == 3
-        assert stack.counts.handoffs == {"failed_handoff": 1, "completed": 2}
+        assert stack.counts.handoffs == {"failed_handoff": 1}
 
 
 async def test_a_client_that_leaves_ends_the_prompt_and_all_its_choices():
@@ -167,17 +168,33 @@ async def test_a_prompt_s_logprobs_come_before_any_token(seeds: tuple[int, ...])
             assert [score.sampled for score in delta.prompt_logprobs] == [-float(at) for at in range(len(PROMPT) - 1)]
 
 
-async def test_decode_ahead_of_the_prompt_s_logprobs_costs_an_attempt():
+async def test_decode_ahead_of_the_prompt_s_logprobs_waits_for_them():
+    """The prefill worker's stream may be the slower one by any time."""
     prefill, decode = prefill_worker(), decode_worker()
-    tokens = continuation(PROMPT, 2)
-    wanted = request(2, num_prompt_logprobs=0)
+    tokens = continuation(PROMPT, 3)
+    wanted = request(3, num_prompt_logprobs=0)
     async with running(prefill, decode) as stack, stack.dispatcher.generate(wanted) as generation:
         reading = asyncio.create_task(read_all(generation))
-        decode.say_tokens(await decode.submit(), tokens, finish=LENGTH)
-        again = await prefill.submit(2)
-        assert again.capsule.sampling.num_prompt_logprobs == 0
-        prefill.say(scores_frame(again.handle, PROMPT))
-        prefill.say_tokens(again, tokens[:1])
-        await eventually(lambda: stack.rows[0]["tokens_delivered"] == 1)
-        decode.say_tokens(await decode.submit(2), tokens, finish=LENGTH)
+        at_decode, at_prefill = await decode.submit(), await prefill.submit()
+        decode.say_tokens(at_decode, tokens[:2])
+        decode.say_tokens(at_decode, tokens[2:], after=2, finish=LENGTH)
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        prefill.say(scores_frame(at_prefill.handle, PROMPT))
+        prefill.say_tokens(at_prefill, tokens[:1])
         assert (await reading)[0] == tokens
+        assert stack.counts.attempts == 1
+        assert stack.counts.handoffs == {"completed": 1}
+
+
+async def test_an_answer_that_ends_before_its_prompt_s_logprobs_came_begins_anew():
+    decode = decode_worker()
+    tokens = continuation(PROMPT, 2)
+    async with running(decode) as stack, stack.dispatcher.generate(request(2, num_prompt_logprobs=0)) as generation:
+        reading = asyncio.create_task(read_all(generation))
+        decode.say_tokens(await decode.submit(), tokens, finish=LENGTH)
+        again = await decode.submit(2)
+        decode.say(scores_frame(again.handle, PROMPT))
+        decode.say_tokens(again, tokens, finish=LENGTH)
+        assert (await reading)[0] == tokens
+        assert stack.counts.attempts == 2

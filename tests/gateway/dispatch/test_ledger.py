@@ -15,7 +15,8 @@ from services.config import WorkerRole
 from services.gateway.api.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.entry import LedgerEntry
-from services.gateway.dispatch.ledger import MAX_ATTEMPTS, Ledger
+from services.gateway.dispatch.ledger import Ledger
+from services.gateway.dispatch.retries import MAX_ATTEMPTS, MAX_DEATHS
 from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Load, Row, TokenLogprobs
@@ -37,6 +38,7 @@ def candidate(id: int, role: WorkerRole, num_blocks: int = 100) -> Candidate:
         transports=frozenset({"nixl"}),
         block_size=16,
         num_blocks=num_blocks,
+        max_model_len=1000,
         load=Load(),
     )
 
@@ -267,14 +269,57 @@ def test_attempts_that_got_on_until_a_living_worker_s_stream_broke_do_not_count(
     assert len(taken(entry)) == 3 * MAX_ATTEMPTS
 
 
-@pytest.mark.parametrize(("token", "returns"), [(False, D), (True, P)])
+@pytest.mark.parametrize(("token", "returns", "most"), [(False, D, MAX_ATTEMPTS), (True, P, MAX_DEATHS)])
 def test_attempts_that_may_be_why_a_stream_broke_or_that_a_worker_died_with_are_bounded(
-    bench: Bench, token: bool, returns: Candidate
+    bench: Bench, token: bool, returns: Candidate, most: int
 ):
     entry = bench.open(max_tokens=100)
-    for _ in range(MAX_ATTEMPTS):
+    for _ in range(most):
         lose_stream(bench, entry, token, returns)
     assert isinstance(entry.error(), Failed)
+
+
+def test_a_choice_that_gets_on_in_each_attempt_outlives_any_number_of_workers(bench: Bench):
+    entry = bench.open(max_tokens=100)
+    for _ in range(3 * MAX_ATTEMPTS):
+        bench.ledger.start([entry], DECODE_ALONE)
+        for _ in range(2):
+            bench.say(D, bench.ledger.highest_handle, entry.length, [50])
+        bench.ledger.on_lost(D.id)
+    assert entry.error() is None
+    assert len(taken(entry)) == 6 * MAX_ATTEMPTS
+
+
+def test_a_token_by_computing_the_prompt_is_no_progress(bench: Bench):
+    """A choice whose decoding ends workers gains that token in each attempt."""
+    entry = bench.open(max_tokens=100)
+    for _ in range(MAX_DEATHS):
+        assert entry.error() is None
+        bench.ledger.start([entry], DECODE_ALONE)
+        bench.say(D, bench.ledger.highest_handle, entry.length, [50])
+        bench.ledger.on_lost(D.id)
+    assert isinstance(entry.error(), Failed)
+    assert "3 workers in a row ended" in str(entry.error())
+
+
+def test_a_handoff_that_fails_counts_against_its_pair_until_one_arrives(bench: Bench):
+    first, pair = bench.started(), (P.id, D.id)
+    bench.ledger.on_failure(D.id, Failure(1, FailureCode.HANDOFF, "", EndReason.WORKER_LOST))
+    assert bench.ledger.pairs.avoided(bench.now) == {pair}
+    assert first.retries.failed_pairs == {pair}
+    bench.now += 2
+    assert not bench.ledger.pairs.avoided(bench.now)
+    bench.started()
+    bench.say(D, 2, 3, [50])
+    bench.started()
+    bench.ledger.on_failure(D.id, Failure(3, FailureCode.HANDOFF, "", EndReason.STALE))
+    assert not bench.ledger.pairs.avoided(bench.now + 1.1), "the first failure in a row"
+
+
+def test_a_handoff_that_the_gateway_aborted_says_nothing_of_its_pair(bench: Bench):
+    bench.started()
+    bench.ledger.on_failure(D.id, Failure(1, FailureCode.HANDOFF, "", EndReason.ABORTED))
+    assert not bench.ledger.pairs.avoided(bench.now)
 
 
 def test_what_was_delivered_before_an_error_can_still_be_taken(bench: Bench):
@@ -306,7 +351,7 @@ def test_not_now_costs_no_attempt_and_is_left_alone_longer_each_time(bench: Benc
 def test_too_large_asks_for_a_larger_worker(bench: Bench):
     entry = bench.started()
     bench.fail(D, 1, FailureCode.TOO_LARGE)
-    assert entry.retries.larger_than == D.num_blocks
+    assert entry.retries.too_small == {D.size}
     assert entry.retries.attempts == 0
     assert entry.error() is None
     bench.ledger.close(entry, TooLarge("no worker is"))

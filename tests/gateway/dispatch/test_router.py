@@ -37,6 +37,7 @@ def worker(id: int, role: WorkerRole, load: Load = IDLE, **changes: Any) -> Cand
         transports=frozenset({"nixl", "grpc"}),
         block_size=16,
         num_blocks=1000,
+        max_model_len=100_000,
         load=load,
     )
     return replace(plain, **changes)
@@ -231,8 +232,45 @@ def test_a_prefill_pool_that_is_too_small_leaves_the_prompt_to_decode():
 
 
 def test_after_too_large_only_a_larger_worker_will_do():
-    assert plan(decode(2, num_blocks=50), larger_than=50) is NoPlan.TOO_LARGE
-    assert ids(plan(decode(2, num_blocks=50), decode(4, num_blocks=51), larger_than=50)) == (None, 4)
+    too_small = frozenset({(50, 100_000)})
+    assert plan(decode(2, num_blocks=50), too_small=too_small) is NoPlan.TOO_LARGE
+    assert ids(plan(decode(2, num_blocks=50), decode(4, num_blocks=51), too_small=too_small)) == (None, 4)
+
+
+def test_a_pool_of_the_same_size_takes_longer_sequences_where_its_limit_is_higher():
+    too_small = frozenset({(50, 300)})
+    assert plan(decode(2, num_blocks=50, max_model_len=300), too_small=too_small) is NoPlan.TOO_LARGE
+    assert ids(plan(decode(2, num_blocks=50, max_model_len=301), too_small=too_small)) == (None, 2)
+
+
+def test_a_prompt_is_sent_to_no_worker_whose_sequences_are_shorter():
+    assert plan(decode(2, max_model_len=200)) is NoPlan.TOO_LARGE
+    assert ids(plan(decode(2, max_model_len=201))) == (None, 2)
+
+
+def test_a_pair_that_failed_is_not_made():
+    workers = prefill(1), prefill(3), decode(2)
+    failed = (WorkerId(1), WorkerId(2)), (WorkerId(3), WorkerId(2))
+    assert ids(plan(*workers, avoid_pairs=frozenset(failed[:1]))) == (3, 2)
+    assert ids(plan(*workers, avoid_pairs=frozenset(failed))) == (None, 2)
+
+
+def test_a_suspect_is_computed_where_nothing_else_is_unproven():
+    workers = prefill(1), decode(2, unproven=1), decode(4)
+    assert ids(plan(*workers, suspect=True)) == (None, 4)
+    assert plan(*workers[:2], suspect=True) is NoPlan.NOT_NOW
+
+
+def test_a_suspect_is_sent_to_no_worker_that_may_be_dead_already():
+    assert plan(decode(2, outlives_others=False), suspect=True) is NoPlan.NOT_NOW
+    assert ids(plan(decode(2, outlives_others=False), decode(4), suspect=True)) == (None, 4)
+
+
+def test_nothing_joins_a_suspect_or_goes_where_one_waits_to_be():
+    assert ids(plan(decode(2, suspects=1), decode(4))) == (None, 4)
+    assert plan(decode(2, suspects=1)) is NoPlan.NOT_NOW
+    assert plan(decode(2), kept=frozenset({WorkerId(2)})) is NoPlan.NOT_NOW
+    assert ids(plan(decode(2), kept=frozenset({WorkerId(2)}), suspect=True)) == (None, 2)
 
 
 def test_a_worker_that_refused_just_now_is_left_alone():
