@@ -11,6 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from kvtransfer.messages import EndReason
 from services.gateway.metrics import GatewayMetrics
+from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
 from services.protocol.outcomes import FailureCode
 
@@ -112,6 +113,7 @@ def registered_metrics() -> set[Described]:
     metrics, watch = GatewayMetrics(registry), GcWatch()
     watch.close()
     metrics.show_collections(watch)
+    metrics.show_malformed_entries(MalformedEntries())
     found = set()
     for collector in registry._collector_to_names:
         for family in collector.collect():

@@ -23,6 +23,7 @@ from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
+from services.prefix_index.malformed import MalformedEntries
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
@@ -59,6 +60,8 @@ def run(config: GatewayConfig) -> int:
 async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.show_collections(gc_watch)
+    malformed = MalformedEntries()
+    metrics.show_malformed_entries(malformed)
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
     redis = None if config.process.redis_url is None else connect(config.process.redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
@@ -66,7 +69,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
         config.worker_addresses,
         policy,
         config.max_waiting,
-        _index(redis),
+        _index(redis, malformed),
         metrics,
         model,
         config.serving.no_worker_wait_s,
@@ -93,7 +96,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
         async with asyncio.TaskGroup() as group:
             background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]
             if redis is not None:
-                following = follow_registry(Registry(redis), model, dispatcher.set_addresses)
+                following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))
             await serve(app, listener, on_stopping=lambda: group.create_task(grpc_server.stop()))
             await grpc_server.stop()
@@ -103,10 +106,10 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
         await redis.aclose()
 
 
-def _index(redis: Client | None) -> PrefixIndex:
+def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:
     if redis is None:
         return MemoryPrefixIndex()
-    return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic))
+    return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic), malformed)
 
 
 def _runners(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Runners:

@@ -14,6 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 from kvtransfer.messages import EndReason
 from services.config import WorkerRole
+from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
@@ -69,6 +70,11 @@ class GatewayMetrics:
             "baton_gateway_gc_pause_microseconds", "How long they stopped it, in all.", registry=self.registry
         )
         pauses.set_function(lambda: watch.pause_s * 1e6)
+
+    def show_malformed_entries(self, malformed: MalformedEntries) -> None:
+        """Adds the metric of entries in Redis that the gateway skipped."""
+        about = "Entries in Redis that no worker writes, and that were skipped."
+        Gauge("baton_index_malformed_entries", about, registry=self.registry).set_function(lambda: malformed.count)
 
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""

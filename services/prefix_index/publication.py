@@ -18,6 +18,8 @@ def pack_id(worker_id: WorkerId, epoch: int) -> bytes:
 
 
 def unpack_id(id: bytes) -> tuple[WorkerId, int]:
-    """WorkerId and epoch."""
+    """WorkerId and epoch. Raises ValueError for bytes of another length."""
+    if len(id) != ID_BYTES:
+        raise ValueError(f"an id of {len(id)} bytes, not {ID_BYTES}")
     worker_id, epoch = _ID.unpack(id)
     return WorkerId(worker_id), epoch

@@ -17,7 +17,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from services.protocol.block_hash import BlockHash
 
@@ -95,6 +95,11 @@ class Script:
         for keys, arguments in calls:
             pipeline.evalsha(self._call.sha, len(keys), *keys, *arguments)
         return await pipeline.execute(raise_on_error=False)
+
+
+def is_of_another_type(error: BaseException) -> bool:
+    """True when the server answered, and a key's value is not of the type that Baton writes there."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
 
 
 def tree_key(first: BlockHash) -> str:

@@ -1,16 +1,17 @@
 """The index in Redis, as a gateway reads it. Workers fill it (publisher.py)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
 
 from kvtransfer.ids import WorkerId
 from services.prefix_index.breaker import CircuitBreaker
+from services.prefix_index.malformed import MalformedEntries
 from services.prefix_index.publication import unpack_id
 from services.prefix_index.recent import RecentPrefixes
-from services.prefix_index.redis_client import UNREACHABLE, Client, ScriptCall, tree_key
+from services.prefix_index.redis_client import UNREACHABLE, Client, ScriptCall, is_of_another_type, tree_key
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import BlockEvents
 
@@ -20,12 +21,13 @@ log = structlog.get_logger()
 class RedisPrefixIndex:
     """A `PrefixIndex`. Where Redis does not answer in time, it says what this gateway sent where.
 
-    After a failure Redis is left alone for a while.
+    After a failure Redis is left alone for a while. Entries that no worker writes are skipped.
     """
 
     wants_block_events = False
 
-    def __init__(self, client: Client, breaker: CircuitBreaker) -> None:
+    def __init__(self, client: Client, breaker: CircuitBreaker, malformed: MalformedEntries | None = None) -> None:
+        self.malformed = malformed or MalformedEntries()
         self._lookup = client.script("lookup")
         self._breaker = breaker
         self._recent = RecentPrefixes()
@@ -50,9 +52,14 @@ class RedisPrefixIndex:
         began = self._breaker.let_through()
         if began is None:
             return self._recent.depths(chain)
+        tree = tree_key(chain[0])
         try:
-            answer = await self._answer(([tree_key(chain[0])], [b"".join(chain)]))
+            answer = await self._answer(([tree], [b"".join(chain)]))
         except UNREACHABLE as error:
+            if is_of_another_type(error):
+                self.malformed.skipped("tree", tree, str(error))
+                self._breaker.succeeded()
+                return {}
             if not self._breaker.broken:
                 log.warning("prefix index not reachable; routing by load and recent prompts", reason=str(error))
             self._breaker.failed(began)
@@ -60,8 +67,17 @@ class RedisPrefixIndex:
         if self._breaker.broken:
             log.info("prefix index reachable again")
         self._breaker.succeeded()
-        rows = sorted((*unpack_id(id), depth) for id, depth in zip(answer[::2], answer[1::2], strict=True))
-        return {worker: depth for worker, _, depth in rows}
+        return self._by_worker(zip(answer[::2], answer[1::2], strict=True))
+
+    def _by_worker(self, depths: Iterable[tuple[bytes, int]]) -> dict[WorkerId, int]:
+        """Returns the depth of each worker's newest publication, of the depths by publication."""
+        rows = []
+        for id, depth in depths:
+            try:
+                rows.append((*unpack_id(id), depth))
+            except ValueError as error:
+                self.malformed.skipped("holder of a block", id, str(error))
+        return {worker: depth for worker, _, depth in sorted(rows)}
 
     async def _answer(self, call: ScriptCall) -> Any:
         """The server's, in one round trip with all that is asked for in the same turn of the loop."""

@@ -14,13 +14,25 @@ import orjson
 import structlog
 
 from kvtransfer.ids import WorkerId
-from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, TREES, Client
+from services.prefix_index.malformed import MalformedEntries
+from services.prefix_index.publication import unpack_id
+from services.prefix_index.redis_client import (
+    DEAD,
+    LEASES,
+    RECORDS,
+    SWEEPER,
+    TREES,
+    UNREACHABLE,
+    Client,
+    is_of_another_type,
+)
 
 LEASE_S = 10.0
 RENEW_EVERY_S = 2.0
 _SWEEP_LOCK_S = 60  # renewed on the way
 _SCAN_PAGE = 100  # trees
 _SWEEP_PAUSE_S = 0.001  # after each tree
+_NUMBERS = ("worker_id", "block_size", "num_blocks")  # fields of a record; all others are strings
 
 log = structlog.get_logger()
 
@@ -48,14 +60,18 @@ class WorkerRecord:
         """A record, whatever further fields a newer version wrote. Raises ValueError, TypeError or KeyError."""
         values = orjson.loads(raw)
         values["worker_id"] = WorkerId(int(values["incarnation"], 16))
+        for field in fields(cls):
+            if not isinstance(values[field.name], int if field.name in _NUMBERS else str):
+                raise TypeError(f"{field.name} is {values[field.name]!r}")
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
 class Registry:
     """The registry's calls. Each raises one of redis_client.UNREACHABLE when there is no Redis to answer."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, malformed: MalformedEntries | None = None) -> None:
         self._client = client
+        self.malformed = malformed or MalformedEntries()
         self._unreadable: set[bytes] = set()  # of which that was said
         self._register = client.script("register")
         self._leave = client.script("leave")
@@ -85,13 +101,11 @@ class Registry:
         dead = cast("set[bytes]", await within_limit(redis.smembers(DEAD)))  # this client decodes nothing
         if not dead or not await within_limit(redis.set(SWEEPER, "", nx=True, ex=_SWEEP_LOCK_S)):
             return 0
-        packed = b"".join(bytes.fromhex(id.decode()) for id in dead)
+        packed = b"".join(filter(None, map(self._packed, dead)))
         trees = aiter(redis.scan_iter(match=TREES, count=_SCAN_PAGE))
         swept = 0
         while (tree := await within_limit(anext(trees, None))) is not None:
-            cursor = b"0"
-            while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
-                pass
+            await self._sweep_tree(tree, packed)
             swept += 1
             if swept % _SCAN_PAGE == 0:
                 await within_limit(redis.expire(SWEEPER, _SWEEP_LOCK_S))
@@ -100,6 +114,25 @@ class Registry:
         await within_limit(redis.delete(SWEEPER))
         log.info("swept the prefix index", dead=len(dead), trees=swept)
         return len(dead)
+
+    async def _sweep_tree(self, tree: str, packed: bytes) -> None:
+        cursor = b"0"
+        try:
+            while (cursor := await self._sweep([tree], [cursor, packed])) != b"0":
+                pass
+        except UNREACHABLE as error:
+            if not is_of_another_type(error):
+                raise
+            self.malformed.skipped("tree", tree, str(error))
+
+    def _packed(self, dead: bytes) -> bytes | None:
+        """The id of a publication of which Redis has the hex; None for what is none, which the sweep ends too."""
+        try:
+            unpack_id(id := bytes.fromhex(dead.decode()))
+        except ValueError as error:
+            self.malformed.skipped("dead publication", dead, str(error))
+            return None
+        return id
 
     def _parse(self, raw: bytes) -> WorkerRecord | None:
         """A record, whatever further fields a newer version wrote."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -411,3 +412,30 @@ async def test_evictions_that_were_published_do_not_count_as_waiting(client: Cli
         for _ in range(2):
             await publisher._publish_next()
     assert publisher.retired == ()
+
+
+async def test_a_holder_of_a_wrong_length_is_skipped_and_counted(server: RedisServer, client: Client):
+    """Whoever else holds the block is still found; that is said once."""
+    chain, index, publisher = chain_of(3), index_on(client), IndexPublisher(client, ALICE)
+    publisher.change(chain[0], chain, [])
+    await publisher.flush()
+    server.admin.hset(tree_key(chain[0]), chain[0], publisher.id + b"short")
+    with structlog.testing.capture_logs() as logs:
+        assert await index.depths(chain) == {ALICE: 3}
+        assert await index.depths(chain) == {ALICE: 3}
+    assert index.malformed.count == 2
+    assert len(logs) == 1
+
+
+async def test_a_tree_of_another_type_costs_its_own_hits_alone(server: RedisServer, client: Client):
+    """Redis answers: it is asked on for all other prompts, alone and together."""
+    chain, other, publisher = chain_of(3), chain_of(3, seed=50), IndexPublisher(client, ALICE)
+    index = index_on(client)
+    publisher.change(other[0], other, [])
+    await publisher.flush()
+    server.admin.set(tree_key(chain[0]), "no tree")
+    assert await index.depths(chain) == {}
+    assert await index.depths(other) == {ALICE: 3}
+    both = await asyncio.gather(index.depths(chain), index.depths(other))
+    assert list(both) == [{}, {ALICE: 3}]
+    assert index.malformed.count == 2

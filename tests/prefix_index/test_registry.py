@@ -4,6 +4,7 @@ import asyncio
 
 import orjson
 import pytest
+import structlog
 
 from kvtransfer.ids import WorkerId
 from services.prefix_index import registry as registry_module
@@ -113,3 +114,33 @@ async def test_no_server_is_an_error_after_a_bounded_wait(server: RedisServer):
     with pytest.raises(UNREACHABLE):
         await Registry(hasty).workers()
     await hasty.aclose()
+
+
+async def test_a_dead_publication_s_name_that_is_none_is_skipped_and_counted(server: RedisServer, client: Client):
+    """It ends no sweep, is said once, and is not there for the next sweep."""
+    registry, chain = Registry(client), chain_of(10)
+    alice = IndexPublisher(client, ALICE)
+    alice.change(chain[0], chain, [])
+    await alice.flush()
+    await begin(registry, alice.id, ALICE)
+    await registry.leave([alice.id])
+    server.admin.sadd(DEAD, b"no hex", b"\xff\xfe", b"abcd", alice.id.hex() + "00")
+    server.admin.set("baton:index:{0123456789abcdef}", "no tree")
+    with structlog.testing.capture_logs() as logs:
+        assert await registry.sweep() == 5
+    assert await index_on(client).depths(chain) == {}
+    assert server.admin.smembers(DEAD) == set()
+    assert registry.malformed.count == 5
+    assert len([line for line in logs if line["log_level"] == "warning"]) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"num_blocks": "1000"}, {"address": None}, {"role": 7}, {"block_size": 1.5}])
+async def test_a_record_with_a_field_of_another_type_is_left_out(
+    server: RedisServer, client: Client, wrong: dict[str, object]
+):
+    registry = Registry(client)
+    await begin(registry, pack_id(ALICE, 0), ALICE)
+    await begin(registry, pack_id(BOB, 0), BOB)
+    damaged = orjson.loads(record_of(BOB).to_json()) | wrong
+    server.admin.hset(RECORDS, pack_id(BOB, 0).hex(), orjson.dumps(damaged))
+    assert await registry.workers() == [record_of(ALICE)]
