@@ -40,10 +40,9 @@ from kvtransfer.transports.base import ReadEnd
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLimits:
-    """grace_s: how long a handoff outlives its stream. slow_open_s: when an open without an answer is reported."""
+    """grace_s: how long a handoff outlives its stream."""
 
     grace_s: float = 3.0
-    slow_open_s: float = 2.0
     progress: ProgressLimits = field(default_factory=ProgressLimits)
 
 
@@ -51,9 +50,8 @@ class ConsumerLimits:
 class _Handoff:
     producer: WorkerId
     deadline: float
-    waiting_since: float  # for a stream, or for the answer to an open
+    waiting_since: float  # for a stream
     stream: StreamId | None = None
-    answered: bool = False
     announced: AnnouncedBlocks = field(default_factory=AnnouncedBlocks)
     destination: list[int] | None = None  # blocks that our engine reserved
     arrived: int = 0
@@ -83,14 +81,9 @@ class Consumer:
         """Handoffs under way, a live view. Without any, abandoned reads may still be open."""
         return self._handoffs.keys()
 
-    def avoid(self, now: float) -> set[WorkerId]:
-        """Finds producers not to be paired with us now: reads in quarantine, a stall, or an open without an answer."""
-        slow = {
-            handoff.producer
-            for handoff in self._handoffs.values()
-            if not handoff.answered and now - handoff.waiting_since >= self._limits.slow_open_s
-        }
-        return slow | self.reads.quarantine.producers | self._progress.avoided(self.open_ids)
+    def avoid(self) -> set[WorkerId]:
+        """Finds producers not to be paired with us now: reads in quarantine, a stall, or silence."""
+        return self.reads.quarantine.producers | self._progress.avoided(self.open_ids)
 
     # From the gateway.
 
@@ -99,7 +92,7 @@ class Consumer:
         self._progress.submitted(id, producer, self.open_ids)
         handoff = self._handoffs[id] = _Handoff(producer, deadline, waiting_since=now)
         if (stream := self._streams.get(producer)) is not None:
-            self._open(id, handoff, stream, now)
+            self._open(id, handoff, stream)
 
     def abort(self, id: AttemptId, now: float) -> None:
         """Ends a handoff whose gateway needs no word of it: it aborted the attempt, or our engine failed the request.
@@ -115,17 +108,31 @@ class Consumer:
 
     # From the producer.
 
-    def stream_up(self, producer: WorkerId, stream: StreamId, now: float) -> None:
-        """Opens all handoffs with a producer, for the first time or again, on a control stream that came up."""
+    def stream_up(self, producer: WorkerId, stream: StreamId, *, pulses: bool = False) -> None:
+        """Opens all handoffs with a producer, for the first time or again, on a control stream that came up.
+
+        pulses: that the producer sends them; else its silence says nothing.
+        """
         self._streams[producer] = stream
+        if pulses:
+            self._progress.heard(producer)
+        else:
+            self._progress.unheard(producer)
         for id, handoff in self._handoffs.items():
             if handoff.producer == producer:
-                self._open(id, handoff, stream, now)
+                self._open(id, handoff, stream)
+
+    def pulse(self, stream: StreamId) -> None:
+        """Notes that the producer at the other end of a control stream serves it."""
+        for producer, live in self._streams.items():
+            if live == stream:
+                self._progress.heard(producer)
 
     def stream_lost(self, producer: WorkerId, stream: StreamId, now: float) -> None:
         """Has the handoffs of a control stream that broke wait for another one, for the grace."""
         if self._streams.get(producer) == stream:
             del self._streams[producer]
+            self._progress.unheard(producer)
         for handoff in self._handoffs.values():
             if handoff.stream == stream:
                 handoff.stream = None
@@ -147,7 +154,6 @@ class Consumer:
         if not handoff.announced.add(message):
             self._end(message.id, now, report=EndReason.STALE)
             return
-        handoff.answered = True
         if is_first and len(handoff.announced):
             self._actions.append(Enqueue(message.id))
         if handoff.destination is not None:
@@ -194,20 +200,25 @@ class Consumer:
     # From the clock.
 
     def tick(self, now: float) -> None:
-        """Ends handoffs past their deadline, without a stream for longer than the grace, or with a read that stalls."""
+        """Ends handoffs past their deadline, without a stream for longer than the grace, or that stall."""
         self._progress.look(now)
         for id, handoff in list(self._handoffs.items()):
             if now >= handoff.deadline:
                 self._end(id, now, report=EndReason.EXPIRED)
             elif handoff.stream is None and now - handoff.waiting_since >= self._limits.grace_s:
+                self._progress.stalled(handoff.producer)
                 self._end(id, now, report=EndReason.WORKER_LOST)
-            elif any(map(self._progress.stands_still, handoff.reads)):
+            elif self._is_stalled(handoff):
                 self._progress.stalled(handoff.producer)
                 self._end(id, now, report=EndReason.STALLED)
 
-    def _open(self, id: AttemptId, handoff: _Handoff, stream: StreamId, now: float) -> None:
+    def _is_stalled(self, handoff: _Handoff) -> bool:
+        if not handoff.announced.first_tokens and self._progress.is_stalled(handoff.producer):
+            return True
+        return any(map(self._progress.stands_still, handoff.reads))
+
+    def _open(self, id: AttemptId, handoff: _Handoff, stream: StreamId) -> None:
         handoff.stream = stream
-        handoff.waiting_since = now
         self._actions.append(SendToProducer(stream, Open(id, handoff.producer)))
 
     def _go_on(self, id: AttemptId, handoff: _Handoff) -> None:

@@ -18,7 +18,7 @@ class EndReason(IntEnum):
     WORKER_LOST = 7  # the control stream stayed away longer than the grace
     STALE = 8  # a block's generation had changed by the time it was read
     READ_FAILED = 9  # the transport could not read it
-    STALLED = 10  # a read of it stood still
+    STALLED = 10  # a read of it stood still, or the producer fell silent
 
     @classmethod
     def known(cls, number: int) -> "EndReason":
@@ -80,5 +80,10 @@ class Ended:
     reason: EndReason
 
 
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Producer to consumer: my control streams are served, however long my engine's step takes."""
+
+
 ToProducer = Open | Release
-ToConsumer = Announcement | Ended
+ToConsumer = Announcement | Ended | Pulse

@@ -1,4 +1,4 @@
-"""Progress of reads, as a consumer sees it: how fast producers are read, which reads stand still, whom to avoid.
+"""Progress of handoffs, as a consumer sees it: which reads stand still, which producers are silent, whom to avoid.
 
 Time is that of a clock which goes only while this worker looks at it. A machine that was stopped for a minute, or a
 step that took one, does not make a read older by a minute, of which nobody has had the time to see the end.
@@ -7,6 +7,11 @@ A read stands still when it has been open for longer than four times what its by
 beside it, take at the rate of earlier reads from its producer, and some seconds more. Its producer is then avoided,
 first for 5 s and twice as long after each further stall. When that time is over one handoff is the trial: until it
 ends, no other is asked for. A read that was posted after the stall and moves its blocks ends the matter.
+
+What a producer announces waits for its engine, whose steps may take long, and for others' prompts before this one. So
+the bound of an announcement is not one of time: a producer gets on as long as it is heard, be it by a pulse. It watches
+its engine itself, and ends when that hangs. One that is not heard for 3 s is avoided until it is heard again, and one
+that is not heard for 10 s is stalled.
 """
 
 from collections.abc import Container
@@ -28,9 +33,12 @@ class ProgressLimits:
     least_bytes: int = 1 << 20  # the time of smaller reads is latency, and says nothing of the rate
     avoid_s: float = 5.0  # after the first stall
     max_avoid_s: float = 60.0
+    silent_s: float = 3.0  # a producer that is not heard for so long is avoided
+    stalled_s: float = 10.0  # a producer that is not heard for so long is stalled
     longest_look_s: float = 1.0  # between two looks at the clock: what passed beyond it does not count
 
 
+_REMEMBERED_S = 600.0  # how long a stall counts when nobody tries its producer again
 _KEPT = 0.8  # of the weight of earlier reads in the rate, with each further one
 
 
@@ -74,6 +82,7 @@ class Progress:
     _paces: dict[WorkerId, _Pace] = field(default_factory=dict)
     _reads: dict[int, _TimedRead] = field(default_factory=dict)  # open ones, also those that were abandoned
     _stalls: dict[WorkerId, _Stall] = field(default_factory=dict)
+    _heard: dict[WorkerId, float] = field(default_factory=dict)  # by connected producer that sends pulses: when
 
     def look(self, now: float) -> None:
         """Moves the clock."""
@@ -132,13 +141,15 @@ class Progress:
             stall.trial = id
 
     def stalled(self, producer: WorkerId) -> None:
-        """Avoids a producer of which something stood still; for longer than the last time, if that was the trial.
+        """Avoids a producer of which something stood still, or which cannot be reached; each time for longer.
 
         The rate that was learned may be what is wrong: where it was a high one, reads that follow may take longer.
         """
         limits, pace = self.limits, self._paces.get(producer)
         if pace is not None and self._bytes_per_s(pace) > limits.first_bytes_per_s:
             pace.moved_bytes = pace.took_s = 0.0
+        oldest = self._awake_s - _REMEMBERED_S
+        self._stalls = {producer: stall for producer, stall in self._stalls.items() if stall.until > oldest}
         stall = self._stalls.get(producer)
         if stall is None:
             self._stalls[producer] = _Stall(self._awake_s, self._awake_s + limits.avoid_s, limits.avoid_s)
@@ -146,15 +157,29 @@ class Progress:
             stall.avoid_s = min(limits.max_avoid_s, 2 * stall.avoid_s)
             stall.since, stall.until = self._awake_s, self._awake_s + stall.avoid_s
 
+    def heard(self, producer: WorkerId) -> None:
+        """Notes a message of a connected producer that sends pulses."""
+        self._heard[producer] = self._awake_s
+
+    def unheard(self, producer: WorkerId) -> None:
+        """Notes that a producer is not connected, or sends no pulses: its silence says nothing."""
+        self._heard.pop(producer, None)
+
+    def is_stalled(self, producer: WorkerId) -> bool:
+        """Returns True where nothing can be expected of a producer: it is silent, though it is connected."""
+        heard = self._heard.get(producer)
+        return heard is not None and self._awake_s - heard > self.limits.stalled_s
+
     def avoided(self, open_ids: Container[AttemptId]) -> set[WorkerId]:
         """Finds the producers that are avoided now. open_ids: the handoffs under way."""
-        return {
+        silent = {producer for producer, at in self._heard.items() if self._awake_s - at > self.limits.silent_s}
+        return silent | {
             producer
             for producer, stall in self._stalls.items()
             if self._awake_s < stall.until or stall.trial in open_ids
         }
 
     def producer_lost(self, producer: WorkerId) -> None:
-        """Removes what is known of a producer that cannot be reached. Its open reads go on."""
+        """Removes what is known of the pace of a producer that cannot be reached. Its open reads go on."""
         self._paces.pop(producer, None)
-        self._stalls.pop(producer, None)
+        self._heard.pop(producer, None)

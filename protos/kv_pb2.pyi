@@ -18,40 +18,46 @@ class ConsumerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[ConsumerHello, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class ProducerMessage(_message.Message):
-    __slots__ = ("hello", "announcement", "ended")
+    __slots__ = ("hello", "announcement", "ended", "pulse")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCEMENT_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
     hello: ProducerHello
     announcement: Announcement
     ended: Ended
-    def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    pulse: Pulse
+    def __init__(self, hello: _Optional[_Union[ProducerHello, _Mapping]] = ..., announcement: _Optional[_Union[Announcement, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., pulse: _Optional[_Union[Pulse, _Mapping]] = ...) -> None: ...
 
 class ConsumerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "transports", "hears_pulses")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    HEARS_PULSES_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    hears_pulses: bool
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., hears_pulses: _Optional[bool] = ...) -> None: ...
 
 class ProducerHello(_message.Message):
-    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers", "process")
+    __slots__ = ("kv_protocol", "fingerprint", "incarnation", "offers", "process", "sends_pulses")
     KV_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
+    SENDS_PULSES_FIELD_NUMBER: _ClassVar[int]
     kv_protocol: int
     fingerprint: str
     incarnation: int
     offers: _containers.RepeatedCompositeFieldContainer[Offer]
     process: Process
-    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., process: _Optional[_Union[Process, _Mapping]] = ...) -> None: ...
+    sends_pulses: bool
+    def __init__(self, kv_protocol: _Optional[int] = ..., fingerprint: _Optional[str] = ..., incarnation: _Optional[int] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., process: _Optional[_Union[Process, _Mapping]] = ..., sends_pulses: _Optional[bool] = ...) -> None: ...
 
 class Process(_message.Message):
     __slots__ = ("boot_id", "pid_namespace", "pid", "start_ticks")
@@ -126,6 +132,10 @@ class Ended(_message.Message):
     id: HandoffId
     reason: int
     def __init__(self, id: _Optional[_Union[HandoffId, _Mapping]] = ..., reason: _Optional[int] = ...) -> None: ...
+
+class Pulse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("key", "blocks", "generations")

@@ -89,10 +89,10 @@ class WorkerCore:
         """
         outputs, self._state.outputs = self._state.outputs, CoreOutputs()
         outputs.block_events = self.engine.sequences.pool.cache.take_events()
-        outputs.frames = self._state.frames.take(lambda: self.load(now), to_all=heartbeat)
+        outputs.frames = self._state.frames.take(self.load, to_all=heartbeat)
         return outputs
 
-    def load(self, now: float) -> Load:
+    def load(self) -> Load:
         """Says how much there is to do here, for routers."""
         sequences = self.engine.sequences
         batch = sequences.batch
@@ -102,7 +102,7 @@ class WorkerCore:
             waiting_tokens=sequences.waiting_tokens,
             available_blocks=sequences.pool.available,
             quarantined_blocks=sequences.tables.num_quarantined,
-            avoid=tuple(sorted(self._state.consumer.avoid(now))),
+            avoid=tuple(sorted(self._state.consumer.avoid())),
             bytes_moved=self.bytes_moved,
             gc_collections=0 if self._gc_watch is None else self._gc_watch.num_collections,
             gc_pause_us=0 if self._gc_watch is None else round(self._gc_watch.pause_s * 1e6),

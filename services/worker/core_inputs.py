@@ -1,7 +1,7 @@
 """Inputs of a worker's core from other processes: gateways, consumers that read us, producers that we read."""
 
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
-from kvtransfer.messages import Announcement, Ended, Open, Release, ToConsumer, ToProducer
+from kvtransfer.messages import Announcement, Ended, Open, Pulse, Release, ToConsumer, ToProducer
 from services.engine.request import Kind, Request
 from services.protocol.frames import Failure
 from services.worker.core_state import CoreState
@@ -86,17 +86,19 @@ class FromProducers:
         self._state = state
 
     def message(self, stream: StreamId, message: ToConsumer, now: float) -> None:
-        """Takes a producer's announcement of blocks, or its end of a handoff."""
+        """Takes a producer's announcement of blocks, its end of a handoff, or a pulse."""
         match message:
             case Announcement():
                 self._state.consumer.announcement(stream, message, now)
             case Ended():
                 self._state.consumer.ended(stream, message, now)
+            case Pulse():
+                self._state.consumer.pulse(stream)
         self._state.settle(now)
 
-    def stream_up(self, producer: WorkerId, stream: StreamId, now: float) -> None:
-        """Notes that our stream to a producer came up, for the first time or again."""
-        self._state.consumer.stream_up(producer, stream, now)
+    def stream_up(self, producer: WorkerId, stream: StreamId, now: float, *, pulses: bool = False) -> None:
+        """Notes that our stream to a producer came up, for the first time or again; pulses: that it sends them."""
+        self._state.consumer.stream_up(producer, stream, pulses=pulses)
         self._state.settle(now)
 
     def stream_lost(self, producer: WorkerId, stream: StreamId, now: float) -> None:

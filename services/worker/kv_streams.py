@@ -15,7 +15,7 @@ import structlog
 
 from kvtransfer.ids import StreamId, WorkerId
 from kvtransfer.layout import KV_PROTOCOL_VERSION
-from kvtransfer.messages import Announcement, Ended, Open, Release, ToConsumer, ToProducer
+from kvtransfer.messages import Open, Pulse, Release, ToConsumer, ToProducer
 from kvtransfer.process import ProcessIdentity
 from protos import kv_pb2, kv_pb2_grpc
 from services.protocol.grpc_options import CLIENT_OPTIONS
@@ -36,6 +36,7 @@ from services.worker.transfer_thread import TransferThread
 _HELLO_TIMEOUT_S = 3.0
 _RETRY_S = 0.2
 _MAX_RETRIES = 25  # a producer that stays away longer is dialled again by the next request
+_PULSE_S = 0.5
 _MAX_UNREAD_MESSAGES = 16_384
 
 log = structlog.get_logger()
@@ -65,7 +66,7 @@ class KvStreams:
 
     def deliver(self, stream: StreamId, message: ToConsumer | ToProducer) -> None:
         """Puts a message on its stream; dropped where that is gone."""
-        if isinstance(message, Announcement | Ended):
+        if isinstance(message, ToConsumer):
             if (to_consumer := self._consumers.get(stream)) is not None:
                 to_consumer.put(message)
         elif (to_producer := self._producers.get(stream)) is not None:
@@ -152,10 +153,12 @@ class KvStreams:
             offers = {offer.transport: offer.descriptor for offer in answer.hello.offers}
             process = parse_process(answer.hello)
             self.transfer.add_worker(producer.worker, producer.address, offers, process)
-            stream = StreamId(next(self._stream_ids))
+            stream, pulses = StreamId(next(self._stream_ids)), answer.hello.sends_pulses
             outbox: Outbox[ToProducer] = Outbox(_MAX_UNREAD_MESSAGES, call.cancel)
             self._producers[stream] = outbox
-            self.engine.call(lambda core, now: core.from_producers.stream_up(producer.worker, stream, now))
+            self.engine.call(
+                lambda core, now: core.from_producers.stream_up(producer.worker, stream, now, pulses=pulses)
+            )
             writer = asyncio.create_task(_write_all(call, outbox))
             try:
                 while (message := await call.read()) is not grpc.aio.EOF:
@@ -180,6 +183,7 @@ class KvStreams:
             fingerprint=identity.fingerprint,
             incarnation=identity.worker_id,
             transports=identity.offers,
+            hears_pulses=True,
         )
 
     def _check(self, hello: kv_pb2.ProducerHello, producer: TakeFrom) -> None:
@@ -204,18 +208,21 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         context: "grpc.aio.ServicerContext[kv_pb2.ConsumerMessage, kv_pb2.ProducerMessage]",
     ) -> AsyncIterator[kv_pb2.ProducerMessage]:
         """One consumer's stream, until either side ends it."""
-        await self._check_hello(request_iterator, context)
+        hello = await self._check_hello(request_iterator, context)
         stream, outbox = self._streams.consumer_connected()
-        reader = asyncio.create_task(self._read(stream, outbox, request_iterator))
+        tasks = [asyncio.create_task(self._read(stream, outbox, request_iterator))]
+        if hello.hears_pulses:
+            tasks.append(asyncio.create_task(_pulse(outbox)))
         try:
             yield kv_pb2.ProducerMessage(hello=self._producer_hello())
             async for message in outbox.drain():
                 yield pack_to_consumer(message)
         finally:
             self._streams.consumer_gone(stream)
-            reader.cancel()
-            with suppress(asyncio.CancelledError):
-                await reader
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
     async def _read(
         self, stream: StreamId, outbox: Outbox[ToConsumer], messages: AsyncIterator[kv_pb2.ConsumerMessage]
@@ -235,7 +242,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         self,
         messages: AsyncIterator[kv_pb2.ConsumerMessage],
         context: "grpc.aio.ServicerContext[kv_pb2.ConsumerMessage, kv_pb2.ProducerMessage]",
-    ) -> None:
+    ) -> kv_pb2.ConsumerHello:
         try:
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 hello = (await anext(messages)).hello
@@ -249,6 +256,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             words = "KV protocol {}, fingerprint {} and transport {} are spoken here".format(*ours, transports)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, words)
         log.info("consumer connected", worker=f"{hello.incarnation:016x}")
+        return hello
 
     def _producer_hello(self) -> kv_pb2.ProducerHello:
         identity = self._streams.identity
@@ -258,6 +266,7 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
             incarnation=identity.worker_id,
             offers=[kv_pb2.Offer(transport=name, descriptor=key) for name, key in identity.offers.items()],
             process=None if identity.process is None else pack_process(identity.process),
+            sends_pulses=True,
         )
 
 
@@ -268,6 +277,12 @@ def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
 
 class _WrongWorker(Exception):
     """Another worker answers at the producer's address."""
+
+
+async def _pulse(outbox: Outbox[ToConsumer]) -> None:
+    while True:
+        outbox.put(Pulse())
+        await asyncio.sleep(_PULSE_S)
 
 
 async def _write_all(

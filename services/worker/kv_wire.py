@@ -6,7 +6,17 @@
 import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
-from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, Release, ToConsumer, ToProducer
+from kvtransfer.messages import (
+    Announcement,
+    Ended,
+    EndReason,
+    FirstToken,
+    Open,
+    Pulse,
+    Release,
+    ToConsumer,
+    ToProducer,
+)
 from kvtransfer.process import ProcessIdentity
 from kvtransfer.transports.byte_stream import ByteRequest
 from protos import kv_pb2
@@ -41,6 +51,8 @@ def pack_to_consumer(message: ToConsumer) -> kv_pb2.ProducerMessage:
             return kv_pb2.ProducerMessage(ended=kv_pb2.Ended(id=_pack_id(id), reason=reason))
         case Announcement():
             return kv_pb2.ProducerMessage(announcement=_pack_announcement(message))
+        case Pulse():
+            return kv_pb2.ProducerMessage(pulse=kv_pb2.Pulse())
 
 
 def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
@@ -50,6 +62,8 @@ def parse_to_consumer(message: kv_pb2.ProducerMessage) -> ToConsumer:
             return Ended(_parse_id(message.ended.id), EndReason.known(message.ended.reason))
         case "announcement":
             return _parse_announcement(message.announcement)
+        case "pulse":
+            return Pulse()
         case other:
             raise WireError(f"{other} from a producer")
 

@@ -34,8 +34,8 @@ OPEN, RELEASE = SendToProducer(S1, Open(ID, PRODUCER)), SendToProducer(S1, Relea
 @pytest.fixture
 def consumer() -> Consumer:
     """Connected to the producer."""
-    consumer = Consumer(ConsumerLimits(grace_s=3.0, slow_open_s=2.0))
-    consumer.stream_up(PRODUCER, S1, 0.0)
+    consumer = Consumer(ConsumerLimits(grace_s=3.0))
+    consumer.stream_up(PRODUCER, S1)
     return consumer
 
 
@@ -175,10 +175,10 @@ def test_a_failed_read_leaves_the_others_in_quarantine(consumer: Consumer) -> No
     actions(consumer)
     consumer.read_ended(ReadEnd(failed, None), 0.0)
     assert actions(consumer)[0] == FreeSequence(ID, (8, 9))
-    assert consumer.avoid(0.0) == {PRODUCER}
+    assert consumer.avoid() == {PRODUCER}
     consumer.read_ended(read_end(failed + 1, [4, 5]), 0.0)
     assert actions(consumer) == [FreeQuarantined((8, 9))]
-    assert consumer.avoid(0.0) == set()
+    assert consumer.avoid() == set()
 
 
 def test_blocks_count_as_arrived_only_in_order(consumer: Consumer) -> None:
@@ -231,7 +231,7 @@ def test_a_handoff_without_a_stream_is_opened_when_there_is_one() -> None:
     consumer = Consumer()
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     assert actions(consumer) == []
-    consumer.stream_up(PRODUCER, S1, 1.0)
+    consumer.stream_up(PRODUCER, S1)
     assert actions(consumer) == [OPEN]
 
 
@@ -240,7 +240,7 @@ def test_a_new_stream_opens_all_handoffs_with_that_producer_again(consumer: Cons
     consumer.submit(OTHER, WorkerId(PRODUCER + 1), DEADLINE, 0.0)
     actions(consumer)
     consumer.stream_lost(PRODUCER, S1, 1.0)
-    consumer.stream_up(PRODUCER, S2, 2.0)
+    consumer.stream_up(PRODUCER, S2)
     assert actions(consumer) == [SendToProducer(S2, Open(ID, PRODUCER))]
     consumer.tick(10.0)
     assert consumer.open_ids == {ID}, "the one without a stream is over, the other goes on"
@@ -261,7 +261,7 @@ def test_a_handoff_outlives_its_stream_by_the_grace(consumer: Consumer) -> None:
 
 def test_the_loss_of_an_older_stream_changes_nothing(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
-    consumer.stream_up(PRODUCER, S2, 1.0)
+    consumer.stream_up(PRODUCER, S2)
     consumer.stream_lost(PRODUCER, S1, 1.0)
     actions(consumer)
     consumer.tick(50.0)
@@ -274,7 +274,7 @@ def test_a_lost_producer_ends_its_handoffs_at_once_and_none_of_its_reads(consume
     consumer.producer_lost(PRODUCER, 1.0)
     assert FreeSequence(ID, (8,)) in (done := actions(consumer))
     assert done[-1] == FailHandoff(ID, EndReason.WORKER_LOST)
-    assert consumer.avoid(1.0) == {PRODUCER}
+    assert consumer.avoid() == {PRODUCER}
     consumer.read_ended(ReadEnd(read_id, None), 2.0)
     assert actions(consumer) == [FreeQuarantined((8,))]
 
@@ -304,12 +304,58 @@ def test_a_lost_gateway_ends_its_handoffs_and_no_others(consumer: Consumer) -> N
     assert consumer.open_ids == {OTHER}
 
 
-def test_an_open_without_an_answer_is_reported(consumer: Consumer) -> None:
+def test_a_producer_that_is_busy_is_not_avoided_however_long_an_open_waits() -> None:
+    """Its engine is in a long step; its event loop sends pulses."""
+    consumer = Consumer()
+    consumer.stream_up(PRODUCER, S1, pulses=True)
+    consumer.submit(ID, PRODUCER, 1000.0, 0.0)
+    actions(consumer)
+    for second in range(60):
+        assert pass_time(consumer, float(second), 1.0) == []
+        consumer.pulse(S1)
+        assert consumer.avoid() == set()
+
+
+def test_a_silent_producer_is_avoided_and_then_stalls_what_waits_for_it() -> None:
+    consumer = Consumer()
+    consumer.tick(0.0)
+    consumer.stream_up(PRODUCER, S1, pulses=True)
+    consumer.submit(ID, PRODUCER, 1000.0, 0.0)
+    actions(consumer)
+    assert pass_time(consumer, 0.0, 2.9) == []
+    assert consumer.avoid() == set()
+    assert pass_time(consumer, 2.9, 7.0) == []
+    assert consumer.avoid() == {PRODUCER}
+    assert pass_time(consumer, 9.9, 0.3) == [FreeSequence(ID, ()), RELEASE, FailHandoff(ID, EndReason.STALLED)]
+    consumer.pulse(S1)
+    assert consumer.avoid() == {PRODUCER}, "for a while"
+    pass_time(consumer, 10.2, 2.0)
+    consumer.pulse(S1)
+    pass_time(consumer, 12.2, 2.5)
+    assert consumer.avoid() == {PRODUCER}
+    consumer.pulse(S1)
+    pass_time(consumer, 14.7, 1.0)
+    assert consumer.avoid() == set()
+
+
+def test_the_silence_of_a_producer_that_sends_no_pulses_says_nothing() -> None:
+    """An older one."""
+    consumer = Consumer()
+    consumer.stream_up(PRODUCER, S1)
+    consumer.submit(ID, PRODUCER, 1000.0, 0.0)
+    actions(consumer)
+    assert pass_time(consumer, 0.0, 60.0) == []
+    assert consumer.avoid() == set()
+
+
+def test_a_producer_without_a_stream_for_the_grace_is_avoided_for_a_while(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
-    assert consumer.avoid(1.9) == set()
-    assert consumer.avoid(2.0) == {PRODUCER}
-    announce(consumer, 0, [])
-    assert consumer.avoid(3.0) == set()
+    consumer.stream_lost(PRODUCER, S1, 0.0)
+    consumer.tick(0.0)
+    assert FailHandoff(ID, EndReason.WORKER_LOST) in pass_time(consumer, 0.0, 3.1)
+    assert consumer.avoid() == {PRODUCER}
+    pass_time(consumer, 3.1, 5.1)
+    assert consumer.avoid() == set()
 
 
 def pass_time(consumer: Consumer, start: float, seconds: float) -> list[ConsumerAction | Posted]:
@@ -332,7 +378,7 @@ def has_read(consumer: Consumer, seconds: float) -> float:
 
 def connected(block_bytes: int) -> Consumer:
     consumer = Consumer(block_bytes=block_bytes)
-    consumer.stream_up(PRODUCER, S1, 0.0)
+    consumer.stream_up(PRODUCER, S1)
     return consumer
 
 
@@ -344,7 +390,7 @@ def test_a_read_that_stands_still_fails_its_handoff_and_its_blocks_are_quarantin
     assert pass_time(consumer, now, 4.9) == []
     report = FailHandoff(ID, EndReason.STALLED)
     assert pass_time(consumer, now + 4.9, 0.3) == [FreeSequence(ID, (7, 8)), AbandonRead(read_id), RELEASE, report]
-    assert consumer.avoid(0.0) == {PRODUCER}
+    assert consumer.avoid() == {PRODUCER}
 
 
 def test_the_first_read_of_a_producer_may_take_longer() -> None:
@@ -390,20 +436,20 @@ def test_a_producer_whose_read_stood_still_is_tried_again_by_one_handoff_and_the
     stuck = reading(consumer, [3], [8, 9])
     pass_time(consumer, now, 5.2)
     consumer.read_ended(ReadEnd(stuck, None), now + 5.2)
-    assert consumer.avoid(0.0) == {PRODUCER}, "for a while, also where the transport ended the read"
+    assert consumer.avoid() == {PRODUCER}, "for a while, also where the transport ended the read"
     now += 5.2
     pass_time(consumer, now, 5.1)
-    assert consumer.avoid(0.0) == set()
+    assert consumer.avoid() == set()
     now += 5.1
     again = reading(consumer, [3], [8, 9])
-    assert consumer.avoid(0.0) == {PRODUCER}, "while the trial is under way"
+    assert consumer.avoid() == {PRODUCER}, "while the trial is under way"
     assert pass_time(consumer, now, 5.2)[-1] == FailHandoff(ID, EndReason.STALLED)
     now += 5.2
     consumer.read_ended(ReadEnd(again, None), now)
     pass_time(consumer, now, 9.5)
-    assert consumer.avoid(0.0) == {PRODUCER}, "twice as long"
+    assert consumer.avoid() == {PRODUCER}, "twice as long"
     pass_time(consumer, now + 9.5, 0.6)
-    assert consumer.avoid(0.0) == set()
+    assert consumer.avoid() == set()
 
 
 def test_a_trial_whose_blocks_come_ends_the_matter() -> None:
@@ -416,4 +462,4 @@ def test_a_trial_whose_blocks_come_ends_the_matter() -> None:
     trial = reading(consumer, [3], [8, 9])
     consumer.read_ended(read_end(trial, [3]), now + 10.4)
     assert consumer.open_ids == {ID}, "the last announcement is still to come"
-    assert consumer.avoid(0.0) == set()
+    assert consumer.avoid() == set()

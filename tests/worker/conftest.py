@@ -83,6 +83,7 @@ def make_worker(
     max_num_seqs: int = 64,
     redis_url: str | None = None,
     transports: MakeTransports | None = None,
+    runner: type[SimulatedRunner] | None = None,
 ) -> Worker:
     """A worker over the simulated runner, and the memory transport unless others are named."""
 
@@ -93,7 +94,7 @@ def make_worker(
     return Worker(
         WorkerParts(
             role=role,
-            runner=CountingRunner(num_blocks, BLOCK_SIZE),
+            runner=(runner or CountingRunner)(num_blocks, BLOCK_SIZE),
             scheduler=scheduler,
             make_transports=transports or over_memory,
             fingerprint="simulated",

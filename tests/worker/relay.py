@@ -1,4 +1,4 @@
-"""A port between a consumer and its producer, which holds announcements, refuses, or leads to another producer."""
+"""A port between a consumer and its producer: holds announcements, is silent, refuses, or leads to another one."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from protos import kv_pb2, kv_pb2_grpc
+from services.protocol.grpc_options import SERVER_OPTIONS
 
 
 class Relay(kv_pb2_grpc.KvControlServicer):
@@ -17,6 +18,7 @@ class Relay(kv_pb2_grpc.KvControlServicer):
         self.holding = asyncio.Event()  # set when an announcement waits here
         self._may_pass = asyncio.Event()
         self._may_pass.set()
+        self._silent = False
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -29,6 +31,10 @@ class Relay(kv_pb2_grpc.KvControlServicer):
     def hold(self) -> None:
         """Keeps announcements."""
         self._may_pass.clear()
+
+    def fall_silent(self) -> None:
+        """Passes nothing on to the consumer any more; the connection lives."""
+        self._silent = True
 
     def go_on(self) -> None:
         """Passes on what was kept."""
@@ -45,7 +51,7 @@ class Relay(kv_pb2_grpc.KvControlServicer):
         await self._listen(self.address)
 
     async def _listen(self, address: str) -> None:
-        self._server = grpc.aio.server()
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
         kv_pb2_grpc.add_KvControlServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
         await self._server.start()
@@ -61,7 +67,8 @@ class Relay(kv_pb2_grpc.KvControlServicer):
                     if message.HasField("announcement") and not self._may_pass.is_set():
                         self.holding.set()
                         await self._may_pass.wait()
-                    yield message
+                    if not self._silent:
+                        yield message
             finally:
                 up.cancel()
                 await asyncio.gather(up, return_exceptions=True)

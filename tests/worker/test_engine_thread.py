@@ -188,7 +188,7 @@ class Quarantined:
         rounds.round()
         read = next(each for each in reversed(rounds.happened) if isinstance(each, BlockRead))
         core.from_gateways.abort(id, self.now)
-        assert core.load(self.now).avoid == (OTHER,)
+        assert core.load().avoid == (OTHER,)
         return read.read_id
 
     def after(self, seconds: float) -> list[str]:
@@ -232,4 +232,4 @@ def test_reads_that_end_before_leave_the_worker_alone() -> None:
     for read_id in reads:
         worker.rounds.core.read_ended(ReadEnd(read_id, None), worker.now)
     assert worker.after(700.0) == []
-    assert worker.rounds.core.load(worker.now).quarantined_blocks == 0
+    assert worker.rounds.core.load().quarantined_blocks == 0

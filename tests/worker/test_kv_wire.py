@@ -1,5 +1,7 @@
 """What a producer says of its process."""
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -23,6 +25,29 @@ async def test_a_producer_says_which_process_it_is():
         assert isinstance(answer, kv_pb2.ProducerMessage)
         assert parse_process(answer.hello) == ProcessIdentity.own()
         call.cancel()
+
+
+@pytest.mark.parametrize("hears", [True, False])
+async def test_pulses_go_to_consumers_that_know_them_and_to_no_older_ones(hears: bool):
+    """An older one would end its stream for a message that it does not know."""
+    worker = make_worker(WorkerRole.PREFILL, MemoryFabric())
+    async with serving(worker) as (port,), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        hello = kv_pb2.ConsumerHello(
+            kv_protocol=KV_PROTOCOL_VERSION, fingerprint="simulated", transports=["memory"], hears_pulses=hears
+        )
+        call = kv_pb2_grpc.KvControlStub(channel).Pair()
+        await call.write(kv_pb2.ConsumerMessage(hello=hello))
+        answer = await call.read()
+        assert isinstance(answer, kv_pb2.ProducerMessage)
+        assert answer.hello.sends_pulses
+        messages = asyncio.create_task(call.read())
+        done, _ = await asyncio.wait([messages], timeout=1.5)
+        assert bool(done) is hears
+        if hears:
+            assert isinstance(message := messages.result(), kv_pb2.ProducerMessage)
+            assert message.HasField("pulse")
+        call.cancel()
+        await asyncio.gather(messages, return_exceptions=True)
 
 
 def test_an_older_producer_does_not_say():
