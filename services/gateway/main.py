@@ -81,8 +81,9 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
         metrics=metrics,
         describe_ledger=dispatcher.describe,
         request_timeout_s=config.serving.request_timeout_s,
+        ttft_slo_s=config.serving.ttft_slo_s,
     )
-    servicer = InferenceServicer(runners, metrics, config.serving.request_timeout_s)
+    servicer = InferenceServicer(runners, metrics, config.serving.request_timeout_s, config.serving.ttft_slo_s)
     grpc_server = GrpcServer(servicer, dispatcher, DEFAULT_MAX_BODY_BYTES)
     with listen(config.serving.host, config.serving.port) as listener:
         host, port = listener.getsockname()[:2]

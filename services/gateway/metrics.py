@@ -48,6 +48,8 @@ class GatewayMetrics:
         self.tokens = TokenMetrics()
         registry.register(self.tokens)
         self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
+        about = "Requests refused before any work was done."
+        self._refusals = Counter("baton_admission_refusals", about, ["cause"], registry=registry)
         self._attempts = Counter("baton_attempts", "Requests sent to a worker or pair.", registry=registry)
         about = "Where requests were sent, and what decided it."
         self._plans = Counter("baton_plans", about, ["plan", "why"], registry=registry)
@@ -79,6 +81,10 @@ class GatewayMetrics:
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def refused(self, cause: str) -> None:
+        """Counts a request that was refused before any work. `cause` is a Refusal."""
+        self._refusals.labels(cause).inc()
 
     # The dispatch side's observer
 

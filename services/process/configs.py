@@ -138,6 +138,16 @@ class ServingSettings:
     request_timeout_s: Annotated[
         float, Option(flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
     ] = 600.0
+    ttft_slo_s: Annotated[
+        float | None,
+        Option(
+            flag="--ttft-slo",
+            metavar="SECONDS",
+            min=0.001,
+            help="A request whose first token is expected later than this gets 429 at once. A client may ask for less "
+            "or more, by the header x-slo-ttft-ms.",
+        ),
+    ] = None
     no_worker_wait_s: Annotated[
         float,
         Option(
@@ -204,7 +214,7 @@ class GatewayConfig:
             help="Prefill and decode workers, all of them; without Redis.",
         ),
     ] = ()
-    max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 503.")] = 4096
+    max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 429.")] = 4096
     serving: ServingSettings
     process: ProcessSettings = field(default_factory=ProcessSettings)
 

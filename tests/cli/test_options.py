@@ -74,6 +74,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     '--override-generation-config={"temperature": 0.25}': ("generation_overrides", {"temperature": 0.25}),
     "--request-timeout=2.5": ("request_timeout_s", 2.5),
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
+    "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
 }
 PROCESS: dict[str, tuple[str, Any]] = {
     "--redis-url=redis://r": ("redis_url", "redis://r"),

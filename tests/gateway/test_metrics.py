@@ -26,4 +26,4 @@ def test_failed_handoffs_are_told_apart_by_their_reasons() -> None:
     lines = metrics.render().decode().splitlines()
     assert 'baton_handoff_failures_total{reason="stale"} 1.0' in lines
     assert 'baton_handoff_failures_total{reason="read_failed"} 2.0' in lines
-    assert sum(line.startswith("baton_handoff_failures_total{") for line in lines) == 9
+    assert sum(line.startswith("baton_handoff_failures_total{") for line in lines) == len(EndReason)

@@ -59,9 +59,9 @@ def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError
     """Translates the error that ended a generation. `prompt_param`: the field that the prompt is made of."""
     match error:
         case Overloaded(retry_after_s=retry_after_s):
-            overloaded = unavailable("The server has too many requests in flight. Try again later.", retry_after_s)
-            overloaded.code = OVERLOADED
-            return overloaded
+            message = "The server has more requests than it can answer in time. Try again later."
+            headers = {"retry-after": str(retry_after_s)}
+            return ApiError(429, message, code=OVERLOADED, type=SERVER_ERROR, headers=headers)
         case Unavailable(retry_after_s=retry_after_s):
             return unavailable("No worker can take this request now. Try again later.", retry_after_s)
         case TooLarge():

@@ -13,6 +13,7 @@ in a delta, so both forms together carry one sequence, in order.
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from services.protocol.capsule import Capsule
@@ -25,7 +26,7 @@ class GenerationError(Exception):
 
     GenerationError
     ├── Unavailable   no worker can take the request now, or none could until its deadline
-    │   └── Overloaded    too many other requests are in flight
+    │   └── Overloaded    there is too much other work
     ├── TooLarge      the request fits no worker
     ├── Expired       the request's deadline passed
     └── Failed        every attempt failed
@@ -40,8 +41,21 @@ class Unavailable(GenerationError):
         self.retry_after_s = retry_after_s
 
 
+class Refusal(StrEnum):
+    """The reason why a request was refused before any work. The values are labels of a metric."""
+
+    IN_FLIGHT = "in_flight"  # too many others are in flight
+    SLO = "slo"  # its first token would come later than it may
+    DEADLINE = "deadline"  # its first token would come after its time limit
+    SHARE = "share"  # its tenant has more than its share, and others wait
+
+
 class Overloaded(Unavailable):
-    """More requests are in flight than the gateway takes."""
+    """The request was refused before any work, since there is too much of it."""
+
+    def __init__(self, message: str, retry_after_s: int = 1, refusal: Refusal = Refusal.IN_FLIGHT) -> None:
+        super().__init__(message, retry_after_s)
+        self.refusal = refusal
 
 
 class TooLarge(GenerationError):
@@ -64,6 +78,8 @@ class GenerationRequest:
     capsules: tuple[Capsule, ...]  # by choice
     timeout_s: float
     num_choices: int = 1  # of each prompt
+    ttft_slo_s: float | None = None  # the request is refused where its first token is expected later; None: never
+    tenant: str = ""
 
 
 @dataclass(slots=True)

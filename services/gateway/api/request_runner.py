@@ -15,11 +15,12 @@ from services.gateway.api.choice import Choice
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
-from services.gateway.api.generation import GenerationError, GenerationRequest, Generator
+from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded
 from services.gateway.api.prompts import Prompt, check_token_ids
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.sampling import bad_word_tokens, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
+from services.gateway.api.terms import Terms
 from services.gateway.api.updates import Updates
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.chat_template import ChatTemplate
@@ -75,7 +76,7 @@ class RequestRunner(Generic[Request]):
 
     @asynccontextmanager
     async def run(
-        self, request: Request, request_id: str, record: RequestRecord, timeout_s: float
+        self, request: Request, request_id: str, record: RequestRecord, terms: Terms
     ) -> AsyncIterator[Updates]:
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         try:
@@ -87,7 +88,9 @@ class RequestRunner(Generic[Request]):
                 self._choice(index, request, prompts[index // num_choices], capsule)
                 for index, capsule in enumerate(capsules)
             ]
-            wanted = GenerationRequest(request_id, capsules, timeout_s, num_choices)
+            wanted = GenerationRequest(
+                request_id, capsules, terms.timeout_s, num_choices, terms.ttft_slo_s, terms.tenant
+            )
             async with self._generator.generate(wanted) as generation:
                 updates = Updates(generation, choices, num_choices, record, self._metrics)
                 try:
@@ -96,6 +99,8 @@ class RequestRunner(Generic[Request]):
                     record.generated_tokens = updates.num_generated
             self._metrics.duration.observe(monotonic() - record.arrived)
         except GenerationError as error:
+            if isinstance(error, Overloaded):
+                self._metrics.refused(error.refusal)
             raise from_generation_error(error, request.prompt_param) from error
 
     async def tokenize(self, request: Request) -> list[Prompt]:

@@ -69,13 +69,21 @@ class CostModel:
         self._prefill = FadingLine()
         self._alone = FadingLine()
         self._handoff = FadingLine()
+        self._with_slot = {role: FadingLine() for role in WorkerRole}
         self._steps: dict[WorkerId, _Steps] = {}  # by decode worker
+        self._slot_s: float | None = None
+        self._finished_at: dict[WorkerId, float] = {}  # by decode worker whose queue is not empty
         self._shared = 0.0
         self._shared_steps = 0
 
-    def note_first_token(self, role: WorkerRole, tokens: int, seconds: float) -> None:
-        """Learns how long a worker computed until a prompt's first token; `tokens` includes those queued before it."""
+    def note_first_token(self, role: WorkerRole, tokens: int, seconds: float, *, had_slot: bool = True) -> None:
+        """Learns how long a worker computed until a prompt's first token; `tokens` includes those queued before it.
+
+        had_slot: no sequence waited for a slot when the prompt was sent.
+        """
         (self._prefill if role is WorkerRole.PREFILL else self._alone).note(tokens, seconds)
+        if had_slot:
+            self._with_slot[role].note(tokens, seconds)
 
     def note_handed_over(self, worker: WorkerId, tokens: int, seconds: float) -> None:
         """Learns how long the decode worker's first row came after the first token.
@@ -104,14 +112,36 @@ class CostModel:
             self._shared_steps += 1
             self._shared += (lost - self._shared) / min(self._shared_steps, _STEP_MEMORY)
 
+    def note_finished(self, worker: WorkerId, count: int, now: float, *, others_wait: bool) -> None:
+        """Learns from `count` sequences that finished how long the next one in the worker's queue waits for a slot."""
+        if not others_wait:
+            self._finished_at.pop(worker, None)
+            return
+        if count and (last := self._finished_at.get(worker)) is not None:
+            slot_s = (now - last) / count
+            before = slot_s if self._slot_s is None else min(slot_s, _FAR * self._slot_s)
+            known = before if self._slot_s is None else self._slot_s
+            self._slot_s = known + (before - known) / _STEP_MEMORY
+        if count or worker not in self._finished_at:
+            self._finished_at[worker] = now
+
     def remove_worker(self, worker: WorkerId) -> None:
         """Removes what was learned of a worker that is gone."""
         self._steps.pop(worker, None)
+        self._finished_at.pop(worker, None)
 
     def figures(self) -> Figures:
         """The figures as known by now."""
         shared = self._shared if self._shared_steps >= _STEPS_NEEDED else None
-        return Figures(self._prefill.line(), self._alone.line(), self._handoff.line(), shared)
+        return Figures(
+            prefill=self._prefill.line(),
+            alone=self._alone.line(),
+            handoff=self._handoff.line(),
+            shared=shared,
+            first_at_prefill=self._with_slot[WorkerRole.PREFILL].line(),
+            first_at_decode=self._with_slot[WorkerRole.DECODE].line(),
+            slot_s=self._slot_s,
+        )
 
     def _typical_step_s(self, worker: WorkerId) -> float:
         steps = self._steps.get(worker)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import NoReturn, Protocol
 
+import numpy as np
 import structlog
 
 from kvtransfer.ids import GatewayId, WorkerId
@@ -260,6 +261,9 @@ class Dispatcher:
         worker = self._fleet.get(id)
         if worker is None or worker.hello.role is not WorkerRole.DECODE or not len(frame.handles):
             return
+        waiting = worker.load.waiting > 0
+        count = int(np.count_nonzero(frame.finish)) if waiting else 0
+        self._costs.note_finished(id, count, self._loop.time(), others_wait=waiting)
         queued_tokens = self._ledger.workload.queued_tokens
 
         def has_prompts(some: LiveWorker) -> bool:

@@ -269,7 +269,9 @@ class Ledger:
             self._costs.note_handed_over(decode.id, fetched, now - attempt.first_token_at)
         elif before is AttemptPhase.PREFILL and attempt.split != (attempt.phase is AttemptPhase.DECODE):
             attempt.first_token_at = now
-            self._costs.note_first_token(attempt.plan.computes.role, attempt.to_compute, now - attempt.sent_at)
+            worker, took_s = attempt.plan.computes, now - attempt.sent_at
+            had_slot = not worker.load.waiting
+            self._costs.note_first_token(worker.role, attempt.to_compute, took_s, had_slot=had_slot)
 
     def _note_cached(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt, cached: int) -> None:
         if worker != attempt.plan.computes.id:

@@ -5,7 +5,8 @@ from typing import Protocol
 
 import structlog
 
-from services.gateway.api.generation import TooLarge
+from services.gateway.api.generation import Overloaded, TooLarge
+from services.gateway.dispatch.admission import check_admission, expected_ttft_s
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet
@@ -77,6 +78,8 @@ class Placement:
             self._wait_for_isolation(entry, demand, candidates)
         if isinstance(plan, NoPlan):
             return plan
+        if not entry.retries.number and not self._admits(entries, plan):
+            return None
         self._observer.planned(plan.kind, plan.why)
         most = self._fleet.most_choices(plan)
         blocks = self._fleet.missing_blocks(prefix, plan.computes)
@@ -84,6 +87,18 @@ class Placement:
             self._start(entries[first : first + most], plan, blocks if first == 0 else ())
         self._fleet.placed(prefix, plan)
         return None
+
+    def _admits(self, entries: Sequence[LedgerEntry], plan: Plan) -> bool:
+        """Closes entries whose first token would come too late; returns whether there are none."""
+        entry = entries[0]
+        try:
+            expected_s = expected_ttft_s(plan, entry.length, self._costs.figures())
+            check_admission(entry, self._ledger, expected_s, self._ledger.now())
+        except Overloaded as refused:
+            for entry in entries:
+                self._ledger.close(entry, refused)
+            return False
+        return True
 
     def _may_try(self, entry: LedgerEntry) -> bool:
         """Takes a retry out of the gateway's budget; False: the entry waits for one."""

@@ -100,6 +100,9 @@ class Figures:
     alone: Line | None = None  # the same at a decode worker without a handoff
     handoff: Line | None = None  # from the first token to the second, beyond a step, by tokens to fetch
     shared: float | None = None  # of a decode worker's time, lost to a busy prefill worker of its host; 0 to 1
+    first_at_prefill: Line | None = None  # as `prefill` and `alone`, where no sequence waited for a slot before it
+    first_at_decode: Line | None = None
+    slot_s: float | None = None  # until a decode worker whose queue is not empty has room for the next sequence
 
 
 class Why(StrEnum):
@@ -208,6 +211,12 @@ def uncached_tokens(worker: Candidate, num_tokens: int) -> int:
     return num_tokens - min(worker.depth, full_blocks) * worker.block_size
 
 
+def queued_tokens(worker: Candidate) -> int:
+    """Prompt tokens that the worker has still to compute."""
+    # The worker's own figure is a moment old, and this gateway's count leaves out other gateways: the larger one holds.
+    return max(worker.load.waiting_tokens, worker.queued_tokens)
+
+
 def _may_prefill(demand: Demand, policy: Policy) -> bool:
     return demand.one_token or policy.handoff is not HandoffMode.NEVER
 
@@ -243,7 +252,7 @@ def _cost(worker: Candidate, num_tokens: int) -> int:
     sequences = max(worker.load.running + worker.load.waiting, worker.assigned)
     uncached = uncached_tokens(worker, num_tokens)
     missing = max(0, uncached - worker.load.available_blocks * worker.block_size)
-    return uncached + _queued(worker) + sequences * SEQUENCE_COST + missing
+    return uncached + queued_tokens(worker) + sequences * SEQUENCE_COST + missing
 
 
 def _pair_or_alone(pair: Plan, alone: Plan, demand: Demand, policy: Policy, figures: Figures, turn: int) -> Plan:
@@ -266,7 +275,8 @@ def _alone_s(decode: Candidate, uncached: int, figures: Figures) -> float | None
     """The request's wait for its first token, plus the waits of all sequences that generate there, in seconds."""
     if figures.alone is None:
         return None
-    return figures.alone.at(_queued(decode) + uncached) + figures.alone.per_token_s * uncached * _generating(decode)
+    held_up_s = figures.alone.per_token_s * uncached * _generating(decode)
+    return figures.alone.at(queued_tokens(decode) + uncached) + held_up_s
 
 
 def _pair_s(pair: Plan, demand: Demand, figures: Figures) -> float | None:
@@ -280,19 +290,14 @@ def _pair_s(pair: Plan, demand: Demand, figures: Figures) -> float | None:
     others = max(decode.load.running + decode.load.waiting, decode.assigned)
     shared = _shared(prefill, decode, figures) if others else 0.0
     compute_s = figures.prefill.per_token_s * uncached_tokens(prefill, demand.num_tokens) / (1 - shared)
-    waits_s = figures.prefill.at(_queued(prefill)) + figures.handoff.at(uncached_tokens(decode, demand.num_tokens))
-    return waits_s + compute_s * (1 + shared * others)
+    handoff_s = figures.handoff.at(uncached_tokens(decode, demand.num_tokens))
+    return figures.prefill.at(queued_tokens(prefill)) + handoff_s + compute_s * (1 + shared * others)
 
 
 def _shared(prefill: Candidate, decode: Candidate, figures: Figures) -> float:
     if prefill.address.rpartition(":")[0] != decode.address.rpartition(":")[0]:
         return 0.0
     return _SHARED_AT_FIRST if figures.shared is None else figures.shared
-
-
-def _queued(worker: Candidate) -> int:
-    # The worker's own figure is a moment old, and this gateway's count leaves out other gateways: the larger one holds.
-    return max(worker.load.waiting_tokens, worker.queued_tokens)
 
 
 def _generating(worker: Candidate) -> int:

@@ -15,6 +15,7 @@ from services.gateway.api.generation import Expired
 from services.gateway.api.request_record import RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
+from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, validate_request
 from services.gateway.grpc_api.requests import NOT_FOR_CHATS, generation_fields, grpc_message, prompt_fields
 from services.gateway.metrics import GatewayMetrics
@@ -42,11 +43,14 @@ log = structlog.get_logger()
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Answers the calls of baton.v1.Inference."""
 
-    def __init__(self, runners: Runners, metrics: GatewayMetrics, request_timeout_s: float) -> None:
+    def __init__(
+        self, runners: Runners, metrics: GatewayMetrics, request_timeout_s: float, ttft_slo_s: float | None = None
+    ) -> None:
         self._runners = runners
         self._model = runners.chat.model
         self._metrics = metrics
         self._request_timeout_s = request_timeout_s
+        self._ttft_slo_s = ttft_slo_s
 
     async def Generate(
         self,
@@ -104,9 +108,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
+        sent = dict(context.invocation_metadata() or ())
+        terms = Terms(timeout_s, parse_ttft_slo(str(sent.get(TTFT_SLO_HEADER, "")), self._ttft_slo_s))
         async with (
             asyncio.timeout(timeout_s + READING_GRACE_S),
-            runner.run(request, request_id, record, timeout_s) as updates,
+            runner.run(request, request_id, record, terms) as updates,
         ):
             while not updates.done:
                 update = await updates.next()

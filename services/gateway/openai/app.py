@@ -31,10 +31,11 @@ def create_app(
     metrics: GatewayMetrics,
     describe_ledger: Callable[[], object],
     request_timeout_s: float,
+    ttft_slo_s: float | None = None,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> ASGIApp:
     """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows."""
-    limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=max_body_bytes)
+    limits = Limits(request_timeout_s=request_timeout_s, ttft_slo_s=ttft_slo_s, max_body_bytes=max_body_bytes)
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits)

@@ -8,6 +8,7 @@ from typing import Generic
 from services.gateway.api.choice import Update
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.schema import Request
+from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import parse_request
 from services.gateway.openai.answer import DONE, Answer, AnswerFormat
@@ -20,6 +21,7 @@ class Limits:
     """The limits of a client's request."""
 
     request_timeout_s: float
+    ttft_slo_s: float | None
     max_body_bytes: int
 
 
@@ -33,7 +35,9 @@ class GenerationEndpoint(Generic[Request]):
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
-        timeout_s = self._limits.request_timeout_s
+        limits = self._limits
+        slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
+        terms = Terms(limits.request_timeout_s, slo_s)
         exchange.record.generates = True
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = parse_request(body, self._runner.dialect.kind, self._format.neutral)
@@ -41,8 +45,8 @@ class GenerationEndpoint(Generic[Request]):
         self._runner.check(request)
         answer = self._format.answer(request, exchange.request_id, self._runner.model.name, int(time.time()))
         async with (
-            exchange.while_connected(timeout_s + READING_GRACE_S),
-            self._runner.run(request, exchange.request_id, exchange.record, timeout_s) as updates,
+            exchange.while_connected(terms.timeout_s + READING_GRACE_S),
+            self._runner.run(request, exchange.request_id, exchange.record, terms) as updates,
         ):
             if request.stream:
                 await _stream(exchange, updates, answer, with_usage=request.include_usage)

@@ -39,6 +39,10 @@ class Exchange:
         self._started = False
         self.request_id = sane_or_new_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
 
+    def header(self, name: str) -> str:
+        """The value of a header of the request, its name in small letters; empty: it has none."""
+        return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+
     async def read_json(self, limit: int) -> bytes:
         """Returns the whole body. Raises ClientGone, and ApiError if it is no JSON, above `limit` bytes or too slow."""
         media_type = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()

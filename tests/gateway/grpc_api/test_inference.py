@@ -264,6 +264,14 @@ async def test_a_message_above_the_limit_is_refused_by_its_size(served: Served):
     await served.generate()
 
 
+async def test_a_client_says_by_when_it_wants_its_first_token(served: Served):
+    [_ async for _ in served.stub.Generate(request(), metadata=(("x-slo-ttft-ms", "250"),))]
+    assert served.generator.requests[-1].ttft_slo_s == 0.25
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        [_ async for _ in served.stub.Generate(request(), metadata=(("x-slo-ttft-ms", "soon"),))]
+    assert raised.value.code() is Code.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 async def test_a_client_that_leaves_ends_the_work(served: Served, how: str):
     served.generator.script = Script(delta_per_token(served.tokens("abc"))[:1], hangs=True)

@@ -8,11 +8,20 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from services.gateway.api.generation import Delta, Expired, Failed, GenerationError, TooLarge, Unavailable
+from services.gateway.api.generation import (
+    Delta,
+    Expired,
+    Failed,
+    GenerationError,
+    Overloaded,
+    Refusal,
+    TooLarge,
+    Unavailable,
+)
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults
 from services.protocol.outcomes import FinishReason
-from tests.gateway.running_api import Api, events, running_api
+from tests.gateway.running_api import MODEL, Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -211,6 +220,7 @@ async def test_logprobs_of_a_completion(api: Api, stream: bool):
 
 ERRORS: list[tuple[GenerationError, int, str]] = [
     (Unavailable("secret 10.0.0.1", retry_after_s=3), 503, "service_unavailable"),
+    (Overloaded("secret 10.0.0.1", 3, Refusal.SLO), 429, "server_overloaded"),
     (TooLarge("secret 10.0.0.1"), 400, "context_length_exceeded"),
     (Expired("secret 10.0.0.1"), 504, "timeout"),
     (Failed("secret 10.0.0.1"), 500, "internal_error"),
@@ -232,7 +242,7 @@ async def test_error_before_the_first_token_is_a_status(
     assert response.status_code == status
     assert response.json()["error"]["code"] == code
     assert "secret" not in response.text
-    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+    assert response.headers.get("retry-after") == ("3" if status in (429, 503) else None)
 
 
 @pytest.mark.parametrize("error", [Failed("secret"), ValueError("secret")])
@@ -356,3 +366,30 @@ async def test_template_that_refuses_the_messages():
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "messages"
         assert "roles must alternate" in response.json()["error"]["message"]
+
+
+async def test_refusals_are_counted_by_their_cause(api: Api):
+    async def refusals() -> float:
+        lines = (await api.http.get("/metrics")).text.splitlines()
+        name = 'baton_admission_refusals_total{cause="share"} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = await refusals()
+    api.generator.error = Overloaded("late", 3, Refusal.SHARE)
+    await api.complete()
+    assert await refusals() == before + 1
+
+
+@pytest.mark.parametrize(("header", "slo_s"), [({}, None), ({"x-slo-ttft-ms": "250"}, 0.25)])
+async def test_a_client_says_by_when_it_wants_its_first_token(api: Api, header: dict[str, str], slo_s: float | None):
+    response = await api.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers=header)
+    assert response.status_code == 200
+    assert api.generator.requests[-1].ttft_slo_s == slo_s
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "1.5", "9" * 10, "\u0665"])
+async def test_a_limit_that_is_no_number_is_refused(api: Api, value: str):
+    headers = {b"x-slo-ttft-ms": value.encode()}
+    response = await api.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "x-slo-ttft-ms"
