@@ -56,9 +56,13 @@ class SendToProducer:
 
 @dataclass(frozen=True, slots=True)
 class Enqueue:
-    """Reserve blocks for this prompt, in turn, and answer with `reserved`: the producer announced its first ones."""
+    """Reserve blocks for this prompt, in turn, and answer with `reserved`: the producer has announced its first ones.
+
+    Comes again with further ones, which tells how fast the producer is.
+    """
 
     id: AttemptId
+    num_announced: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,12 +150,12 @@ class Consumer:
         if handoff is None:
             self._actions.append(SendToProducer(stream, Release(message.id)))
             return
-        is_first = not len(handoff.announced)
+        before = len(handoff.announced)
         if not handoff.announced.add(message):
             self._end(message.id, now, report=EndReason.STALE)
             return
-        if is_first and len(handoff.announced):
-            self._actions.append(Enqueue(message.id))
+        if len(handoff.announced) > before:
+            self._actions.append(Enqueue(message.id, len(handoff.announced)))
         if handoff.destination is not None:
             self._go_on(message.id, handoff)
 

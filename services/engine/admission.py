@@ -9,6 +9,7 @@ from services.engine.batch_state import BatchState, Phase
 from services.engine.block_tables import BlockTables
 from services.engine.branches import Branches
 from services.engine.cache_entries import CacheEntries
+from services.engine.prefix_cache import Match
 from services.engine.request import Branch, Kind, Request
 from services.engine.request_table import RequestTable
 
@@ -49,12 +50,12 @@ class Admitter:
     def admit(self, request: Request, watermark: int) -> Admission:
         """Allocates slots and blocks for a queued request, leaving `watermark` blocks; or changes nothing."""
         known = self._entries.known_match(request)
-        if known is not None and known.next_is_pending:
+        if known is not None and self._waits_for(known, request):
             return Admission.WAITS_FOR_PREFIX
         if self._batch.num_free_slots < 1 + len(request.branches):
             return Admission.NO_ROOM
         match = self._entries.match(request)
-        if match.next_is_pending:
+        if self._waits_for(match, request):
             return Admission.WAITS_FOR_PREFIX
         blocks = self._tables.allocate(match.blocks, self.blocks_needed(request), watermark)
         if blocks is None:
@@ -62,6 +63,19 @@ class Admitter:
         request.match = None
         self._open(request, blocks, num_cached=len(match.blocks))
         return Admission.ADMITTED
+
+    def _waits_for(self, match: Match, request: Request) -> bool:
+        """True when another sequence computes or reads the request's next block, and gets on at least as fast.
+
+        Of two handoffs of one prompt the later may have the faster producer: it waits for the earlier one as long as
+        that has as many blocks announced.
+        """
+        if not match.next_is_pending or request.kind is not Kind.CONSUME:
+            return match.next_is_pending
+        batch, at = self._batch, len(match.blocks)
+        receiving = batch.slots_in(Phase.RECEIVING)
+        owners = receiving[batch.block_table[receiving, at] == match.pending].tolist()
+        return not owners or batch.request(owners[0]).announced >= request.announced
 
     def _open(self, request: Request, blocks: np.ndarray, num_cached: int) -> None:
         batch = self._batch

@@ -27,13 +27,18 @@ _FIRST_GUESS = 8  # blocks; see PrefixCache.match
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The result of a look-up: ready blocks, and whether the next one is pending."""
+    """The result of a look-up: ready blocks, and the next one where that is pending."""
 
     blocks: np.ndarray  # int32[n]
-    next_is_pending: bool
+    pending: int = NO_BLOCK
+
+    @property
+    def next_is_pending(self) -> bool:
+        """True when the block behind the ready ones is being computed or read."""
+        return self.pending != NO_BLOCK
 
 
-NO_MATCH = Match(np.zeros(0, dtype=np.int32), False)
+NO_MATCH = Match(np.zeros(0, dtype=np.int32))
 
 
 @dataclass(slots=True)
@@ -122,7 +127,8 @@ class PrefixCache:
             else:
                 break
         first_pending = bisect_left(blocks, True, key=self._pending.__getitem__)
-        return Match(np.array(blocks[:first_pending], dtype=np.int32), first_pending < len(blocks))
+        pending = blocks[first_pending] if first_pending < len(blocks) else NO_BLOCK
+        return Match(np.array(blocks[:first_pending], dtype=np.int32), pending)
 
     def _child(self, blocks: "array[int]", wanted: np.ndarray) -> int | None:
         """Finds the next block of a chain that begins with these."""

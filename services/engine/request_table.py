@@ -59,10 +59,15 @@ class RequestTable:
         assert request.id not in self._records
         self._records[request.id] = self._in_state[state][request.id] = Record(request, state)
 
-    def enqueue(self, id: AttemptId) -> None:
-        """Makes a PARKED request WAITING; changes nothing for any other id."""
-        if id in self._in_state[State.PARKED]:
-            self._move(self._records[id], State.WAITING)
+    def enqueue(self, id: AttemptId, num_announced: int = 1) -> None:
+        """Makes a PARKED request WAITING, whose producer has announced leading blocks; unknown ids change nothing.
+
+        For a request in any other state only their number is noted.
+        """
+        if (record := self._records.get(id)) is not None:
+            record.request.announced = num_announced
+            if record.state is State.PARKED:
+                self._move(record, State.WAITING)
 
     def occupy(self, request: Request, slot: int, charged: int = 0) -> None:
         """Makes a request RUNNING, which is WAITING or PREEMPTED, or a branch that begins to exist."""

@@ -104,8 +104,8 @@ class CoreState:
                 self.outputs.reads.append(read)
             case AbandonRead(read_id):
                 self.outputs.abandoned_reads.append(read_id)
-            case Enqueue(id):
-                sequences.requests.enqueue(id)
+            case Enqueue(id, num_announced):
+                sequences.requests.enqueue(id, num_announced)
                 self.may_admit = True
             case Arrived(id, num_blocks):
                 self.engine.arrived(id, num_blocks)

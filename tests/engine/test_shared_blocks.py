@@ -111,6 +111,32 @@ def test_choices_share_a_block_that_another_prompt_began_to_compute(
         assert driven.tokens[handle + choice] == says(tuple(prompt), 17, seed)
 
 
+def test_a_handoff_does_not_wait_for_a_slower_one_of_the_same_prompt():
+    """It waits as long as the other one has as many blocks announced, and shares what had arrived by then."""
+    driven, prompt = make_engine(), list(range(14))
+    requests, engine = driven.engine.sequences.requests, driven.engine
+    slow, fast = (driven.submit(prompt, 3, kind=Kind.CONSUME) for _ in range(2))
+    for handle in (slow, fast):
+        requests.enqueue(id_of(handle), 1)
+        driven.step()
+    land(driven, slow, 1)
+    driven.step()
+    assert requests.slot_of(id_of(fast)) is None
+    requests.enqueue(id_of(fast), 4)
+    driven.step()
+    assert blocks_of(driven, fast)[0] == blocks_of(driven, slow)[0]
+    land(driven, fast, 4)
+    tokens = reference(prompt, 3)
+    engine.ready(id_of(fast), (FirstToken(fast, tokens[0], None),))
+    driven.run()
+    assert driven.tokens[fast] == tokens
+    land(driven, slow, 4)
+    engine.ready(id_of(slow), (FirstToken(slow, tokens[0], None),))
+    driven.run()
+    assert driven.tokens[slow] == tokens
+    assert not requests.ids
+
+
 class Traffic:
     """Requests for prompts that mostly end at a block border, in an engine with few blocks of two tokens."""
 

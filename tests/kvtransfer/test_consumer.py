@@ -88,7 +88,7 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
     announce(consumer, 0, [])
     assert actions(consumer) == []
     announce(consumer, 0, [3])
-    assert actions(consumer) == [Enqueue(ID)]
+    assert actions(consumer) == [Enqueue(ID, 1)]
     announce(consumer, 1, [4], FIRST)
     consumer.reserved(ID, [8, 9, 7], 0)
     assert actions(consumer) == [Posted(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
@@ -100,7 +100,7 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
 def test_what_is_announced_later_is_read_at_once(consumer: Consumer) -> None:
     reading(consumer, [3], [8, 9])
     announce(consumer, 1, [4], FIRST)
-    assert actions(consumer) == [Posted(2, PRODUCER, (4,), (9,), (104,))]
+    assert actions(consumer) == [Enqueue(ID, 2), Posted(2, PRODUCER, (4,), (9,), (104,))]
 
 
 def test_blocks_that_decode_holds_are_not_read(consumer: Consumer) -> None:
@@ -117,7 +117,7 @@ def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
     announce(consumer, 1, [4])
     assert not any(isinstance(action, Posted) for action in actions(consumer))
     announce(consumer, 2, [5], FIRST)
-    assert actions(consumer) == [Posted(1, PRODUCER, (5,), (9,), (105,))]
+    assert actions(consumer) == [Enqueue(ID, 3), Posted(1, PRODUCER, (5,), (9,), (105,))]
 
 
 def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> None:
@@ -125,7 +125,7 @@ def test_an_announcement_that_comes_twice_is_read_once(consumer: Consumer) -> No
     announce(consumer, 0, [3])
     assert actions(consumer) == []
     announce(consumer, 0, [3, 4], FIRST)
-    assert actions(consumer) == [Posted(read_id + 1, PRODUCER, (4,), (9,), (104,))]
+    assert actions(consumer) == [Enqueue(ID, 2), Posted(read_id + 1, PRODUCER, (4,), (9,), (104,))]
 
 
 def test_a_gap_in_the_announcements_fails_the_handoff(consumer: Consumer) -> None:
