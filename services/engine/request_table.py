@@ -17,6 +17,7 @@ import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from services.engine.batch_state import BatchState, Phase
+from services.engine.queued_groups import QueuedGroups
 from services.engine.request import Request
 
 
@@ -28,6 +29,9 @@ class State(Enum):
     PREEMPTED = auto()  # waits for admission again, before those that WAIT
     RUNNING = auto()  # occupies a slot; `BatchState.phase` says what the slot is doing
     LEASED = auto()  # is not computed any more; its blocks are kept for the consumer
+
+
+_QUEUED = (State.PARKED, State.WAITING, State.PREEMPTED)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +52,7 @@ class RequestTable:
         self._records: dict[AttemptId, Record] = {}
         self._in_state: dict[State, dict[AttemptId, Record]] = {state: {} for state in State}
         self._running, self._leased = self._in_state[State.RUNNING], self._in_state[State.LEASED]
+        self.queued_groups = QueuedGroups()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -58,6 +63,7 @@ class RequestTable:
         """Adds a request that is PARKED or WAITING."""
         assert request.id not in self._records
         self._records[request.id] = self._in_state[state][request.id] = Record(request, state)
+        self.queued_groups.add(request)
 
     def enqueue(self, id: AttemptId, num_announced: int = 1) -> None:
         """Makes a PARKED request WAITING, whose producer has announced leading blocks; unknown ids change nothing.
@@ -75,6 +81,7 @@ class RequestTable:
             self.add(request, State.WAITING)
         record = self._records[request.id]
         self._move(record, State.RUNNING)
+        self.queued_groups.discard(request)
         record.slot, record.charged = slot, charged
 
     def preempt(self, request: Request) -> None:
@@ -82,6 +89,7 @@ class RequestTable:
         record = self._records[request.id]
         self._move(record, State.PREEMPTED)
         record.request, record.slot, record.charged = request, None, 0
+        self.queued_groups.add(request)
 
     def lease(self, id: AttemptId, blocks: np.ndarray) -> None:
         """Makes a RUNNING request LEASED, with int32[n] blocks."""
@@ -94,6 +102,7 @@ class RequestTable:
         record = self._records.pop(id, None)
         if record is not None:
             del self._in_state[record.state][id]
+            self.queued_groups.discard(record.request)
         return record
 
     # Look-ups.
@@ -150,6 +159,7 @@ class RequestTable:
             assert (record.slot is not None) == (record.state is State.RUNNING), f"{id}: slot {record.slot}"
             assert (record.leased is not None) == (record.state is State.LEASED), f"{id}: blocks of a lease"
             assert record.slot is None or batch.requests[record.slot] is record.request, f"{id}: another's slot"
+        self.queued_groups.check(request for state in _QUEUED for request in self.in_state(state))
         slots = sorted(record.slot for record in self._in_state[State.RUNNING].values() if record.slot is not None)
         assert slots == np.flatnonzero(batch.phase != Phase.FREE).tolist(), "slots that are occupied by no request"
 

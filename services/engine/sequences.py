@@ -128,9 +128,14 @@ class Sequences:
             self.requests.remove(id)
 
     def free(self, id: AttemptId, quarantined: tuple[int, ...] = ()) -> None:
-        """Removes a request and frees its blocks, but for the quarantined ones. Unknown ids change nothing."""
+        """Removes a request and frees its blocks, but for the quarantined ones. Unknown ids change nothing.
+
+        A branch whose group is queued is taken out of the group, which ends with its last branch.
+        """
+        id = self.requests.queued_groups.ends_with(id)
         record = self.requests.get(id)
         if record is None:
+            self.requests.queued_groups.remove(id)
             return
         if record.slot is not None:
             self._vacate(record.slot, frozenset(quarantined))
@@ -207,8 +212,14 @@ class Sequences:
         self.batch.close(slot)
 
     def _leave_prompt(self, request: Request, slot: int) -> None:
-        """Has the prompt of a waiting branch computed without it, unless the prompt's own slot is being freed."""
+        """Has the prompt of a waiting branch computed without it, unless the prompt's own slot is being freed.
+
+        Without its last branch, nobody wants a prompt. One that is handed off is its state machine's to end.
+        """
         assert request.parent is not None
         prompt = self.requests.slot_of(request.parent)
-        if prompt is not None and slot in self.branches.of(prompt):
-            self.branches.remove(prompt, slot)
+        if prompt is None or slot not in self.branches.of(prompt):
+            return
+        self.branches.remove(prompt, slot)
+        if not self.branches.of(prompt) and self.batch.request(prompt).kind is Kind.LOCAL:
+            self.free(request.parent)

@@ -62,6 +62,7 @@ class CoreState:
 
     def abort(self, id: AttemptId, now: float) -> None:
         """Ends an attempt in each part that knows it, in that part's own way."""
+        id = self.engine.sequences.requests.queued_groups.ends_with(id)
         if id in self.producer.open_ids:
             self.producer.abort(id)
         elif id in self.consumer.open_ids:

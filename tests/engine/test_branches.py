@@ -11,6 +11,7 @@ from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
+from services.engine.request_table import State
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import GATEWAY, Driven, make_engine, reference
@@ -177,3 +178,59 @@ def test_the_prompt_s_scores_are_said_once_under_its_own_handle():
     assert list(driven.scores) == [handle]
     assert len(driven.scores[handle]) == 8
     assert np.all([len(score.top) == 2 for score in driven.scores[handle]])
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("dropped", [[1], [3], [1, 2], [1, 2, 3]])
+@pytest.mark.parametrize("kind", [Kind.LOCAL, Kind.PRODUCE])
+def test_a_choice_that_is_aborted_while_its_group_waits_is_not_computed(kind: Kind, dropped: list[int], depth: int):
+    scheduler = DecodeScheduler(64) if kind is Kind.LOCAL else PrefillScheduler(16)
+    driven = make_engine(num_blocks=12, scheduler=scheduler, depth=depth)
+    first = driven.submit(list(range(40)), 3 if kind is Kind.LOCAL else 1)
+    driven.step()
+    prompt = list(range(100, 118))
+    handle = driven.submit(prompt, 6, kind=kind, seeds=SEEDS, **WARM)
+    driven.step()
+    assert handle in [request.id.handle for request in driven.engine.sequences.requests.in_state(State.WAITING)]
+    for choice in dropped:
+        driven.engine.sequences.free(AttemptId(GatewayId(GATEWAY), handle + choice))
+        driven.engine.sequences.check()
+    driven.run()
+    assert first in driven.finish
+    for choice, seed in enumerate(SEEDS, start=1):
+        expected = says(prompt, 6 if kind is Kind.LOCAL else 1, seed)
+        assert driven.tokens.get(handle + choice) == (None if choice in dropped else expected)
+    driven.engine.sequences.free(AttemptId(GatewayId(GATEWAY), handle))
+    driven.assert_baseline()
+
+
+def test_a_choice_that_is_aborted_while_its_group_is_preempted_does_not_come_back():
+    """The group's prompt and an older sequence do not fit together once that one has grown."""
+    driven = make_engine(num_blocks=12, scheduler=DecodeScheduler(3, prefill_chunk=1))
+    driven.submit(list(range(8)), 40)
+    for _ in range(4):
+        driven.step()
+    prompt = list(range(100, 118))
+    handle = driven.submit(prompt, 4, seeds=SEEDS, **WARM)
+    requests = driven.engine.sequences.requests
+    while not requests.in_state(State.PREEMPTED):
+        assert driven.step()
+    assert [request.id.handle for request in requests.in_state(State.PREEMPTED)] == [handle]
+    driven.engine.sequences.free(AttemptId(GatewayId(GATEWAY), handle + 2))
+    driven.run()
+    assert [driven.tokens.get(handle + choice) for choice in (1, 2, 3)] == [
+        says(prompt, 4, SEEDS[0]),
+        None,
+        says(prompt, 4, SEEDS[2]),
+    ]
+    driven.assert_baseline()
+
+
+def test_a_prompt_that_is_computed_ends_with_the_last_of_its_choices():
+    driven = make_engine(scheduler=DecodeScheduler(4))
+    handle = driven.submit(list(range(18)), 6, seeds=SEEDS)
+    driven.step()
+    for choice in (1, 2, 3):
+        assert Phase.BRANCH in phases(driven)
+        driven.engine.sequences.free(AttemptId(GatewayId(GATEWAY), handle + choice))
+    driven.assert_baseline()
