@@ -91,7 +91,7 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
     assert actions(consumer) == [Enqueue(ID, 1)]
     announce(consumer, 1, [4], FIRST)
     consumer.reserved(ID, [8, 9, 7], 0)
-    assert actions(consumer) == [Posted(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
+    assert actions(consumer) == [Enqueue(ID, 2), Posted(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
     consumer.read_ended(read_end(1, [3, 4]), 0.0)
     assert actions(consumer) == [Arrived(ID, 2), RELEASE, Ready(ID, FIRST)]
     assert consumer.open_ids == set()
