@@ -101,13 +101,19 @@ def _many_keys() -> Iterator[bytes]:
 
 _HTTP: dict[str, Callable[[], Iterator[bytes]]] = {
     "header of 100 MB": _large_header,
+    "16,000 headers": lambda: iter(
+        [b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + b"a:\r\n" * 16_000, b"\r\n"]
+    ),
     "body of 100 MB": lambda: _post(_COMPLETIONS, b"x" * (100 * _MIB)),
     "echo of 2,600,000 ids": lambda: _completion(prompt=[7] * 2_600_000, echo=True),
     "echo of 8,000 ids": lambda: _completion(prompt=[7] * 8000, echo=True, n=16),
     "1,024 prompts of 1,000 ids": lambda: _completion(prompt=[[7] * 1000] * 1024),
+    "1,024 texts of 8,000 characters": lambda: _completion(prompt=["word " * 1600] * 1024),
+    "128 choices, 1,000 biases": lambda: _completion(n=128, logit_bias={str(token): 1 for token in range(1000)}),
     "1,024 choices": lambda: _completion(prompt=["x"] * 8, n=128),
     "text of 8 MB": lambda: _filled(b'"prompt":"', b"word ", b'"}'),
     "text of escapes": lambda: _filled(b'"prompt":"', rb"\u00e9", b'"}'),
+    "128 bad words": lambda: _completion(bad_words=["word " * 12] * 128),
     "128 long bad words": lambda: _completion(bad_words=["word " * 200] * 128),
     "16,384 messages": lambda: _chat(16_384),
     "2,048 messages": lambda: _chat(2048),

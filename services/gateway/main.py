@@ -41,6 +41,10 @@ _REGISTRY_TIMEOUT_S = 1.0
 # default, took 3 to 6 % of the gateway's time.
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
+# How long a thread beside the event loop may keep the interpreter lock while the loop wants it. With Python's default
+# of 5 ms, each turn of the loop would wait so long while such a thread has work.
+_SWITCH_INTERVAL_S = 0.0005
+
 log = structlog.get_logger()
 
 
@@ -48,6 +52,7 @@ def run(config: GatewayConfig) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch))
@@ -84,7 +89,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
         ttft_slo_s=config.serving.ttft_slo_s,
     )
     servicer = InferenceServicer(runners, metrics, config.serving.request_timeout_s, config.serving.ttft_slo_s)
-    grpc_server = GrpcServer(servicer, dispatcher, DEFAULT_MAX_BODY_BYTES)
+    grpc_server = GrpcServer(servicer, dispatcher, runners.side, DEFAULT_MAX_BODY_BYTES)
     with listen(config.serving.host, config.serving.port) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.serving.host, config.serving.grpc_port)

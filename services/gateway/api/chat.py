@@ -9,10 +9,13 @@ from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_text_length
 from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest, Strict, TokenCount
+from services.gateway.api.side_thread import SideThread
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 
-MAX_MESSAGES = 16_384
+MAX_MESSAGES = 2048  # as OpenAI has it
+
+_FEW_PARTS = 128  # messages, and parts of their content, that are rendered in a millisecond or two
 
 
 def _as_parts(value: object) -> object:
@@ -30,7 +33,7 @@ class ContentPart(Strict):
     text: str
 
 
-Parts = Annotated[list[ContentPart], Field(min_length=1)]
+Parts = Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)]
 
 
 class Message(Strict):
@@ -65,7 +68,7 @@ class ChatRequest(CommonRequest):
 
     prompt_param: ClassVar[str] = "messages"
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -107,13 +110,18 @@ class ChatDialect:
 
     kind = ChatRequest
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, side: SideThread) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._side = side
 
     async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
-        text = self._render(request)
+        num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
+        if num_parts <= _FEW_PARTS and not request.chat_template_kwargs:
+            text = self._render(request)
+        else:
+            text = await self._side.run(self._render, request)
         check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
         return [Prompt(await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))]
 

@@ -1,19 +1,27 @@
 """Completions: requests of texts or token ids, and the dialect that makes prompts of them."""
 
+import asyncio
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
-from services.gateway.api.prompts import Prompt, check_text_length
+from services.gateway.api.prompts import Prompt, check_text_length, too_long
 from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest
+from services.gateway.api.side_thread import SideThread
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
 _DEFAULT_TOKENS = 16
+
+_SHORT = 16_384  # characters and token ids of all prompts together, which take 2 ms at most
+_FEW_PROMPTS = 16
+_SLICE = 16_384  # token ids that become an array at once
 
 
 def _prompt_type(value: object) -> object:
@@ -27,7 +35,7 @@ class CompletionRequest(CommonRequest):
 
     prompt_param: ClassVar[str] = "prompt"
 
-    prompt: Annotated[str | list[Any], BeforeValidator(_prompt_type)]
+    prompt: Annotated[SkipValidation[str | list[Any]], BeforeValidator(_prompt_type)]  # lists are not copied
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
@@ -64,20 +72,38 @@ class CompletionDialect:
 
     kind = CompletionRequest
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, side: SideThread) -> None:
         self._tokenizer = tokenizer
+        self._side = side
 
     async def prompts(self, request: CompletionRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
-        return [await self._prompt(prompt, request, max_tokens) for prompt in _separate_prompts(request.prompt)]
+        prompts = _separate_prompts(request.prompt)
+        for prompt in prompts:
+            self._check_length(prompt, max_tokens, request.prompt_param)
+        make_all = partial(self._make_all, prompts, request)
+        if len(prompts) <= _FEW_PROMPTS and sum(map(len, prompts)) <= _SHORT:
+            return make_all()
+        if all(isinstance(prompt, str) for prompt in prompts):
+            return await asyncio.to_thread(make_all)  # tokenizing releases the interpreter lock
+        return await self._side.run(make_all)
 
-    async def _prompt(self, prompt: str | list[int], request: CompletionRequest, max_tokens: int) -> Prompt:
+    def _check_length(self, prompt: str | list[Any], max_tokens: int, param: str) -> None:
+        """Raises ApiError for a prompt that is too long for sure, before any work is done for it."""
+        if isinstance(prompt, str):
+            check_text_length(self._tokenizer, prompt, max_tokens, param)
+        elif len(prompt) > max_tokens:
+            raise too_long(max_tokens, f"your {param} have {len(prompt)} tokens", param)
+
+    def _make_all(self, prompts: Sequence[str | list[Any]], request: CompletionRequest) -> list[Prompt]:
+        return [self._make(prompt, request) for prompt in prompts]
+
+    def _make(self, prompt: str | list[Any], request: CompletionRequest) -> Prompt:
         if isinstance(prompt, list):
             token_ids = _as_token_ids(prompt, request.prompt_param)
-            return Prompt(token_ids, self._tokenizer.backend.decode(prompt) if request.echo else "")
-        check_text_length(self._tokenizer, prompt, max_tokens, request.prompt_param)
+            return Prompt(token_ids, self._tokenizer.decode(prompt) if request.echo else "")
         add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
-        token_ids = await self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        token_ids = self._tokenizer.encode_here(prompt, add_special_tokens=add_special_tokens)
         return Prompt(token_ids, prompt if request.echo else "")
 
     def shown(self, request: CompletionRequest, prompt: Prompt) -> PromptShown | None:
@@ -88,7 +114,7 @@ class CompletionDialect:
         return PromptShown(prompt.token_ids.tolist(), prompt.echo, echo_logprobs, request.prompt_logprobs)
 
 
-def _separate_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+def _separate_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
     """Returns the prompts, texts or token ids, of a field in any of the forms that OpenAI allows. Raises ApiError."""
     several = isinstance(prompt, list) and len(prompt) > 0 and all(isinstance(entry, str | list) for entry in prompt)
     prompts = prompt if several and isinstance(prompt, list) else [prompt]
@@ -105,14 +131,15 @@ def _check_prompt(prompt: str | list[Any]) -> None:
     if len(prompt) == 0:
         code = "empty_array" if isinstance(prompt, list) else "empty_string"
         raise invalid("Invalid 'prompt': it must not be empty.", "prompt", code)
-    if isinstance(prompt, list) and not all(type(entry) is int for entry in prompt):
-        raise invalid("Invalid type for 'prompt': expected strings or arrays of token ids.", "prompt", "invalid_type")
 
 
-def _as_token_ids(numbers: list[int], param: str) -> np.ndarray:
-    """Returns a client's own token ids, int32[n]. Raises ApiError for numbers that no model has as token ids."""
+def _as_token_ids(entries: list[Any], param: str) -> np.ndarray:
+    """Returns a client's own token ids, int32[n]. Raises ApiError for what no model has as token ids."""
+    if not all(type(entry) is int for entry in entries):
+        raise invalid(f"Invalid type for '{param}': expected strings or arrays of token ids.", param, "invalid_type")
     try:
-        token_ids = np.array(numbers, np.int32)
+        slices = [np.array(entries[start : start + _SLICE], np.int32) for start in range(0, len(entries), _SLICE)]
+        token_ids = np.concatenate(slices)
     except OverflowError:
         token_ids = None
     if token_ids is None or token_ids.min() < 0:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import ApiError, invalid
 from services.gateway.text.tokenizer import Tokenizer
 
 
@@ -19,8 +19,13 @@ class Prompt:
 def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:
     """Raises ApiError for a text that surely has more than `max_tokens` tokens, without tokenizing it."""
     if tokenizer.exceeds(text, max_tokens):
-        message = f"This model's maximum context length is {max_tokens} tokens. However, your {param} is far longer."
-        raise invalid(message, param, "context_length_exceeded")
+        raise too_long(max_tokens, f"your {param} is far longer", param)
+
+
+def too_long(max_tokens: int, found: str, param: str) -> ApiError:
+    """The error for what does not fit the context. `found`: the client's own number."""
+    message = f"This model's maximum context length is {max_tokens} tokens. However, {found}."
+    return invalid(message, param, "context_length_exceeded")
 
 
 def check_token_ids(token_ids: np.ndarray, vocab_size: int, param: str) -> None:

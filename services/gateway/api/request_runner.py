@@ -1,8 +1,9 @@
-"""Runs a checked request, for every API: tokenizes its prompts, has tokens generated, turns them into text.
+"""Runs a request, for every API: checks it, tokenizes its prompts, has tokens generated, turns them into text.
 
 What the kinds of request have in different forms is in their dialects.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,17 +12,20 @@ from time import monotonic
 from typing import Generic
 
 from services.gateway.api.chat import ChatDialect, ChatRequest
-from services.gateway.api.choice import Choice
+from services.gateway.api.choice import Choice, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded
+from services.gateway.api.large_json import takes_long
 from services.gateway.api.prompts import Prompt, check_token_ids
 from services.gateway.api.request_record import RequestRecord
-from services.gateway.api.sampling import bad_word_tokens, resolve_sampling, seed_of_choice
+from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
+from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
 from services.gateway.api.updates import Updates
+from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.detokenizer import make_detokenizer
@@ -29,11 +33,17 @@ from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.protocol.sampling import SamplingParams
 
 # A client that does not read its answer may keep the request open this much longer than the request may take.
 READING_GRACE_S = 10.0
 
 MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
+# Tokens that sampling parameters name (biases, stop tokens, bad words), of all choices together.
+MAX_NAMED_TOKENS = 1 << 17
+
+_AT_ONCE = 64  # choices that are made before other requests get their turn
+_SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +72,23 @@ class RequestRunner(Generic[Request]):
         tokenizer: Tokenizer,
         generator: Generator,
         metrics: GatewayMetrics,
+        side: SideThread,
     ) -> None:
         self.dialect = dialect
         self.model = model
         self._tokenizer = tokenizer
         self._generator = generator
         self._metrics = metrics
+        self.side = side
+
+    async def parse(self, body: bytes, neutral: Neutral) -> Request:
+        """Returns the checked request of a body. Raises ApiError."""
+        if takes_long(body):
+            request = await self.side.run(parse_request, body, self.dialect.kind, neutral)
+        else:
+            request = parse_request(body, self.dialect.kind, neutral)
+        self.check(request)
+        return request
 
     def check(self, request: Request) -> None:
         """Checks all that needs no tokens. Raises ApiError."""
@@ -81,13 +102,10 @@ class RequestRunner(Generic[Request]):
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         try:
             prompts, num_choices = await self.tokenize(request), request.n or 1
-            capsules = self._capsules(request, prompts, num_choices)
+            capsules = await self._capsules(request, prompts, num_choices)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
-            choices = [
-                self._choice(index, request, prompts[index // num_choices], capsule)
-                for index, capsule in enumerate(capsules)
-            ]
+            choices = await self._choices(request, prompts, capsules)
             wanted = GenerationRequest(
                 request_id, capsules, terms.timeout_s, num_choices, terms.ttft_slo_s, terms.tenant
             )
@@ -121,37 +139,73 @@ class RequestRunner(Generic[Request]):
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
         return max_model_len
 
-    def _capsules(self, request: Request, prompts: Sequence[Prompt], num_choices: int) -> tuple[Capsule, ...]:
+    async def _capsules(self, request: Request, prompts: Sequence[Prompt], num_choices: int) -> tuple[Capsule, ...]:
         """Returns the capsules of all choices, ordered by prompt."""
-        if len(prompts) * num_choices > MAX_SEQUENCES:
+        num_sequences = len(prompts) * num_choices
+        if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
-        bad_words = bad_word_tokens(self._tokenizer, request.bad_words or ())
+        max_model_len, vocab_size = self.max_model_len, self.model.vocab_size
+        bad_words = await self._bad_words(request.bad_words or [])
+        first = resolve_sampling(
+            request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words
+        )
+        if num_sequences * _named_tokens(first) > MAX_NAMED_TOKENS:
+            names = "'logit_bias', 'stop_token_ids' and 'bad_words' name more than"
+            raise invalid(f"{names} {MAX_NAMED_TOKENS} tokens, counted once for each of {num_sequences} choices.", "n")
         capsules = []
-        for prompt in prompts:
+        for number, prompt in enumerate(prompts):
             token_ids = prompt.token_ids
-            sampling = resolve_sampling(
-                request, self.model.defaults, len(token_ids), self.max_model_len, self.model.vocab_size, bad_words
-            )
+            sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first
             for index in range(num_choices):
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
                 capsules.append(Capsule(token_ids, len(token_ids), own))
+                await _let_others_run(len(capsules))
         return tuple(capsules)
 
-    def _choice(self, index: int, request: Request, prompt: Prompt, capsule: Capsule) -> Choice:
+    async def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
+        if sum(map(len, words)) <= _SHORT_WORDS:
+            return bad_word_tokens(self._tokenizer, words)
+        return await asyncio.to_thread(bad_word_tokens, self._tokenizer, words)
+
+    async def _choices(
+        self, request: Request, prompts: Sequence[Prompt], capsules: Sequence[Capsule]
+    ) -> Sequence[Choice]:
+        choices: list[Choice] = []
+        num_choices = len(capsules) // len(prompts)
+        for number, prompt in enumerate(prompts):
+            shown = self.dialect.shown(request, prompt)
+            for capsule in capsules[number * num_choices : (number + 1) * num_choices]:
+                choices.append(self._choice(len(choices), request, prompt, capsule, shown))
+                await _let_others_run(len(choices))
+        return choices
+
+    def _choice(
+        self, index: int, request: Request, prompt: Prompt, capsule: Capsule, shown: PromptShown | None
+    ) -> Choice:
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
         last = prompt.token_ids[-16:].tolist()
         detokenizer = make_detokenizer(self._tokenizer, last, skip_special_tokens=skip_special_tokens)
         text = SequenceText(detokenizer, tuple(request.stop or ()), capsule.sampling.min_tokens)
-        return Choice(index, text, self.dialect.shown(request, prompt))
+        return Choice(index, text, shown)
+
+
+async def _let_others_run(num_made: int) -> None:
+    if num_made % _AT_ONCE == 0:
+        await asyncio.sleep(0)
+
+
+def _named_tokens(sampling: SamplingParams) -> int:
+    return len(sampling.logit_bias) + len(sampling.stop_token_ids) + sum(map(len, sampling.bad_words))
 
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """One runner for each dialect, and the tokenizer of all of them."""
+    """One runner for each dialect, and what all of them share."""
 
     chat: RequestRunner[ChatRequest]
     completions: RequestRunner[CompletionRequest]
     tokenizer: Tokenizer
+    side: SideThread
 
 
 def make_runners(
@@ -166,9 +220,11 @@ def make_runners(
     served = ServedModel(
         name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
     )
-    chat, completions = ChatDialect(tokenizer, chat_template), CompletionDialect(tokenizer)
+    side = SideThread()
+    chat, completions = ChatDialect(tokenizer, chat_template, side), CompletionDialect(tokenizer, side)
     return Runners(
-        RequestRunner(chat, served, tokenizer, generator, metrics),
-        RequestRunner(completions, served, tokenizer, generator, metrics),
+        RequestRunner(chat, served, tokenizer, generator, metrics, side),
+        RequestRunner(completions, served, tokenizer, generator, metrics, side),
         tokenizer,
+        side,
     )

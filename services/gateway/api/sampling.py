@@ -2,11 +2,13 @@
 
 import secrets
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TypeVar
 
-from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import too_long
 from services.gateway.api.schema import CommonRequest
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults
@@ -31,9 +33,6 @@ def resolve_sampling(
     the vocabulary.
     """
     max_tokens = _max_tokens(request, num_prompt, max_model_len)
-    min_tokens = request.min_tokens or 0
-    if min_tokens > max_tokens:
-        raise invalid(f"'min_tokens' must be at most the maximum of {max_tokens} tokens.", "min_tokens")
     stop_token_ids = tuple(request.stop_token_ids or ())
     logit_bias = tuple((request.logit_bias or {}).items())
     for name, tokens in (("stop_token_ids", stop_token_ids), ("logit_bias", [token for token, _ in logit_bias])):
@@ -46,7 +45,7 @@ def resolve_sampling(
         top_k=_first(request.top_k, defaults.top_k, -1) or -1,
         min_p=_first(request.min_p, defaults.min_p, 0.0),
         seed=secrets.randbits(64) if request.seed is None else request.seed & _SEED_MASK,
-        min_tokens=min_tokens,
+        min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=stop_token_ids,
         num_logprobs=request.num_logprobs,
@@ -66,13 +65,23 @@ def seed_of_choice(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(struct.pack("<QI", seed, index), digest_size=8).digest(), "little")
 
 
-def bad_word_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+def for_prompt(sampling: SamplingParams, request: CommonRequest, num_prompt: int, max_model_len: int) -> SamplingParams:
+    """Returns a request's resolved parameters for the first choice of another prompt, of `num_prompt` tokens.
+
+    Raises ApiError where that prompt does not fit the context.
+    """
+    seed = secrets.randbits(64) if request.seed is None else sampling.seed
+    return replace(sampling, max_tokens=_max_tokens(request, num_prompt, max_model_len), seed=seed)
+
+
+def bad_word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Returns the tokens of each word as written at the start of a text and after a space.
 
-    A model can still spell a word in other tokens.
+    A model can still spell a word in other tokens. Releases the interpreter lock.
     """
     written = [text for word in words for text in (word, " " + word)]
-    encoded = (tuple(tokenizer.backend.encode(text, add_special_tokens=False).ids) for text in written)
+    encodings = tokenizer.backend.encode_batch_fast(written, add_special_tokens=False)
+    encoded = (tuple(encoding.ids) for encoding in encodings)
     return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
 
 
@@ -83,15 +92,11 @@ def _first(*values: Number | None) -> Number:
 def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int) -> int:
     asked, param, room = request.asked_tokens, request.prompt_param, max_model_len - num_prompt
     if room < 1:
-        raise _too_long(max_model_len, f"your {param} have {num_prompt} tokens", param)
-    if asked is None:
-        return request.default_tokens(room)
-    if asked > room:
+        raise too_long(max_model_len, f"your {param} have {num_prompt} tokens", param)
+    if asked is not None and asked > room:
         parts = f"{num_prompt} in the {param}, {asked} in the completion"
-        raise _too_long(max_model_len, f"you requested {num_prompt + asked} tokens ({parts})", param)
-    return asked
-
-
-def _too_long(max_model_len: int, found: str, param: str) -> ApiError:
-    message = f"This model's maximum context length is {max_model_len} tokens. However, {found}."
-    return invalid(message, param, "context_length_exceeded")
+        raise too_long(max_model_len, f"you requested {num_prompt + asked} tokens ({parts})", param)
+    max_tokens = request.default_tokens(room) if asked is None else asked
+    if (request.min_tokens or 0) > max_tokens:
+        raise invalid(f"'min_tokens' must be at most the maximum of {max_tokens} tokens.", "min_tokens")
+    return max_tokens

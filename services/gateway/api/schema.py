@@ -27,18 +27,20 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_CHOICES = 128
 MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
+MAX_BAD_WORDS_CHARS = 8192  # of all of them together: each is tokenized twice
 MAX_LOGPROBS = 20
 TOKEN_ID_LIMIT = 2**31
+MAX_FIELDS = 128  # of an object, whether known or not: each unknown one is an error of its own
 
 _TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 
 def _logit_bias(value: object) -> object:
     """Converts JSON's keys, which are strings, to token ids."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise PydanticCustomError("logit_bias", "It must have at most {limit} entries.", {"limit": MAX_BIASES})
     if not isinstance(value, dict) or not all(_TOKEN_KEY.fullmatch(str(key)) for key in value):
         raise PydanticCustomError("logit_bias", "It must be an object whose keys are token ids.")
-    if len(value) > MAX_BIASES:
-        raise PydanticCustomError("logit_bias", "It must have at most {limit} entries.", {"limit": MAX_BIASES})
     if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
         raise PydanticCustomError("logit_bias", "Its values must be numbers from -100 to 100.")
     return {int(token): float(bias) for token, bias in value.items()}
@@ -60,6 +62,13 @@ def _stop_lengths(stops: list[str]) -> list[str]:
     return stops
 
 
+def _all_bad_words(words: list[str]) -> list[str]:
+    if sum(map(len, words)) > MAX_BAD_WORDS_CHARS:
+        limit = {"limit": MAX_BAD_WORDS_CHARS}
+        raise PydanticCustomError("bad_words_length", "They must have at most {limit} characters in all.", limit)
+    return words
+
+
 def _top_k(value: int) -> int:
     if value < -1:
         raise PydanticCustomError("top_k", "It must be -1 or 0 (off), or at least 1.")
@@ -69,6 +78,7 @@ def _top_k(value: int) -> int:
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS), AfterValidator(_all_bad_words)]
 Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STOPS), AfterValidator(_stop_lengths)]
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT)]
 TokenCount = Annotated[int, Field(ge=1)]
@@ -78,6 +88,13 @@ class Strict(BaseModel):
     """A model that converts nothing and refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: object) -> object:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise PydanticCustomError("too_many_fields", "It must have at most {limit} fields.", {"limit": MAX_FIELDS})
+        return value
 
 
 class StreamOptions(Strict):
@@ -127,7 +144,7 @@ class CommonRequest(Strict, ABC):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=MAX_REPETITION, allow_inf_nan=False)] | None = None
     logit_bias: LogitBias | None = None
-    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words: BadWords | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
-from services.gateway.api.schema import Request
+from services.gateway.api.large_json import JsonError, read_large, takes_long
+from services.gateway.api.schema import MAX_FIELDS, Request
 
 # Fields that clients know and Baton does not act on, each with the values that ask for nothing. null always does.
 Neutral = Mapping[str, tuple[object, ...]]
@@ -47,9 +48,14 @@ _TYPES = {
 
 
 def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request:
-    """Returns the request in a body. Raises ApiError for anything that is not a valid request of this kind."""
+    """Returns the request in a body. Raises ApiError for anything that is not a valid request of this kind.
+
+    A body that `takes_long` should be parsed beside the event loop.
+    """
     try:
-        value = orjson.loads(body)
+        value = read_large(body) if takes_long(body) else orjson.loads(body)
+    except JsonError as error:
+        raise _not_json() from error
     except orjson.JSONDecodeError as error:
         raise _malformed(body, kind, neutral) from error
     return validate_request(value, kind, neutral)
@@ -66,6 +72,10 @@ def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
                     return _from_details(details)
     except (ValueError, RecursionError):
         pass  # not even Python's JSON: the error below is all there is to say
+    return _not_json()
+
+
+def _not_json() -> ApiError:
     return invalid("The body is not valid JSON in UTF-8, or it is nested too deeply.", None)
 
 
@@ -73,6 +83,8 @@ def validate_request(value: object, kind: type[Request], neutral: Neutral) -> Re
     """Returns the request in a JSON value. Raises ApiError."""
     if not isinstance(value, dict):
         raise invalid("The body must be a JSON object.", None)
+    if len(value) > MAX_FIELDS:
+        raise invalid(f"The body has more than {MAX_FIELDS} fields.", None)
     asked = _without_neutral(value, neutral)
     given = {name: field for name, field in asked.items() if field is not None or name not in kind.model_fields}
     try:

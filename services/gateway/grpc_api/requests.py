@@ -1,6 +1,7 @@
 """Translates gRPC requests to the fields of OpenAI requests, so that one set of rules checks both."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -27,6 +28,7 @@ _OPTIONAL = (
     "repetition_penalty",
     "prompt_logprobs",
 )
+_SLICE = 16_384  # token ids
 # Fields of a GenerateRequest that a chat does not take.
 NOT_FOR_CHATS: Neutral = {"prompt_logprobs": ()}
 # OpenAI's name of a field, and its name here, where they differ.
@@ -48,8 +50,10 @@ def which_prompt(request: inference_pb2.GenerateRequest | inference_pb2.Tokenize
     return which
 
 
-def generation_fields(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
-    """The fields of a GenerateRequest beside its prompt."""
+def other_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
+    """The fields of a request beside its model and its prompt."""
+    if isinstance(request, inference_pb2.TokenizeRequest):
+        return {"add_special_tokens": request.add_special_tokens} if request.HasField("add_special_tokens") else {}
     fields = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
     fields |= {
         "ignore_eos": request.ignore_eos,
@@ -71,9 +75,14 @@ def prompt_fields(request: inference_pb2.GenerateRequest | inference_pb2.Tokeniz
             return _chat_fields(request.chat)
         case "token_ids":
             assert isinstance(request, inference_pb2.GenerateRequest)
-            return {"prompt": list(request.token_ids.ids)}
+            return {"prompt": _token_ids(request.token_ids.ids)}
         case _:
             return {"prompt": request.text}
+
+
+def _token_ids(ids: Sequence[int]) -> list[int]:
+    """Copies token ids in slices: one call would keep the interpreter lock all the time."""
+    return [token for start in range(0, len(ids), _SLICE) for token in ids[start : start + _SLICE]]
 
 
 def _chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:

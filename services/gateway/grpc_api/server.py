@@ -9,6 +9,8 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.generation import Generator
+from services.gateway.api.side_thread import SideThread
+from services.gateway.grpc_api.decoding import DecodingInterceptor
 from services.gateway.listening import DRAIN_S, ListenError
 from services.protocol.grpc_options import host_port
 
@@ -22,10 +24,14 @@ class GrpcServer:
     """Serves from `start` to `stop`."""
 
     def __init__(
-        self, servicer: inference_pb2_grpc.InferenceServicer, generator: Generator, max_message_bytes: int
+        self,
+        servicer: inference_pb2_grpc.InferenceServicer,
+        generator: Generator,
+        side: SideThread,
+        max_message_bytes: int,
     ) -> None:
         options = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0))
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=options, interceptors=[DecodingInterceptor(side)])
         self._generator = generator
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)

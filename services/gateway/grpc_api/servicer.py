@@ -17,7 +17,7 @@ from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, 
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, validate_request
-from services.gateway.grpc_api.requests import NOT_FOR_CHATS, generation_fields, grpc_message, prompt_fields
+from services.gateway.grpc_api.requests import NOT_FOR_CHATS, grpc_message, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.frames import TokenLogprobs
 
@@ -35,7 +35,10 @@ _FINISH_REASONS = {
 
 _NO_FIELDS: Neutral = {}
 
-_AnyRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest | inference_pb2.ListModelsRequest
+_PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
+_AnyRequest = _PromptRequest | inference_pb2.ListModelsRequest
+
+_SMALL_BYTES = 16 << 10  # of a message that is translated within 2 ms, whatever it holds
 
 log = structlog.get_logger()
 
@@ -60,12 +63,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Answers one call. inference.proto has its description."""
         record = RequestRecord(endpoint="grpc.generate", generates=True)
         async with self._answering(record, request, context) as request_id:
-            fields = self._fields(request) | generation_fields(request)
             if request.WhichOneof("prompt") == "chat":
-                chat = _checked(self._runners.chat, fields, NOT_FOR_CHATS)
+                chat = await self._checked(self._runners.chat, request, NOT_FOR_CHATS)
                 await self._generate(self._runners.chat, chat, request_id, record, context)
             else:
-                completion = _checked(self._runners.completions, fields)
+                completion = await self._checked(self._runners.completions, request)
                 await self._generate(self._runners.completions, completion, request_id, record, context)
 
     async def Tokenize(
@@ -75,13 +77,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Answers one call. inference.proto has its description."""
         async with self._answering(RequestRecord(endpoint="grpc.tokenize"), request, context):
-            fields = self._fields(request)
-            if request.HasField("add_special_tokens"):
-                fields["add_special_tokens"] = request.add_special_tokens
             if request.WhichOneof("prompt") == "chat":
-                token_ids = await _tokenize(self._runners.chat, fields)
+                token_ids = await self._tokenize(self._runners.chat, request)
             else:
-                token_ids = await _tokenize(self._runners.completions, fields)
+                token_ids = await self._tokenize(self._runners.completions, request)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(
@@ -95,8 +94,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
         return inference_pb2.ListModelsResponse(models=[model])
 
-    def _fields(self, request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:
-        return {"model": request.model or self._model.name, **prompt_fields(request)}
+    async def _checked(
+        self, runner: RequestRunner[Request], request: _PromptRequest, neutral: Neutral = _NO_FIELDS
+    ) -> Request:
+        """Returns the checked request of a message. Raises ApiError."""
+
+        def translate() -> Request:
+            fields = {"model": request.model or self._model.name, **prompt_fields(request), **other_fields(request)}
+            return validate_request(fields, runner.dialect.kind, neutral)
+
+        translated = translate() if request.ByteSize() <= _SMALL_BYTES else await runner.side.run(translate)
+        runner.check(translated)
+        return translated
+
+    async def _tokenize(self, runner: RequestRunner[Request], request: inference_pb2.TokenizeRequest) -> list[int]:
+        (prompt,) = await runner.tokenize(await self._checked(runner, request))
+        token_ids: list[int] = prompt.token_ids.tolist()
+        return token_ids
 
     async def _generate(
         self,
@@ -145,18 +159,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             finally:
                 self._metrics.in_flight.dec()
                 record.note_end(self._metrics)
-
-
-async def _tokenize(runner: RequestRunner[Request], fields: dict[str, Any]) -> list[int]:
-    (prompt,) = await runner.tokenize(_checked(runner, fields))
-    token_ids: list[int] = prompt.token_ids.tolist()
-    return token_ids
-
-
-def _checked(runner: RequestRunner[Request], fields: dict[str, Any], neutral: Neutral = _NO_FIELDS) -> Request:
-    request = validate_request(fields, runner.dialect.kind, neutral)
-    runner.check(request)
-    return request
 
 
 async def _fail(

@@ -11,6 +11,9 @@ from services.gateway.api.validation import Neutral
 
 DONE = b"data: [DONE]\n\n"
 
+_SLICE = 256  # tokens with up to 20 alternatives each
+_FEW_LOGPROBS = 128
+
 LOWEST_LOGPROB = -9999.0  # lower ones are reported as this: JSON has no infinity
 
 _RequestIn = TypeVar("_RequestIn", bound=CommonRequest, contravariant=True)
@@ -48,6 +51,17 @@ class AnswerFormat(Protocol[_RequestIn]):
 
     def answer(self, request: _RequestIn, request_id: str, model: str, created: int) -> Answer:
         """Returns a writer for the answer to this request. `created` is in seconds since 1970."""
+
+
+def json_array(entries: Sequence[object]) -> orjson.Fragment:
+    """Returns the JSON of a long list, made in slices: one call would keep the interpreter lock all the time."""
+    slices = (entries[start : start + _SLICE] for start in range(0, len(entries), _SLICE))
+    return orjson.Fragment(b"[%b]" % b",".join(orjson.dumps(each)[1:-1] for each in slices))
+
+
+def takes_long(update: Update) -> bool:
+    """True for an update with so many logprobs that their JSON should be made beside the event loop."""
+    return len(update.logprobs or ()) + len(update.prompt_logprobs or ()) > _FEW_LOGPROBS
 
 
 class ChunkTemplate:

@@ -7,7 +7,7 @@ import orjson
 
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.choice import Update, Usage
-from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate, json_array
 from services.gateway.openai.neutral import CHAT_NEUTRAL
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
@@ -68,7 +68,8 @@ class ChatAnswer:
         if update.logprobs is None:
             return None
         pairs = zip(update.tokens, update.logprobs, strict=True)
-        return {"content": [self._token(token, entry) for token, entry in pairs if entry], "refusal": None}
+        content = [self._token(token, entry) for token, entry in pairs if entry]
+        return {"content": json_array(content), "refusal": None}
 
     def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
         top = [self._entry(other, logprob) for other, logprob in logprobs.top]

@@ -8,7 +8,7 @@ import orjson
 
 from services.gateway.api.choice import Update, Usage
 from services.gateway.api.completions import CompletionRequest
-from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate
+from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate, json_array
 from services.gateway.openai.neutral import COMPLETIONS_NEUTRAL
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
@@ -64,7 +64,7 @@ class CompletionAnswer:
             "finish_reason": update.finish_reason,
         }
         if update.prompt_logprobs is not None:  # vLLM's field, in its form
-            choice["prompt_logprobs"] = [None, *(self._ranked(*entry) for entry in update.prompt_logprobs)]
+            choice["prompt_logprobs"] = json_array([None, *(self._ranked(*entry) for entry in update.prompt_logprobs)])
         return choice
 
     def _logprobs(self, update: Update) -> dict[str, Any] | None:
@@ -76,9 +76,9 @@ class CompletionAnswer:
         return {
             "tokens": texts,
             "token_logprobs": [entry and max(entry.sampled, LOWEST_LOGPROB) for entry in update.logprobs],
-            "top_logprobs": [
-                entry and self._top(token, entry) for token, entry in zip(update.tokens, update.logprobs, strict=True)
-            ],
+            "top_logprobs": json_array(
+                [entry and self._top(token, entry) for token, entry in zip(update.tokens, update.logprobs, strict=True)]
+            ),
             "text_offset": offsets,
         }
 

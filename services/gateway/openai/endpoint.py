@@ -8,10 +8,10 @@ from typing import Generic
 from services.gateway.api.choice import Update
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.schema import Request
+from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
-from services.gateway.api.validation import parse_request
-from services.gateway.openai.answer import DONE, Answer, AnswerFormat
+from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
 from services.gateway.openai.exchange import Exchange
 from services.gateway.openai.http_protocol import StreamWriter
 
@@ -40,26 +40,26 @@ class GenerationEndpoint(Generic[Request]):
         terms = Terms(limits.request_timeout_s, slo_s)
         exchange.record.generates = True
         body = await exchange.read_json(self._limits.max_body_bytes)
-        request = parse_request(body, self._runner.dialect.kind, self._format.neutral)
+        request = await self._runner.parse(body, self._format.neutral)
         del body
-        self._runner.check(request)
         answer = self._format.answer(request, exchange.request_id, self._runner.model.name, int(time.time()))
         async with (
             exchange.while_connected(terms.timeout_s + READING_GRACE_S),
             self._runner.run(request, exchange.request_id, exchange.record, terms) as updates,
         ):
             if request.stream:
-                await _stream(exchange, updates, answer, with_usage=request.include_usage)
+                await _stream(exchange, updates, answer, self._runner.side, with_usage=request.include_usage)
             else:
-                await _collect(exchange, updates, answer)
+                await _collect(exchange, updates, answer, self._runner.side)
 
 
-async def _stream(exchange: Exchange, updates: Updates, answer: Answer, *, with_usage: bool) -> None:
+async def _stream(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread, *, with_usage: bool) -> None:
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
     await exchange.start_events()
     stream = _EventStream(exchange.stream, updates, answer)
-    stream.unwritten = answer.opening(updates.num_choices) + answer.chunk(update)
+    first = await side.run(answer.chunk, update) if takes_long(update) else answer.chunk(update)
+    stream.unwritten = answer.opening(updates.num_choices) + first
     while not updates.done:
         await exchange.write(stream.unwritten)
         await updates.relay(stream)
@@ -97,12 +97,17 @@ class _EventStream:
         self._write(self._text_chunk(choice, text))
 
 
-async def _collect(exchange: Exchange, updates: Updates, answer: Answer) -> None:
+async def _collect(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread) -> None:
     parts: list[list[Update]] = [[] for _ in range(updates.num_choices)]
     while not updates.done:
         update = await updates.next()
         parts[update.choice].append(update)
-    await exchange.respond(200, answer.body([_joined(choice) for choice in parts], updates.usage()))
+    choices = [_joined(choice) for choice in parts]
+    if any(map(takes_long, choices)):
+        body = await side.run(answer.body, choices, updates.usage())
+    else:
+        body = answer.body(choices, updates.usage())
+    await exchange.respond(200, body)
 
 
 def _joined(parts: Sequence[Update]) -> Update:

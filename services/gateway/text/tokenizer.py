@@ -60,13 +60,19 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
         """Returns token ids, int32[n]. Special tokens that are written out in `text` are recognised either way."""
         if len(text) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self._encode, text, add_special_tokens)
-        return self._encode(text, add_special_tokens)
+            return await asyncio.to_thread(self.encode_here, text, add_special_tokens=add_special_tokens)
+        return self.encode_here(text, add_special_tokens=add_special_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> np.ndarray:
+    def encode_here(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
+        """Returns token ids, int32[n]. Takes as long as the text is, and releases the interpreter lock meanwhile."""
         if self._fast is None:
             return encode_with(self.backend, text, add_special_tokens=add_special_tokens)
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Returns the text of token ids, without special tokens. Releases the interpreter lock."""
+        (text,) = self.backend.decode_batch([token_ids])  # `decode` does not release it
+        return text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token's text in UTF-8, maybe not whole characters. Empty: the vocabulary lacks the token."""

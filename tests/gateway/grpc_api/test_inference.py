@@ -11,10 +11,12 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.request_runner import make_runners
+from services.gateway.api.side_thread import SideThread
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError
@@ -70,7 +72,7 @@ async def served() -> AsyncIterator[Served]:
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
     runners = make_runners(model, MODEL, tokenizer, template, generator, metrics)
-    server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, MAX_MESSAGE_BYTES)
+    server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     health = asyncio.create_task(server.report_health())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -272,6 +274,49 @@ async def test_a_client_says_by_when_it_wants_its_first_token(served: Served):
     assert raised.value.code() is Code.INVALID_ARGUMENT
 
 
+async def raw_refusal(served: Served, path: str, data: bytes) -> grpc.aio.AioRpcError:
+    """Returns the error of a call with these bytes."""
+    channel: Any = served.channel
+    if path.endswith("Info"):
+        call = channel.stream_stream(path)(iter([data]), timeout=60)
+    elif path.endswith("Generate"):
+        call = channel.unary_stream(path)(data, timeout=60)
+    else:
+        call = channel.unary_unary(path)(data, timeout=60)
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await (call if path.endswith(("Check", "Tokenize")) else call.read())
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/baton.v1.Inference/Generate",
+        "/baton.v1.Inference/Tokenize",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_bytes_that_are_no_message_are_internal_in_words_and_one_log_line(
+    served: Served, path: str, caplog: pytest.LogCaptureFixture
+):
+    with capture_logs() as logs:
+        refusal = await raw_refusal(served, path, b"\xff\xff\xff")
+    assert refusal.code() is Code.INTERNAL
+    assert refusal.details() == "The bytes of this call are no message of its type."
+    (line,) = logs
+    assert (line["event"], line["method"]) == ("request failed", path)
+    assert caplog.records == []  # gRPC's own
+
+
+async def test_a_message_of_very_many_fields_is_refused_before_it_is_decoded(served: Served):
+    refusal = await raw_refusal(served, "/baton.v1.Inference/Generate", b"\x22\x80\x80\x20" + b"\x0a\x00" * (1 << 18))
+    assert refusal.code() is Code.INVALID_ARGUMENT
+    assert "fields" in (refusal.details() or "")
+    refusal = await served.refusal(token_ids={"ids": [7] * 300_000})
+    assert (refusal.details() or "").startswith("token_ids: ")
+
+
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
 async def test_a_client_that_leaves_ends_the_work(served: Served, how: str):
     served.generator.script = Script(delta_per_token(served.tokens("abc"))[:1], hangs=True)
@@ -323,7 +368,7 @@ async def test_requests_are_counted_and_carry_their_id(served: Served):
 
 
 async def test_a_port_in_use_is_refused_in_words(served: Served):
-    server = GrpcServer(inference_pb2_grpc.InferenceServicer(), served.generator, MAX_MESSAGE_BYTES)
+    server = GrpcServer(inference_pb2_grpc.InferenceServicer(), served.generator, SideThread(), MAX_MESSAGE_BYTES)
     with pytest.raises(ListenError, match="--grpc-port"):
         await server.start("127.0.0.1", served.port)
     await server.stop()

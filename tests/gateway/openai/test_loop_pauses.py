@@ -1,0 +1,137 @@
+"""One request does not hold the event loop: the worst ones, beside a clock on the loop.
+
+The clock counts CPU time of the loop's thread between its own turns, which other programs of the machine do not change.
+It does not see the time in which another thread has the interpreter lock: `python -m loadtest micro pauses` does.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+
+from services.gateway.api.generation import Delta
+from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
+from tests.gateway.openai.test_http_limits import answer_to
+from tests.gateway.running_api import MAX_BODY_BYTES, MODEL, Api, running_api
+from tests.gateway.scripted_generator import Script, one_delta
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONGEST_S = 0.025  # five times of what is wanted: a processor may be slow
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def api() -> AsyncIterator[Api]:
+    async with running_api() as running:
+        yield running
+
+
+@asynccontextmanager
+async def watched_loop() -> AsyncIterator[list[float]]:
+    """Yields the longest turn of the loop so far."""
+    longest = [0.0]
+
+    async def watch() -> None:
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            longest[0] = max(longest[0], now - last)
+            last = now
+
+    gc.collect()
+    gc.disable()  # the tests' own objects are many; a gateway has frozen its own
+    watching = asyncio.create_task(watch())
+    try:
+        yield longest
+    finally:
+        watching.cancel()
+        gc.enable()
+
+
+async def longest_turn(api: Api, path: str, body: bytes) -> tuple[float, int]:
+    """Returns the longest turn of the loop while it answers this body, and the status."""
+    assert len(body) <= MAX_BODY_BYTES
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    async with watched_loop() as longest:
+        status, _ = await answer_to(api, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return longest[0], status
+
+
+def completion(**fields: Any) -> tuple[str, bytes]:
+    return "/v1/completions", orjson.dumps({"model": MODEL, "prompt": "x", **fields})
+
+
+def chat(messages: list[Any]) -> tuple[str, bytes]:
+    return "/v1/chat/completions", orjson.dumps({"model": MODEL, "messages": messages})
+
+
+HELLO = {"role": "user", "content": "Hi"}
+PART = {"type": "text", "text": ""}
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (completion(prompt=[7] * 500_000, echo=True), 400),
+        (completion(prompt=[[7] * 250] * 1000, echo=True, max_tokens=1), 200),
+        (completion(prompt=["word " * 100] * 1000, max_tokens=1), 200),
+        (completion(prompt=[[7] * 2] * 8, n=128), 200),
+        (completion(bad_words=["word " * 200] * 128), 400),
+        (completion(bad_words=["word " * 12] * 128), 200),
+        (completion(n=128, logit_bias={str(token): 1 for token in range(256)}), 200),
+        (completion(**{str(number): 1 for number in range(70_000)}), 400),
+        (completion(stop=["x"] * 200_000), 400),
+        (completion(logit_bias={str(number): 1 for number in range(70_000)}), 400),
+        (chat([HELLO] * 16_384), 400),
+        (chat([HELLO] * 2048), 400),  # more than the context
+        (chat([5] * 16_384), 400),
+        (chat([{**HELLO, **{str(number): 1 for number in range(70_000)}}]), 400),
+        (chat([{"role": "user", "content": [PART] * 20_000}]), 400),
+        (("/v1/completions", b'{"model":"m","prompt":[' + b"{}," * 300_000 + b"1]}"), 400),
+        (("/v1/completions", b'{"model":"m","prompt":[' + b"[1]," * 200_000 + b"}"), 400),
+    ],
+    ids=[
+        "ids",
+        "prompts of ids",
+        "prompts",
+        "choices",
+        "long bad words",
+        "bad words",
+        "biases",
+        "fields",
+        "stops",
+        "too many biases",
+        "too many messages",
+        "messages",
+        "wrong messages",
+        "fields of a message",
+        "parts of a message",
+        "objects",
+        "broken",
+    ],
+)
+async def test_a_large_request_does_not_hold_the_loop(api: Api, request_: tuple[str, bytes], status: int):
+    longest_s, answered = await longest_turn(api, *request_)
+    assert answered == status
+    assert longest_s < LONGEST_S
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["whole", "stream"])
+async def test_the_logprobs_of_a_long_prompt_do_not_hold_the_loop(api: Api, fields: dict[str, Any]):
+    api.generator.max_model_len = 20_000
+    entry = TokenLogprobs(-1.0, tuple((token, -2.0) for token in range(20)))
+    api.generator.script = Script([Delta([7], [entry], FinishReason.LENGTH, 0, 0, [entry] * 9999)])
+    longest_s, answered = await longest_turn(
+        api, *completion(prompt=[7] * 10_000, echo=True, logprobs=20, max_tokens=1, **fields)
+    )
+    api.generator.script = Script(one_delta([7]))
+    assert answered == 200
+    assert longest_s < LONGEST_S
