@@ -3,7 +3,7 @@
 Every block is in exactly one of three places:
 
     free        no references, no cached content      a stack: the block freed last is taken first
-    evictable   no references, cached content         a queue, least recently used first
+    evictable   no references, cached content         a queue, least recently used first (eviction_queue.py)
     referenced  references above zero
 
 Blocks are freed tail-first, so in the queue a node's children stand before it and eviction is leaf-first by itself. A
@@ -12,10 +12,9 @@ out of the cache, also those of referenced blocks: no lookup could reach them an
 A block's generation is raised when the block is allocated for new content, never while it is referenced.
 """
 
-from collections import deque
-
 import numpy as np
 
+from services.engine.eviction_queue import EvictionQueue
 from services.engine.prefix_cache import PrefixCache
 
 
@@ -29,16 +28,12 @@ class BlockPool:
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
-        # An entry of the queue is stamp * num_blocks + block, and valid while the stamp is the block's latest.
-        self._queue: deque[int] = deque()
-        self._stamp = np.zeros(num_blocks, dtype=np.int64)  # 0: not evictable
-        self._last_stamp = 0
-        self._num_evictable = 0
+        self._evictable = EvictionQueue(num_blocks)
 
     @property
     def available(self) -> int:
         """Blocks that can be allocated now."""
-        return self._num_free + self._num_evictable
+        return self._num_free + len(self._evictable)
 
     def allocate(self, count: int) -> np.ndarray | None:
         """Allocates int32[count] blocks with one reference each, all or none; evicts cached ones where it must.
@@ -58,9 +53,8 @@ class BlockPool:
     def reference(self, blocks: np.ndarray) -> None:
         """Adds a reference to each of int32[n] blocks, all different, which are cached or referenced already."""
         unreferenced = blocks[self._references[blocks] == 0]
-        assert (self._stamp[unreferenced] != 0).all()
-        self._stamp[unreferenced] = 0
-        self._num_evictable -= len(unreferenced)
+        assert self._evictable.which(unreferenced).all()
+        self._evictable.remove(unreferenced)
         self._references[blocks] += 1
 
     def free(self, blocks: np.ndarray) -> None:
@@ -69,15 +63,16 @@ class BlockPool:
         self._references[blocks] -= 1
         unreferenced = blocks[self._references[blocks] == 0]
         cached = self.cache.is_node[unreferenced]
-        self._num_evictable += int(np.count_nonzero(cached))
-        self._enqueue(unreferenced[cached])
+        self._evictable.append(unreferenced[cached])
         freed = unreferenced[~cached]
         self._free[self._num_free : self._num_free + len(freed)] = freed
         self._num_free += len(freed)
 
     def touch(self, blocks: np.ndarray) -> None:
         """Moves evictable blocks, nearest first, to the end of the queue: none is evicted before the one below it."""
-        self._enqueue(blocks[self._stamp[blocks] != 0])
+        touched = blocks[self._evictable.which(blocks)]
+        self._evictable.remove(touched)
+        self._evictable.append(touched)
 
     def check(self) -> None:
         """Asserts that every block is in exactly one place, and where its content is cached in the right one.
@@ -85,32 +80,17 @@ class BlockPool:
         Slow; for tests and for an idle worker.
         """
         free = np.sort(self._free[: self._num_free])
-        evictable, referenced = np.flatnonzero(self._stamp), np.flatnonzero(self._references)
-        assert len(evictable) == self._num_evictable
+        self._evictable.check()
+        evictable, referenced = np.array(self._evictable.to_list(), dtype=np.int32), np.flatnonzero(self._references)
         assert np.array_equal(np.sort(np.concatenate([free, evictable, referenced])), np.arange(self.num_blocks))
         assert (self._references >= 0).all()
         assert not self.cache.is_node[free].any()
         assert self.cache.is_node[evictable].all()
 
-    def _enqueue(self, blocks: np.ndarray) -> None:
-        stamps = np.arange(self._last_stamp + 1, self._last_stamp + 1 + len(blocks))
-        self._last_stamp += len(blocks)
-        self._stamp[blocks] = stamps
-        self._queue.extend((stamps * self.num_blocks + blocks).tolist())
-        if len(self._queue) > 4 * self.num_blocks:
-            self._queue = deque(entry for entry in self._queue if self._is_valid(entry))
-
-    def _is_valid(self, entry: int) -> bool:
-        stamp, block = divmod(entry, self.num_blocks)
-        return bool(self._stamp[block] == stamp)
-
     def _evict_oldest(self) -> None:
-        while not self._is_valid(entry := self._queue.popleft()):
-            pass
-        for block in self.cache.subtree(entry % self.num_blocks):
+        for block in self.cache.subtree(self._evictable.oldest):
             self.cache.remove(block)
-            if self._stamp[block] != 0:
-                self._stamp[block] = 0
-                self._num_evictable -= 1
+            if self._evictable.has(block):
+                self._evictable.remove_one(block)
                 self._free[self._num_free] = block
                 self._num_free += 1
