@@ -4,11 +4,9 @@ A gateway has one stream; a newer one ends the older. When it ends, for whatever
 """
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
-from itertools import chain
 
 import grpc
 import structlog
@@ -19,7 +17,6 @@ from services.engine.request import Branch, Kind, Request
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame
 from services.protocol.messages import (
-    MAX_HANDLE,
     PROTOCOL_MAJOR,
     Abort,
     BlockEvents,
@@ -37,10 +34,10 @@ from services.protocol.wire import WireError, pack_worker_message, parse_gateway
 from services.worker.block_log import BlockLog
 from services.worker.engine_thread import EngineThread
 from services.worker.outbox import Outbox
+from services.worker.submit_check import what_is_wrong
 
 _HELLO_TIMEOUT_S = 5.0
 _MAX_UNREAD_FRAMES = 2048  # some seconds of steps
-_MAX_COUNT = 2**31 - 1
 
 log = structlog.get_logger()
 
@@ -162,7 +159,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
                 self._submit(session, command)
 
     def _submit(self, session: _Session, submit: Submit) -> None:
-        if (wrong := self._what_is_wrong(submit)) is not None:
+        if (wrong := what_is_wrong(submit, self._hello.vocab_size)) is not None:
             failure = Failure(submit.handle, FailureCode.UNSUPPORTED, wrong)
             id = AttemptId(session.gateway, submit.handle)
             self._engine.call(lambda core, now: core.from_gateways.refuse(id, failure))
@@ -172,31 +169,6 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         request = engine_request(session.gateway, submit, time.monotonic())
         self._engine.call(lambda core, now: core.from_gateways.submit(request, now))
         log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
-
-    def _what_is_wrong(self, submit: Submit) -> str | None:
-        """Checks the limits that the engine's arrays rely on, and that a correct gateway has checked already."""
-        tokens, sampling = submit.capsule.token_ids, submit.capsule.sampling
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self._hello.vocab_size:
-            return "a token id outside the vocabulary"
-        if submit.capsule.max_len <= len(tokens):
-            return "no token left to generate"
-        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1):
-            return "a sampling parameter out of range"
-        if max(sampling.num_logprobs or 0, sampling.num_prompt_logprobs or 0, sampling.min_tokens) > _MAX_COUNT:
-            return "a sampling parameter out of range"
-        penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-        if not all(map(math.isfinite, penalties)) or sampling.repetition_penalty <= 0:
-            return "a penalty out of range"
-        if not all(math.isfinite(value) for _, value in sampling.logit_bias):
-            return "a logit bias that is no number"
-        if not 0 < submit.timeout_s < math.inf:
-            return "a timeout that is no time"
-        if submit.last_handle > MAX_HANDLE:
-            return "more choices than there are handles"
-        named = chain(sampling.stop_token_ids, (token for token, _ in sampling.logit_bias), *sampling.bad_words)
-        if any(not 0 <= token < self._hello.vocab_size for token in named):
-            return "a stop token, bias or bad word outside the vocabulary"
-        return None
 
     def _publish(self, added: Collection[BlockHash], evicted: Collection[BlockHash]) -> None:
         interested = [session for session in self._sessions.values() if session.wants_block_events]
