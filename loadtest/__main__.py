@@ -3,6 +3,7 @@
     python -m loadtest client --workload decode     how fast a server on this machine answers
     python -m loadtest compare --help               Baton and its peers in turn, as ratios
     python -m loadtest micro --help                 the cost of one part of Baton
+    python -m loadtest overload --slo 2             what a server does with more requests than it can answer in time
     python -m loadtest gpu --out RESULTS            checks and measures the GPU path, on a machine that has a card
     python -m loadtest smollm2 DIR                  writes the demo model as a checkpoint that every server reads
 
@@ -18,6 +19,7 @@ _COMMANDS = {
     "compare": "loadtest.compare.command",
     "gpu": "loadtest.gpu.command",
     "micro": "loadtest.micro.command",
+    "overload": "loadtest.overload.command",
     "smollm2": "loadtest.compare.smollm2",
 }
 

@@ -67,10 +67,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    address = _local(options.url)
+    address = local_address(options.url)
     asked = _workload(options)
     async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-        model = options.model or await _first_model(address)
+        model = options.model or await first_model(address)
 
     async def run(wanted: Workload, seed: int) -> list[Outcome]:
         prompts = workload.prompts(wanted, seed, options.highest_token_id)
@@ -102,7 +102,8 @@ def _workload(options: argparse.Namespace) -> Workload:
     return asked
 
 
-def _local(url: str) -> Address:
+def local_address(url: str) -> Address:
+    """The address in a URL of a server on this machine. Raises CannotRun."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "http":
@@ -119,7 +120,8 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def _first_model(address: Address) -> str:
+async def first_model(address: Address) -> str:
+    """The first model that a server names. Raises HttpError."""
     answer = (await http_stream.ask(address, "/v1/models", None)).body()
     name: str = orjson.loads(answer)["data"][0]["id"]
     return name

@@ -52,7 +52,7 @@ async def drive(
     async def one(prompt: list[int], outcome: Outcome) -> None:
         try:
             async with asyncio.timeout_at(deadline), places:
-                body = _body(model, prompt, output_tokens)
+                body = request_body(model, prompt, output_tokens)
                 outcome.sent_s = time.perf_counter()
                 answers.append((outcome, await http_stream.ask(address, "/v1/completions", body)))
         except TimeoutError:
@@ -65,13 +65,13 @@ async def drive(
             requests.create_task(one(prompt, outcome))
     for outcome, answer in answers:
         try:
-            _read(answer, outcome)
+            read_answer(answer, outcome)
         except HttpError as error:
             outcome.error = str(error)
     return outcomes
 
 
-def _body(model: str, prompt: list[int], output_tokens: int) -> bytes:
+def request_body(model: str, prompt: list[int], output_tokens: int) -> bytes:
     """Builds a greedy request whose answer has exactly `output_tokens`, so that runs can be compared."""
     return orjson.dumps(
         {
@@ -86,7 +86,8 @@ def _body(model: str, prompt: list[int], output_tokens: int) -> bytes:
     )
 
 
-def _read(answer: Answer, outcome: Outcome) -> None:
+def read_answer(answer: Answer, outcome: Outcome) -> None:
+    """Notes the parts and the tokens of an answer in its outcome. Raises HttpError."""
     for came_s, line in answer.lines():
         if not line.startswith(b"data: ") or line == b"data: [DONE]":
             continue

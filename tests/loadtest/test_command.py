@@ -8,7 +8,7 @@ import pytest
 from loadtest.__main__ import main
 
 
-@pytest.mark.parametrize("name", ["client", "compare", "gpu", "micro"])
+@pytest.mark.parametrize("name", ["client", "compare", "gpu", "micro", "overload"])
 def test_a_name_starts_its_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         main([name, "--help"])
