@@ -1,0 +1,311 @@
+"""Random traffic through an engine with few blocks: everything that can happen to a request, at any time.
+
+Each seed is an engine of its own: its role, its sizes, its requests, and what happens to them. After every step the
+blocks, the prefix cache, the states and the slots are checked against each other, and in the end every token.
+
+    python -m tests.engine.fuzz --seeds 10000 --first 0
+"""
+
+import argparse
+import random
+import sys
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvtransfer.ids import AttemptId, GatewayId
+from kvtransfer.messages import Announcement, FirstToken
+from services.decode.scheduler import DecodeScheduler
+from services.engine.batch_state import Phase
+from services.engine.request import Kind
+from services.engine.request_table import State
+from services.engine.runner.simulated import SimulatedRunner
+from services.prefill.scheduler import PrefillScheduler
+from tests.engine.harness import GATEWAY, make_engine
+
+STEPS = 60
+_MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+def id_of(handle: int) -> AttemptId:
+    return AttemptId(GatewayId(GATEWAY), handle)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was asked for under one handle."""
+
+    group: int  # the handle of its prompt; its own where it is alone
+    kind: Kind
+    tokens: list[int] | None  # what it must say; None: not computed here
+    count: int  # of tokens, where none of them stops it
+
+
+@dataclass
+class Oracle:
+    """Says what follows a prompt, by the definition of `SimulatedRunner` alone."""
+
+    vocab_size: int
+    window: int | None
+    max_len: int
+
+    def says(self, prompt: list[int], count: int, seed: int, stops: tuple[int, ...]) -> list[int]:
+        mixed = [self._mixed(token, position) for position, token in enumerate(prompt)]
+        said: list[int] = []
+        while len(said) < count and len(mixed) < self.max_len and not (said and said[-1] in stops):
+            seen = mixed if self.window is None else mixed[-self.window :]
+            digest = (sum(seen) & _MASK) * _MULTIPLIER & _MASK
+            chance = ((seed + len(mixed) + 1) & _MASK) * _MULTIPLIER & _MASK
+            said.append(((digest >> 33) % self.vocab_size + (chance >> 33) % self.vocab_size) % self.vocab_size)
+            mixed.append(self._mixed(said[-1], len(mixed)))
+        return said
+
+    def _mixed(self, token: int, position: int) -> int:
+        mixed = (token + 1) * _MULTIPLIER & _MASK
+        return (mixed ^ (mixed >> 29)) * (2 * position + 1) & _MASK
+
+
+@dataclass
+class Traffic:
+    """One seed's engine, and what was asked of it."""
+
+    seed: int
+    asked: dict[int, Choice] = field(default_factory=dict)  # by handle
+    prompts: dict[int, list[int]] = field(default_factory=dict)  # by handle of a prompt
+    ended: dict[int, int] = field(default_factory=dict)  # by handle of what was aborted: the tokens that it had
+    leases: dict[int, list[Announcement]] = field(default_factory=dict)  # by handle of a prompt that is handed off
+    quarantined: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = rng = random.Random(self.seed)
+        self.size = rng.choice([1, 2, 2, 4])
+        self.produces = rng.random() < 0.25
+        window = rng.choice([None, None, None, 3 * self.size]) if not self.produces else None
+        max_len = rng.choice([12, 20, 32])
+        vocab_size = rng.choice([20, 1000])
+        budget = rng.choice([3, 8, 24])
+        self.driven = make_engine(
+            num_blocks=rng.choice([6, 10, 16, 32]),
+            block_size=self.size,
+            max_num_seqs=rng.choice([3, 5, 9]),
+            max_model_len=max_len,
+            scheduler=PrefillScheduler(budget) if self.produces else DecodeScheduler(budget, prefill_chunk=budget),
+            vocab_size=vocab_size,
+            window=window,
+            depth=rng.choice([0, 1]),
+        )
+        self.vocab_size, self.max_len = vocab_size, max_len
+        self.oracle = Oracle(vocab_size, window, max_len)
+        self.stems = [[rng.randrange(vocab_size) for _ in range(5 * self.size)] for _ in range(2)]
+        self.sequences = self.driven.engine.sequences
+        self.announced = 0
+
+    # What can happen.
+
+    def submit(self) -> None:
+        """Submits a prompt that mostly ends at a block border, with several choices or alone."""
+        rng = self.rng
+        prompt = list(rng.choice(self.stems)[: rng.choice([1, 2, 3, 4, 5]) * self.size])
+        prompt = (prompt[: rng.randint(1, len(prompt))] if rng.random() < 0.2 else prompt)[: self.max_len]
+        prompt += [rng.randrange(self.vocab_size) for _ in range(rng.choice([0, 0, 0, 1, 3]))]
+        kind = rng.choice([Kind.PRODUCE, Kind.PRODUCE, Kind.LOCAL] if self.produces else [Kind.LOCAL, Kind.CONSUME])
+        count = 1 if self.produces and kind is Kind.LOCAL else rng.randint(1, 12)
+        seeds = tuple(rng.randrange(2**64) for _ in range(rng.choice([0, 0, 2, 3])))
+        sampling: dict[str, Any] = {"temperature": 1.0, "seed": rng.randrange(2**64)}
+        stops = (rng.randrange(self.vocab_size),) if rng.random() < 0.3 else ()
+        penalized = kind is Kind.LOCAL and rng.random() < 0.1
+        if penalized:
+            sampling["frequency_penalty"] = 1.5
+        if kind is not Kind.CONSUME and rng.random() < 0.1:
+            sampling["num_prompt_logprobs"] = 1
+        paired_with = rng.randint(1, 2)
+        handle = self.driven.submit(
+            prompt, count, kind=kind, seeds=seeds, paired_with=paired_with, stop_token_ids=stops, **sampling
+        )
+        self.prompts[handle] = prompt
+        own = dict(enumerate(seeds, handle + 1)) or {handle: int(sampling["seed"])}
+        for each, seed in own.items():
+            said = None if penalized else self.oracle.says(prompt, count, seed, stops)
+            self.asked[each] = Choice(handle, kind, said, min(count, self.max_len - len(prompt)))
+
+    def read_on(self, handle: int) -> None:
+        """Brings one more block of a prompt that is received, or the last one with the first tokens."""
+        slot = self.sequences.requests.slot_of(id_of(handle))
+        assert slot is not None
+        prompt, start = self.prompts[handle], int(self.sequences.batch.done[slot]) // self.size
+        num_blocks = -(-len(prompt) // self.size)
+        end = min(num_blocks, start + self.rng.randint(1, 3))
+        runner, blocks = self.driven.engine.runner, self.sequences.batch.blocks(slot)
+        assert isinstance(runner, SimulatedRunner)
+        for index in range(start, end):
+            tokens = prompt[index * self.size : (index + 1) * self.size]
+            runner._pool[blocks[index], 0, : len(tokens)] = tokens
+            runner._pool[blocks[index], 1] = np.arange(index * self.size, (index + 1) * self.size)
+        self.driven.engine.arrived(id_of(handle), end)
+        if end == num_blocks:
+            said = {each: choice.tokens or [] for each, choice in self.asked.items() if choice.group == handle}
+            firsts = [FirstToken(each, tokens[0], None) for each, tokens in said.items() if len(tokens) > 1]
+            self.driven.engine.ready(id_of(handle), tuple(firsts))
+
+    def write_late(self) -> None:
+        """Lets open reads write to blocks in quarantine, and to blocks whose content has not arrived."""
+        runner, batch = self.driven.engine.runner, self.sequences.batch
+        assert isinstance(runner, SimulatedRunner)
+        targets = [block for blocks in self.quarantined for block in blocks]
+        for slot in batch.slots_in(Phase.RECEIVING).tolist():
+            targets += batch.blocks(slot)[int(batch.done[slot]) // self.size :]
+        for block in targets:
+            if self.rng.random() < 0.5:
+                runner._pool[block] = self.rng.randrange(self.vocab_size)
+
+    def abort(self, handle: int) -> None:
+        """Aborts a choice or a prompt, in whatever state it is."""
+        requests, batch = self.sequences.requests, self.sequences.batch
+        record = requests.get(id_of(requests.queued_groups.ends_with(id_of(handle)).handle))
+        quarantined: tuple[int, ...] = ()
+        slot = None if record is None else record.slot
+        if slot is not None and batch.phase[slot] == Phase.RECEIVING and self.rng.random() < 0.5:
+            quarantined = tuple(batch.blocks(slot)[int(batch.done[slot]) // self.size :])
+            self.quarantined.append(quarantined)
+        ends = [handle] if handle in self.asked else []
+        if requests.get(id_of(handle)) is not None:
+            ends += [each for each, choice in self.asked.items() if choice.group == handle]
+        self.driven.take()  # what was said before
+        for each in ends:
+            self.ended.setdefault(each, len(self.driven.tokens.get(each, [])))
+        self.leases.pop(handle, None)
+        if self.produces and handle in self.prompts and self.rng.random() < 0.3:
+            self.sequences.stop_computing(id_of(handle))
+        else:
+            self.sequences.free(id_of(handle), quarantined)
+
+    def known(self) -> list[int]:
+        """Handles of all requests, and of choices that are still to begin."""
+        known = {id.handle for id in self.sequences.requests.ids}
+        return sorted(known | {each for each, choice in self.asked.items() if choice.group in known})
+
+    def receiving(self) -> list[int]:
+        batch = self.sequences.batch
+        return [batch.request(slot).id.handle for slot in batch.slots_in(Phase.RECEIVING).tolist()]
+
+    # Steps and checks.
+
+    def happen(self) -> None:
+        """Does some of all that can happen, and a step."""
+        rng, requests = self.rng, self.sequences.requests
+        if len(requests.ids) < 14 and rng.random() < 0.5:
+            self.submit()
+        for request in requests.in_state(State.PARKED):
+            if rng.random() < 0.5:
+                requests.enqueue(request.id)
+        if rng.random() < 0.6 and (receiving := self.receiving()):
+            self.read_on(rng.choice(receiving))
+        if rng.random() < 0.25 and (known := self.known()):
+            self.abort(rng.choice(known))
+        if self.leases and rng.random() < 0.3:
+            self.release(rng.choice(sorted(self.leases)))
+        self.write_late()
+        if self.quarantined and rng.random() < 0.3:
+            self.sequences.free_quarantined(self.quarantined.pop(rng.randrange(len(self.quarantined))))
+        self.step()
+
+    def release(self, handle: int) -> None:
+        """Ends the lease of a prompt that was handed off as a whole."""
+        if self.leases[handle][-1].first_tokens:
+            del self.leases[handle]
+            self.sequences.free(id_of(handle))
+
+    def step(self) -> bool:
+        """Does a step; what was announced stays as it was announced, until it is released."""
+        stepped = self.driven.step()
+        for failure in self.driven.failures:
+            for each, choice in self.asked.items():
+                if failure.handle in (each, choice.group):
+                    self.ended.setdefault(each, len(self.driven.tokens.get(each, [])))
+            self.leases.pop(failure.handle, None)
+        for announcement in self.driven.announced[self.announced :]:
+            if id_of(announcement.id.handle) in self.sequences.requests.ids:
+                self.leases.setdefault(announcement.id.handle, []).append(announcement)
+        self.announced = len(self.driven.announced)
+        for handle in [each for each in self.leases if id_of(each) not in self.sequences.requests.ids]:
+            choices = [each for each, choice in self.asked.items() if choice.group == handle]
+            assert all(each in self.ended or each in self.driven.finish for each in choices), f"{handle} was freed"
+            del self.leases[handle]  # each choice ended with its first token
+        runner, pool = self.driven.engine.runner, self.sequences.pool
+        assert isinstance(runner, SimulatedRunner)
+        for handle, announcements in self.leases.items():
+            for part in announcements:
+                assert pool.generations[list(part.blocks)].tolist() == list(part.generations), f"lease of {handle}"
+                for index, block in enumerate(part.blocks, part.first_index):
+                    tokens = self.prompts[handle][index * self.size : (index + 1) * self.size]
+                    assert runner._pool[block, 0, : len(tokens)].tolist() == tokens, f"announced blocks of {handle}"
+        return stepped
+
+    def settle(self) -> None:
+        """Brings whatever was begun to its end."""
+        requests = self.sequences.requests
+        for _ in range(2000):
+            while self.quarantined:
+                self.sequences.free_quarantined(self.quarantined.pop())
+            for request in requests.in_state(State.PARKED):
+                requests.enqueue(request.id)
+            for handle in self.receiving():
+                self.read_on(handle)
+            for handle in sorted(self.leases):
+                self.release(handle)
+            for request in requests.in_state(State.LEASED):
+                if request.id.handle not in self.leases:
+                    self.sequences.free(request.id)
+            for slot in self.sequences.batch.slots_in(Phase.PREFILL).tolist():
+                handle = self.sequences.batch.request(slot).id.handle
+                if not self.sequences.branches.of(slot):  # a group of which no choice is left
+                    self.sequences.free(id_of(handle))
+            if not self.step() and not requests.ids:
+                return
+        raise AssertionError(f"no end: {[id.handle for id in requests.ids]}")
+
+    def run(self) -> None:
+        """Runs the whole traffic; raises AssertionError where the engine is wrong."""
+        for _ in range(STEPS):
+            self.happen()
+        self.settle()
+        self.driven.assert_baseline()
+        for handle, choice in self.asked.items():
+            self._check_tokens(handle, choice)
+
+    def _check_tokens(self, handle: int, choice: Choice) -> None:
+        tokens, finish = self.driven.tokens.get(handle, []), self.driven.finish.get(handle)
+        expected = tokens if choice.tokens is None else choice.tokens
+        assert tokens == expected[: len(tokens)], f"tokens of {handle}"
+        if handle in self.ended and not finish:
+            assert len(tokens) == self.ended[handle], f"{handle} goes on after its end"
+        elif choice.kind is Kind.PRODUCE:
+            assert len(tokens) == 1, f"first token of {handle}"
+            assert bool(finish) == (len(expected) == 1), f"end of {handle}"
+        elif choice.kind is Kind.LOCAL or len(expected) > 1:
+            assert finish, f"{handle} has no end"
+            assert len(tokens) == len(expected) <= choice.count, f"length of {handle}"
+
+
+def main() -> int:
+    """Runs many seeds; prints each that fails."""
+    parser = argparse.ArgumentParser(description="random traffic through an engine, with all checks after each step")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    arguments = parser.parse_args()
+    failed = 0
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        try:
+            Traffic(seed).run()
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+            print(f"seed {seed} failed", flush=True)
+    print(f"{arguments.seeds} seeds from {arguments.first}: {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

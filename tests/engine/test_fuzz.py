@@ -1,0 +1,93 @@
+"""The fuzz of the engine: some of its seeds, its oracle, and bugs that are planted for it to find."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from kvtransfer.ids import AttemptId
+from services.engine.block_tables import BlockTables
+from services.engine.prefix_cache import PrefixCache
+from services.engine.queued_groups import QueuedGroups
+from tests.engine.fuzz import Oracle, Traffic
+from tests.engine.harness import reference
+
+PER_TEST = 50
+TO_FIND = 60  # seeds
+
+
+def run_seeds(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        try:
+            Traffic(seed).run()
+        except Exception as error:
+            raise AssertionError(f"python -m tests.engine.fuzz --first {seed} --seeds 1") from error
+
+
+@pytest.mark.parametrize("first", range(0, 800, PER_TEST))
+def test_blocks_states_and_tokens_are_right_whatever_happens(first: int):
+    run_seeds(first, PER_TEST)
+
+
+def test_the_seeds_cover_what_can_happen():
+    seen = [Traffic(seed) for seed in range(40)]
+    for traffic in seen:
+        traffic.run()
+    assert {traffic.produces for traffic in seen} == {True, False}
+    assert sum(len(traffic.ended) for traffic in seen) > 100
+    assert sum(len(traffic.driven.finish) for traffic in seen) > 400
+    assert sum(len(traffic.driven.announced) for traffic in seen) > 50
+
+
+def test_the_oracle_says_what_an_engine_says():
+    rng = random.Random(5)
+    for length in (1, 4, 7, 20):
+        prompt, seed = [rng.randrange(1000) for _ in range(length)], rng.randrange(2**64)
+        said = Oracle(1000, None, 256).says(prompt, 12, seed, ())
+        assert said == reference(prompt, 12, seed=seed, temperature=1.0)
+
+
+def forget_queued_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before aborts of single choices reached groups that are queued."""
+
+    def ends_with(groups: QueuedGroups, id: AttemptId) -> AttemptId:
+        return id
+
+    def remove(groups: QueuedGroups, id: AttemptId) -> None:
+        pass
+
+    monkeypatch.setattr(QueuedGroups, "ends_with", ends_with)
+    monkeypatch.setattr(QueuedGroups, "remove", remove)
+
+
+def free_without_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks to which an open read still writes are free at once."""
+    free = BlockTables.free
+
+    def freed(tables: BlockTables, slot: int, quarantined: frozenset[int] = frozenset()) -> None:
+        free(tables, slot)
+
+    monkeypatch.setattr(BlockTables, "free", freed)
+    monkeypatch.setattr(BlockTables, "free_quarantined", lambda tables, blocks: None)
+
+
+def find_pending_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up takes blocks for hits that are still being computed or read."""
+    match = PrefixCache.match
+
+    def matched(cache: PrefixCache, token_ids: np.ndarray) -> object:
+        pending, cache._pending = cache._pending, [False] * len(cache._pending)
+        try:
+            return match(cache, token_ids)
+        finally:
+            cache._pending = pending
+
+    monkeypatch.setattr(PrefixCache, "match", matched)
+
+
+@pytest.mark.parametrize("plant", [forget_queued_branches, free_without_quarantine, find_pending_blocks])
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_seeds(0, TO_FIND)
