@@ -9,9 +9,9 @@ first for 5 s and twice as long after each further stall. When that time is over
 ends, no other is asked for. A read that was posted after the stall and moves its blocks ends the matter.
 
 What a producer announces waits for its engine, whose steps may take long, and for others' prompts before this one. So
-the bound of an announcement is not one of time: a producer gets on as long as it is heard, be it by a pulse. It watches
-its engine itself, and ends when that hangs. One that is not heard for 3 s is avoided until it is heard again, and one
-that is not heard for 10 s is stalled.
+the bound of an announcement is not one of time: a producer counts as getting on as long as it is heard, be it by a
+pulse, which says nothing of its engine. One that is not heard for 3 s is avoided until it is heard again, and one that
+is not heard for 10 s is stalled.
 """
 
 from collections.abc import Container
