@@ -31,6 +31,7 @@ from services.protocol.messages import (
 )
 from services.protocol.outcomes import FailureCode
 from services.protocol.wire import WireError, pack_worker_message, parse_gateway_message
+from services.worker.block_changes import BlockChanges
 from services.worker.block_log import BlockLog
 from services.worker.engine_thread import EngineThread
 from services.worker.outbox import Outbox
@@ -48,8 +49,8 @@ class _Session:
     def __init__(self, gateway: GatewayId, wants_block_events: bool, end: Callable[["_Session"], None]) -> None:
         self.gateway = gateway
         self.wants_block_events = wants_block_events
-        self.outbox: Outbox[WorkerMessage] = Outbox(_MAX_UNREAD_FRAMES, lambda: end(self))
-        self.block_sequence = 1  # of the snapshot
+        self.outbox: Outbox[WorkerMessage | BlockChanges] = Outbox(_MAX_UNREAD_FRAMES, lambda: end(self))
+        self.changes = BlockChanges()  # is in the outbox once while it has any
 
 
 class GatewayServicer(worker_pb2_grpc.WorkerServicer):
@@ -87,7 +88,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             if session.wants_block_events:
                 yield pack_worker_message(BlockEvents(1, snapshot=True, added=self.block_log.cached(), evicted=[]))
             async for message in session.outbox.drain():
-                yield pack_worker_message(message)
+                yield pack_worker_message(self._next_of(session) if isinstance(message, BlockChanges) else message)
         finally:
             self._end(session)
             reader.cancel()
@@ -171,11 +172,19 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         log.info("submitted", request_id=submit.request_id, handle=submit.handle, kind=request.kind.name)
 
     def _publish(self, added: Collection[BlockHash], evicted: Collection[BlockHash]) -> None:
-        interested = [session for session in self._sessions.values() if session.wants_block_events]
-        come, gone = list(added), list(evicted)
-        for session in interested:
-            session.block_sequence += 1
-            session.outbox.put(BlockEvents(session.block_sequence, False, come, gone))
+        for session in list(self._sessions.values()):
+            if not session.wants_block_events or not (added or evicted):
+                continue
+            if not len(session.changes):
+                session.outbox.put(session.changes)
+            session.changes.note(added, evicted)
+
+    def _next_of(self, session: _Session) -> BlockEvents:
+        """Takes a message of a session's changes; the others go behind the frames that wait."""
+        events = session.changes.take()
+        if len(session.changes):
+            session.outbox.put(session.changes)
+        return events
 
 
 def engine_request(gateway: GatewayId, submit: Submit, now: float) -> Request:
