@@ -41,7 +41,9 @@ class GatewayMetrics:
         self.requests = Counter("baton_requests", "Finished requests.", ["endpoint", "status"], registry=registry)
         self.in_flight = Gauge("baton_requests_in_flight", "Requests being answered.", registry=registry)
         self.prompt_tokens = Counter("baton_prompt_tokens", "Tokens of accepted prompts.", registry=registry)
-        self.prompt_cached = Counter("baton_cached_tokens", "Prompt tokens found in a cache.", registry=registry)
+        self.prompt_cached = Counter(
+            "baton_cached_tokens", "Prompt tokens that no attempt computed.", registry=registry
+        )
         self.ttft = _seconds(
             "baton_ttft_seconds", "From a request's arrival to its first token.", _TTFT_BUCKETS, registry
         )

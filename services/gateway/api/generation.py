@@ -89,7 +89,7 @@ class Delta:
     tokens: list[int]
     logprobs: list[TokenLogprobs] | None  # of `tokens`; None: not asked for
     finish: FinishReason
-    cached_tokens: int  # prompt tokens found in a cache; known with the first delta
+    cached_tokens: int  # prompt tokens that no attempt computed so far; final in the last delta
     choice: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None  # from the prompt's second token on; in the first delta
 

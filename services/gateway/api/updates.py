@@ -44,6 +44,7 @@ class Updates:
         self._record = record
         self._metrics = metrics
         self._last: list[float | None] = [None] * len(choices)  # by choice: when its last update came
+        self._cached: list[int | None] = [None] * (len(choices) // choices_per_prompt)  # tokens, by prompt
         self._num_open = len(choices)
 
     @property
@@ -106,6 +107,7 @@ class Updates:
         if update.finish_reason is not None:
             self._num_open -= 1
             self._record.finish_reason = update.finish_reason
+            self._note_cached(delta)
             if delta.finish is FinishReason.NONE:
                 self._generation.end(delta.choice)
         return update
@@ -113,12 +115,18 @@ class Updates:
     def _note_time(self, delta: Delta) -> None:
         if self._note_gap(delta.choice):
             return
-        if delta.choice % self._choices_per_prompt == 0:
-            self._record.cached_tokens = (self._record.cached_tokens or 0) + delta.cached_tokens
-            self._metrics.prompt_cached.inc(delta.cached_tokens)
         if self._record.ttft_s is None:
             self._record.ttft_s = monotonic() - self._record.arrived
             self._metrics.ttft.observe(self._record.ttft_s)
+
+    def _note_cached(self, delta: Delta) -> None:
+        """Counts a prompt's tokens that no attempt at any of its choices computed, with the last delta of each."""
+        prompt = delta.choice // self._choices_per_prompt
+        known = self._cached[prompt]
+        self._cached[prompt] = delta.cached_tokens if known is None else min(known, delta.cached_tokens)
+        self._record.cached_tokens = sum(tokens or 0 for tokens in self._cached)
+        if not self._num_open:
+            self._metrics.prompt_cached.inc(self._record.cached_tokens)
 
     def _note_gap(self, choice: int) -> bool:
         """Notes the time since the choice's last update. False: this is its first one."""

@@ -62,6 +62,7 @@ class Attempt:
     start: int  # length of the sequence that it starts from
     suspect: bool  # see Retries
     queued_blocks: Sequence[BlockHash] = ()  # full blocks in `queued_tokens` that no earlier attempt computes
+    said_cached: bool = False  # `plan.computes` has said how much of the prompt it found in its cache
     first_token_at: float | None = None
     group: "Group | None" = None
     phase: AttemptPhase = AttemptPhase.PREFILL

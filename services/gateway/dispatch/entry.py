@@ -83,6 +83,14 @@ class LedgerEntry:
         """True when the attempt has brought tokens enough to show that its workers can compute the choice."""
         return self.attempt is not None and self.length >= self.attempt.start + PROGRESS
 
+    def note_uncomputed(self, tokens: int) -> None:
+        """Notes that an attempt found so many leading tokens in a cache, and computed those after them.
+
+        What one attempt computed, the next may find: a token counts as cached where no attempt computed it.
+        """
+        known = self.num_prompt if self.cached_tokens is None else self.cached_tokens
+        self.cached_tokens = min(known, tokens)
+
     def wake(self) -> None:
         """Tells the reader that there is news."""
         self.listener.on_news(self)

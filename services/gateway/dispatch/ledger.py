@@ -22,6 +22,9 @@ from services.protocol.frames import Failure, Row
 from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 
+# A worker that ends an attempt so has computed nothing of it.
+_NOTHING_COMPUTED = (HandoffOutcome.FAILED_TOO_LARGE, HandoffOutcome.FAILED_NOT_NOW, HandoffOutcome.FAILED_UNSUPPORTED)
+
 
 class LedgerObserver(Protocol):
     """Counts attempts, and how they end."""
@@ -279,8 +282,8 @@ class Ledger:
         if attempt.predicted_cached is not None:
             self._observer.cached_tokens(attempt.predicted_cached, cached)
             attempt.to_compute += attempt.predicted_cached - cached
-        if entry.cached_tokens is None:
-            entry.cached_tokens = min(cached, entry.num_prompt)
+        attempt.said_cached = True
+        entry.note_uncomputed(cached)
 
     # How attempts end
 
@@ -342,6 +345,9 @@ class Ledger:
         assert attempt is not None
         if entry.has_progress:
             entry.retries.note_progress()
+        if not attempt.said_cached and outcome not in _NOTHING_COMPUTED:
+            # Its worker may have computed all that it was not expected to find, and the next attempt may find that.
+            entry.note_uncomputed(attempt.start - uncached_tokens(attempt.plan.computes, attempt.start))
         entry.attempt = None
         self.suspects.discard(entry)
         del self._by_handle[attempt.handle]

@@ -403,6 +403,31 @@ def test_a_finish_without_tokens_ends_the_request(bench: Bench):
     assert entry.take() == Delta([50], None, LENGTH, 0)
 
 
+def test_cached_tokens_are_those_that_no_attempt_computed(bench: Bench):
+    entry = bench.started(DECODE_ALONE)
+    bench.say(D, 1, 3, [50], cached=2)
+    bench.ledger.on_lost(D.id)
+    bench.ledger.start([entry], DECODE_ALONE)
+    bench.say(D, 2, 4, [51], cached=0)
+    assert entry.cached_tokens == 0  # the second attempt computed what the first one had found
+
+
+def test_tokens_that_a_failed_attempt_computed_are_not_cached_for_the_next(bench: Bench):
+    entry = bench.started()
+    bench.fail(D, 1, FailureCode.HANDOFF)  # before prefill said what it had found
+    bench.ledger.start([entry], PAIR)
+    bench.say(P, 2, 3, [50], cached=2)
+    assert entry.cached_tokens == 0
+
+
+def test_an_attempt_that_a_worker_refused_computed_nothing(bench: Bench):
+    entry = bench.started()
+    bench.fail(P, 1, FailureCode.NOT_NOW)
+    bench.ledger.start([entry], PAIR)
+    bench.say(P, 2, 3, [50], cached=2)
+    assert entry.cached_tokens == 2
+
+
 def test_cached_tokens_are_those_of_the_worker_that_computed_the_prompt(bench: Bench):
     entry = bench.started()
     bench.say(D, 1, 3, [50], cached=0)

@@ -393,3 +393,12 @@ async def test_a_limit_that_is_no_number_is_refused(api: Api, value: str):
     response = await api.http.post("/v1/completions", json={"model": MODEL, "prompt": "Hi"}, headers=headers)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "x-slo-ttft-ms"
+
+
+async def test_usage_takes_the_cached_tokens_of_the_last_delta(api: Api):
+    """An attempt after the first token may have to compute what the one before it had found in a cache."""
+    first, last = delta_per_token(api.tokens("Hi there")[:2])
+    first.cached_tokens, last.cached_tokens = 2, 1
+    api.generator.script = Script([first, last])
+    usage = (await api.complete()).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 1}
