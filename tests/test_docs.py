@@ -1,5 +1,6 @@
 """The documents: their links lead somewhere, and their tables say what the code says."""
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvtransfer.messages import EndReason
 from services.gateway.metrics import GatewayMetrics
 from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
+from services.process.log_writer import LogWriter
 from services.protocol.outcomes import FailureCode
 
 ROOT = Path(__file__).parent.parent
@@ -113,6 +115,7 @@ def registered_metrics() -> set[Described]:
     metrics, watch = GatewayMetrics(registry), GcWatch()
     watch.close()
     metrics.show_collections(watch)
+    metrics.show_dropped_lines(LogWriter(io.StringIO(), str))
     metrics.show_malformed_entries(MalformedEntries())
     found = set()
     for collector in registry._collector_to_names:

@@ -30,6 +30,7 @@ from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
 from services.process.configs import GatewayConfig
 from services.process.gc_watch import GcWatch
+from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import model_digest, read_model_info
@@ -50,21 +51,22 @@ log = structlog.get_logger()
 
 def run(config: GatewayConfig) -> int:
     """Runs a gateway until SIGTERM or SIGINT; returns the exit code."""
-    configure_logging(config.process.log_format)
+    log_writer = configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, gc_watch))
+            runner.run(_serve(config, gc_watch, log_writer))
     except (ModelError, ListenError) as error:
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(config: GatewayConfig, gc_watch: GcWatch) -> None:
+async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     metrics.show_collections(gc_watch)
+    metrics.show_dropped_lines(log_writer)
     malformed = MalformedEntries()
     metrics.show_malformed_entries(malformed)
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)

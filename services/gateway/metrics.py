@@ -16,6 +16,7 @@ from kvtransfer.messages import EndReason
 from services.config import WorkerRole
 from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
+from services.process.log_writer import LogWriter
 from services.protocol.frames import Load
 from services.protocol.messages import WorkerHello
 
@@ -79,6 +80,13 @@ class GatewayMetrics:
         """Adds the metric of entries in Redis that the gateway skipped."""
         about = "Entries in Redis that no worker writes, and that were skipped."
         Gauge("baton_index_malformed_entries", about, registry=self.registry).set_function(lambda: malformed.count)
+
+    def show_dropped_lines(self, writer: LogWriter) -> None:
+        """Adds a metric of log lines that the gateway could not write."""
+        dropped = Gauge(
+            "baton_gateway_log_lines_dropped", "Log lines that could not be written.", registry=self.registry
+        )
+        dropped.set_function(lambda: writer.num_dropped)
 
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""

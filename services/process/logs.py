@@ -7,19 +7,48 @@ variables, a request's id above all, is on every line that is written while it i
 import logging
 import re
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from services.config import LogFormat
+from services.process.log_writer import LogWriter
 
 _BARE = re.compile(r"[^\s\"'=\x00-\x1f\x7f]+")  # a text that needs no quotes
 _EVENT_WIDTH = 30
 
 
-def configure_logging(log_format: LogFormat, stream: TextIO | None = None) -> None:
-    """Sets up the log of this process, once, at its start. Lines go to `stream`, by default stderr."""
+class _Lines:
+    """A logger of structlog's that hands its lines to a writer."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self.msg = writer.put
+
+    debug = info = warning = error = critical = exception = property(lambda self: self.msg)
+
+
+class _Handler(logging.Handler):
+    """Hands the lines of the standard library's loggers to a writer."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # of an argument's own code
+            line = f"a log line of {record.name} cannot be written: {type(error).__name__}"
+        self._writer.put(line)
+
+
+def configure_logging(log_format: LogFormat, stream: TextIO | None = None) -> LogWriter:
+    """Sets up the log of this process, once, at its start. Lines go to `stream`, by default stderr.
+
+    Whoever logs never waits for the stream, and never fails with it.
+    """
     target = sys.stderr if stream is None else stream
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -28,13 +57,21 @@ def configure_logging(log_format: LogFormat, stream: TextIO | None = None) -> No
         structlog.processors.StackInfoRenderer(),
     ]
     render = _renderer(log_format, target)
+
+    def describe_drops(count: int) -> str:
+        event: Any = {"event": "log lines dropped", "lines": count}
+        for process in (*shared, *render):
+            event = process(None, "warning", event)
+        return str(event)
+
+    writer = LogWriter(target, describe_drops)
     structlog.configure(
         processors=[*shared, *render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(target),
+        logger_factory=lambda *_: _Lines(writer),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(target)
+    handler = _Handler(writer)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, structlog.stdlib.ExtraAdder()],
@@ -42,6 +79,7 @@ def configure_logging(log_format: LogFormat, stream: TextIO | None = None) -> No
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    return writer
 
 
 def _renderer(log_format: LogFormat, target: TextIO) -> list[Processor]:

@@ -24,11 +24,12 @@ def restored() -> Iterator[None]:
 
 def log_both_ways(log_format: LogFormat) -> list[str]:
     stream = io.StringIO()
-    configure_logging(log_format, stream)
+    writer = configure_logging(log_format, stream)
     with structlog.contextvars.bound_contextvars(request_id="r1"):
         structlog.get_logger().info("handed over", blocks=3)
         logging.getLogger("library").warning("something %s", "odd")
     structlog.get_logger().debug("not worth a line")
+    writer.close()
     return stream.getvalue().splitlines()
 
 
@@ -55,8 +56,9 @@ def test_text_reads_well():
 
 def test_text_quotes_what_could_be_taken_for_something_else():
     stream = io.StringIO()
-    configure_logging(LogFormat.TEXT, stream)
+    writer = configure_logging(LogFormat.TEXT, stream)
     structlog.get_logger().info("said", reason="two words", forged="a\n2026 [error] b", colour="\x1b[31m", none=None)
+    writer.close()
     (line,) = stream.getvalue().splitlines()
     assert "reason='two words'" in line
     assert "none=None" in line
@@ -67,11 +69,12 @@ def test_text_quotes_what_could_be_taken_for_something_else():
 @pytest.mark.parametrize("log_format", LogFormat)
 def test_exceptions_come_with_their_traceback(log_format: LogFormat):
     stream = io.StringIO()
-    configure_logging(log_format, stream)
+    writer = configure_logging(log_format, stream)
     try:
         raise ValueError("broken")
     except ValueError:
         structlog.get_logger().exception("failed")
+    writer.close()
     text = stream.getvalue()
     assert "ValueError" in text
     assert "broken" in text
