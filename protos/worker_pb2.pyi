@@ -17,6 +17,20 @@ ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_s",)
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    timeout_s: float
+    def __init__(self, timeout_s: _Optional[float] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("done", "moved")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    moved: int
+    def __init__(self, done: _Optional[bool] = ..., moved: _Optional[int] = ...) -> None: ...
+
 class GatewayMessage(_message.Message):
     __slots__ = ("hello", "submit", "abort", "commands")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -184,7 +198,7 @@ class Failure(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., code: _Optional[int] = ..., detail: _Optional[str] = ..., end_reason: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved", "gc_collections", "gc_pause_us")
+    __slots__ = ("running", "waiting", "waiting_tokens", "available_blocks", "quarantined_blocks", "avoid", "bytes_moved", "gc_collections", "gc_pause_us", "draining")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +208,7 @@ class Load(_message.Message):
     BYTES_MOVED_FIELD_NUMBER: _ClassVar[int]
     GC_COLLECTIONS_FIELD_NUMBER: _ClassVar[int]
     GC_PAUSE_US_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_tokens: int
@@ -203,7 +218,8 @@ class Load(_message.Message):
     bytes_moved: int
     gc_collections: int
     gc_pause_us: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ..., gc_collections: _Optional[int] = ..., gc_pause_us: _Optional[int] = ...) -> None: ...
+    draining: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., available_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., avoid: _Optional[_Iterable[int]] = ..., bytes_moved: _Optional[int] = ..., gc_collections: _Optional[int] = ..., gc_pause_us: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class BlockEvents(_message.Message):
     __slots__ = ("sequence", "snapshot", "added", "evicted")

@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=protos_dot_worker__pb2.GatewayMessage.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.WorkerMessage.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/baton.v1.Worker/Drain',
+                request_serializer=protos_dot_worker__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.DrainReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -51,6 +56,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """The worker takes no new work, and ends when what it has is done or its time is over. Answers then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=protos_dot_worker__pb2.GatewayMessage.FromString,
                     response_serializer=protos_dot_worker__pb2.WorkerMessage.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_worker__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.DrainReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Worker:
             '/baton.v1.Worker/Connect',
             protos_dot_worker__pb2.GatewayMessage.SerializeToString,
             protos_dot_worker__pb2.WorkerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/Drain',
+            protos_dot_worker__pb2.DrainRequest.SerializeToString,
+            protos_dot_worker__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -108,7 +108,6 @@ async def _beside(url: str) -> AsyncIterator[_Beside]:
         running = group.create_task(link.run())
         yield _Beside(link)
         running.cancel()
-    await link.leave()
 
 
 def _run(worker: DecodingWorker, hand_on: HandOn) -> list[float]:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -98,3 +99,19 @@ add_command(
 )
 _add_worker(WorkerRole.PREFILL, "Starts a prefill worker: it reads prompts, and hands their KV to decode workers.")
 _add_worker(WorkerRole.DECODE, "Starts a decode worker: it takes KV over from prefill workers and generates tokens.")
+
+
+@app.command(name="drain")
+def _drain(
+    worker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The worker's address.")],
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="SECONDS", help="How long the whole may take. Default: the worker's --drain-timeout."
+        ),
+    ] = None,
+) -> None:
+    """Has a worker take no new work, finish or move what it has, and end; returns when it does."""
+    from services.cli.drain import drain
+
+    raise typer.Exit(drain(worker, timeout))

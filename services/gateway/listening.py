@@ -1,9 +1,8 @@
-"""The gateway's ports: how they are opened, and how long open requests may take once they close."""
+"""The gateway's ports: how they are opened."""
 
 import errno
 import socket
 
-DRAIN_S = 30  # for answers in progress, after the first signal
 BACKLOG = 2048
 
 

@@ -38,6 +38,7 @@ from services.protocol.model_files.open import open_model
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+_LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
 # default, took 3 to 6 % of the gateway's time.
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
@@ -50,7 +51,7 @@ log = structlog.get_logger()
 
 
 def run(config: GatewayConfig) -> int:
-    """Runs a gateway until SIGTERM or SIGINT; returns the exit code."""
+    """Runs a gateway until SIGTERM or SIGINT, which drain it; returns the exit code."""
     log_writer = configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -106,8 +107,14 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))
-            await serve(app, listener, on_stopping=lambda: group.create_task(grpc_server.stop()))
-            await grpc_server.stop()
+            budget_s = config.process.drain_timeout_s
+
+            def drain() -> None:
+                dispatcher.drain(budget_s - min(_LAST_WORDS_S, budget_s / 2))
+                group.create_task(grpc_server.stop(budget_s))
+
+            await serve(app, listener, budget_s, on_stopping=drain)
+            await grpc_server.stop(0)
             for task in background:
                 task.cancel()
     if redis is not None:

@@ -26,7 +26,7 @@ class Launcher:
         environment: Mapping[str, str],
         listener: Listener,
         policy: RestartPolicy,
-        grace_s: float = 10.0,  # somebody waits at a terminal: less than a gateway alone would drain
+        grace_s: float,
     ) -> None:
         self._stack = stack
         self._environment = environment

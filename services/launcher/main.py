@@ -11,6 +11,9 @@ from services.launcher.launcher import Launcher
 from services.launcher.restart import RestartPolicy
 from services.process.configs import UpConfig
 
+# For a child to end after its drain. Workers that outlive the gateway have nothing to drain, so no budget adds up.
+_ENDING_S = 5.0
+
 
 def run(config: UpConfig) -> int:
     """Serves until it is told to end. Returns the exit code: 0 after a signal, 1 with one line on stderr otherwise."""
@@ -33,7 +36,7 @@ def run(config: UpConfig) -> int:
             config = commands.with_redis(config, redis_port)
         stack = commands.stack(config, worker_ports, redis_port if own_redis else None)
         environment = commands.environment(os.environ, len(stack.workers))
-        launcher = Launcher(stack, environment, screen, RestartPolicy())
+        launcher = Launcher(stack, environment, screen, RestartPolicy(), config.process.drain_timeout_s + _ENDING_S)
         try:
             asyncio.run(launcher.run(lambda: display.print_ready(config)))
         except ChildFailed as failure:

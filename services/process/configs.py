@@ -96,6 +96,16 @@ class ProcessSettings:
         ),
     ] = None
     log_format: Annotated[LogFormat, Option(help="Log lines for people, or one JSON object a line.")] = LogFormat.TEXT
+    drain_timeout_s: Annotated[
+        float,
+        Option(
+            flag="--drain-timeout",
+            min=0,
+            metavar="SECONDS",
+            help="How long requests may go on after SIGTERM or SIGINT, while no new ones are taken. A worker's that do "
+            "not end continue on other workers, a gateway's get an error. A second signal ends the process at once.",
+        ),
+    ] = 30.0
     # Each garbage collection is logged, with so many of the types that it looked at. None: it is not.
     logged_gc_types: Annotated[int | None, Variable(GC_DEBUG_VARIABLE, parse_gc_debug)] = None
 

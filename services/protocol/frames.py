@@ -56,6 +56,7 @@ class Load:
     bytes_moved: int = 0
     gc_collections: int = 0  # garbage collections of the worker's process in this life
     gc_pause_us: int = 0  # their total duration
+    draining: bool = False  # it takes no new work, and ends soon
 
 
 @dataclass(slots=True, eq=False)

@@ -19,10 +19,13 @@ from kvtransfer.producer import Producer
 from kvtransfer.transports.base import ReadEnd
 from services.engine.batch_state import Phase
 from services.engine.engine import Engine
+from services.engine.request_table import State
 from services.process.gc_watch import GcWatch
-from services.protocol.frames import Load
+from services.protocol.frames import Failure, Load
+from services.protocol.outcomes import FailureCode
 from services.worker.core_inputs import FromConsumers, FromGateways, FromProducers
 from services.worker.core_state import CoreOutputs, CoreState
+from services.worker.drain import Drain
 
 
 class WorkerCore:
@@ -61,6 +64,26 @@ class WorkerCore:
         self._state.consumer.tick(now)
         self.engine.sequences.fail_expired(now)
         self._state.settle(now)
+        if self._state.drain is not None:
+            self._move_attempts(self._state.drain, now)
+
+    def _move_attempts(self, drain: Drain, now: float) -> None:
+        """Fails the attempts whose time has come in a drain, for their gateways to continue them elsewhere."""
+        state = self._state
+        for id in drain.due(self.open_ids, self._tokens_left, now):
+            state.frames.fail(id.gateway, Failure(id.handle, FailureCode.DRAINING, "the worker drains"))
+            state.abort(id, now)
+            state.outputs.num_moved += 1
+        state.settle(now)
+
+    def _tokens_left(self, id: AttemptId) -> int:
+        """Returns how many tokens this worker may still compute for a request; 0: its blocks wait for their reader."""
+        sequences = self.engine.sequences
+        record = sequences.requests.get(id)
+        if record is None or record.state is State.LEASED:
+            return 0
+        length = 0 if record.slot is None else int(sequences.batch.length[record.slot])
+        return record.request.capsule.max_len - length
 
     # The engine.
 
@@ -89,6 +112,7 @@ class WorkerCore:
         """
         outputs, self._state.outputs = self._state.outputs, CoreOutputs()
         outputs.block_events = self.engine.sequences.pool.cache.take_events()
+        outputs.drained = self._state.drain is not None and self.idle
         outputs.frames = self._state.frames.take(self.load, to_all=heartbeat)
         return outputs
 
@@ -106,6 +130,7 @@ class WorkerCore:
             bytes_moved=self.bytes_moved,
             gc_collections=0 if self._gc_watch is None else self._gc_watch.num_collections,
             gc_pause_us=0 if self._gc_watch is None else round(self._gc_watch.pause_s * 1e6),
+            draining=self._state.drain is not None,
         )
 
     # Questions.

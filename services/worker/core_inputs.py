@@ -4,7 +4,9 @@ from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Ended, Open, Pulse, Release, ToConsumer, ToProducer
 from services.engine.request import Kind, Request
 from services.protocol.frames import Failure
+from services.protocol.outcomes import FailureCode
 from services.worker.core_state import CoreState
+from services.worker.drain import Drain
 
 
 class FromGateways:
@@ -25,6 +27,11 @@ class FromGateways:
             return
         for branch in request.branches:
             state.marks.admit(branch.id)
+        if state.drain is not None:
+            state.frames.fail(request.id.gateway, Failure(request.id.handle, FailureCode.NOT_NOW, "the worker drains"))
+            state.producer.abort(request.id)  # its consumer may have opened the handoff before
+            state.settle(now)
+            return
         if request.kind is Kind.PRODUCE:
             state.producer.submit(request.id, request.deadline)
         elif request.kind is Kind.CONSUME:
@@ -34,6 +41,11 @@ class FromGateways:
             state.may_admit = True
         state.engine.submit(request)
         state.settle(now)
+
+    def drain(self, budget_s: float, now: float) -> None:
+        """Takes no new requests from now on, and tells all gateways so. Again: with another budget."""
+        self._state.drain = Drain(now, budget_s, self._state.drain)
+        self._state.frames.tell_load()
 
     def refuse(self, id: AttemptId, failure: Failure) -> None:
         """Fails a request that no correct gateway sends."""

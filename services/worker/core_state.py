@@ -33,6 +33,7 @@ from services.engine.outputs import EngineOutputs
 from services.engine.prefix_cache import CacheEvents
 from services.protocol.frames import Failure, Frame
 from services.protocol.outcomes import FailureCode
+from services.worker.drain import Drain
 from services.worker.frame_builder import PendingFrames
 
 
@@ -46,6 +47,8 @@ class CoreOutputs:
     abandoned_reads: list[int] = field(default_factory=list)  # ids; to be told to the transport after `reads`
     block_events: CacheEvents = field(default_factory=CacheEvents)
     failed_handoffs: tuple[FailHandoff, ...] = ()  # for the log; gateways are told by frames
+    num_moved: int = 0  # attempts that were failed for the drain
+    drained: bool = False  # this worker drains, and no request is known to it any more
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +61,7 @@ class CoreState:
     marks: HandleMarks
     frames: PendingFrames = field(default_factory=PendingFrames)
     outputs: CoreOutputs = field(default_factory=CoreOutputs)
+    drain: Drain | None = None  # None: the worker takes new work
     may_admit: bool = False  # a handoff or a prompt of our own was enqueued since the engine last admitted
 
     def abort(self, id: AttemptId, now: float) -> None:

@@ -18,7 +18,7 @@ class PendingFrames:
         self.gateways: set[GatewayId] = set()
         self.rows: list[StepRows] = []
         self._failures: dict[GatewayId, list[Failure]] = {}
-        self._greeted: set[GatewayId] = set()  # gateways that were not told of the load so far
+        self._greeted: set[GatewayId] = set()  # gateways that are to be told of the load
 
     def add_gateway(self, gateway: GatewayId) -> None:
         """Notes that a gateway's stream began; its first frame tells it of the load."""
@@ -33,6 +33,10 @@ class PendingFrames:
     def fail(self, gateway: GatewayId, failure: Failure) -> None:
         """Adds a failure."""
         self._failures.setdefault(gateway, []).append(failure)
+
+    def tell_load(self) -> None:
+        """Has all gateways told of the load in the next frames."""
+        self._greeted |= self.gateways
 
     def take(self, make_load: Callable[[], Load], *, to_all: bool) -> dict[GatewayId, Frame]:
         """Makes the frames since the last call: for gateways that have something to hear or are new, or for all."""

@@ -4,8 +4,9 @@ A gateway has one stream; a newer one ends the older. When it ends, for whatever
 """
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
 
 import grpc
@@ -54,12 +55,24 @@ class _Session:
 
 
 class GatewayServicer(worker_pb2_grpc.WorkerServicer):
-    """Lives on the event loop. `on_producer` is told where a request's producer is, before the engine hears of it."""
+    """Lives on the event loop.
 
-    def __init__(self, engine: EngineThread, hello: WorkerHello, on_producer: Callable[[TakeFrom], None]) -> None:
+    `on_producer` is told where a request's producer is, before the engine hears of it. `drain` drains the worker within
+    so many seconds (None: as many as the worker's own configuration says), and returns whether it came to an end and
+    how many attempts were moved.
+    """
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        hello: WorkerHello,
+        on_producer: Callable[[TakeFrom], None],
+        drain: Callable[[float | None], Awaitable[tuple[bool, int]]],
+    ) -> None:
         self._engine = engine
         self._hello = hello
         self._on_producer = on_producer
+        self._drain = drain
         self._sessions: dict[GatewayId, _Session] = {}
         self.block_log = BlockLog(hello.fingerprint)
         self.block_log.subscribe(self._publish)
@@ -71,9 +84,9 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
                 session.outbox.put(frame)
 
     def close(self) -> None:
-        """Ends all streams."""
+        """Ends all streams, each after the messages that wait for it."""
         for session in self._sessions.values():
-            session.outbox.close()
+            session.outbox.finish()
 
     async def Connect(
         self,
@@ -94,6 +107,18 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
+
+    async def Drain(
+        self,
+        request: worker_pb2.DrainRequest,
+        context: "grpc.aio.ServicerContext[worker_pb2.DrainRequest, worker_pb2.DrainReply]",
+    ) -> worker_pb2.DrainReply:
+        """Drains the worker, and answers when that is over and the worker ends. It goes on without its caller."""
+        timeout_s = request.timeout_s if request.HasField("timeout_s") else None
+        if timeout_s is not None and not 0 <= timeout_s < math.inf:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "timeout_s must be a number of seconds")
+        done, moved = await self._drain(timeout_s)
+        return worker_pb2.DrainReply(done=done, moved=moved)
 
     async def _begin(
         self,

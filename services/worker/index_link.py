@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class IndexLink:
-    """Lives on the event loop. `register` once, then `run` until cancelled, then `leave`."""
+    """Lives on the event loop. `register` once, then `run` until cancelled."""
 
     def __init__(self, url: str, worker_id: WorkerId, record: WorkerRecord) -> None:
         self._client = connect(url, _TIMEOUT_S)
@@ -57,13 +57,16 @@ class IndexLink:
             self._reachable = True
 
     async def run(self) -> None:
-        """Keeps the lease, publishes, and sweeps behind workers that died."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_lease())
-            group.create_task(self._publisher.run())
-            group.create_task(self._sweep())
+        """Keeps the lease, publishes, and sweeps behind workers that died. Leaves registry and index at the end."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_lease())
+                group.create_task(self._publisher.run())
+                group.create_task(self._sweep())
+        finally:
+            await self._leave()
 
-    async def leave(self) -> None:
+    async def _leave(self) -> None:
         """Takes the worker out of registry and index, if the server answers, and closes the connection."""
         with suppress(*UNREACHABLE):
             await self._registry.leave([self._publisher.id, *self._publisher.retired])

@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
-    """Runs a worker until SIGTERM or SIGINT; returns the exit code."""
+    """Runs a worker until SIGTERM or SIGINT, which drain it; a second one ends it. Returns the exit code."""
     configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -62,13 +62,24 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
         gc_watch=gc_watch,
         pipeline_depth=loaded.pipeline_depth,
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
+        drain_timeout_s=config.process.drain_timeout_s,
     )
 
 
 async def _serve(worker: Worker, address: str) -> int:
     await worker.start(address)
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        if signals == 1:
+            worker.drain()
+        else:
+            worker.end()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, worker.end)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     gc.collect()
     gc.freeze()  # what the model and the libraries made stays; no collection needs to look at it again
     reason = await worker.ended

@@ -39,9 +39,14 @@ class Outbox(Generic[T]):
         self._messages.clear()
         self._wake.set()
 
+    def finish(self) -> None:
+        """No more messages: the drain ends after those that are there."""
+        self._closed = True
+        self._wake.set()
+
     async def drain(self) -> AsyncIterator[T]:
-        """Messages in order, until closed."""
-        while not self._closed:
+        """Messages in order, until closed or finished."""
+        while self._messages or not self._closed:
             while self._messages:
                 yield self._messages.popleft()
             self._wake.clear()

@@ -49,6 +49,7 @@ from services.worker.transfer_thread import TransferThread
 MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
 
 _STOP_GRACE_S = 0.5
+_LAST_WORDS_S = 0.1  # after a drain: for gateways whose commands crossed with its news
 
 log = structlog.get_logger()
 
@@ -76,10 +77,14 @@ class WorkerParts:
     gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
     pipeline_depth: int = 0  # see Engine
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
+    drain_timeout_s: float = 30.0  # the time of a whole drain
 
 
 class Worker:
-    """Serves from `start` to `stop`. `ended` is set when it is time for that: to the reason, where it had to fail."""
+    """Serves from `start` to `stop`. `ended` is set when it is time for that: to the reason, where it had to fail.
+
+    `drain` is the way to end it without loss; `end` the short one.
+    """
 
     def __init__(self, parts: WorkerParts) -> None:
         self._parts = parts
@@ -102,6 +107,9 @@ class Worker:
         core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         self._index: IndexLink | None = None
+        self._drain_until: float | None = None  # None: it does not drain
+        self._drained = False
+        self._num_moved = 0
         self._transfer = TransferThread(
             lambda: parts.make_transports(self._source, self._dial), self._on_read_ended, self._on_fatal
         )
@@ -113,7 +121,7 @@ class Worker:
         offers = self._transfer.start()
         identity = KvIdentity(self._worker_id, self._parts.fingerprint, offers, ProcessIdentity.own())
         self._kv = KvStreams(self.engine, self._transfer, identity)
-        self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure)
+        self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
         port = await self._open(address)
         if self._parts.redis_url is not None:
@@ -126,9 +134,9 @@ class Worker:
     async def stop(self) -> None:
         """Leaves the registry, closes the streams and ends the threads."""
         if self._index is not None:
-            self._index_task.cancel()
+            if self._drain_until is None:
+                self._index_task.cancel()
             await asyncio.wait([self._index_task])
-            await self._index.leave()
         self._gateways.close()
         await self._kv.close()
         await self._server.stop(_STOP_GRACE_S)
@@ -200,7 +208,8 @@ class Worker:
             self._transfer.post(read)
         for read_id in outputs.abandoned_reads:
             self._transfer.abandon(read_id)
-        if outputs.frames or outputs.messages or outputs.block_events or outputs.failed_handoffs:
+        news = outputs.frames or outputs.messages or outputs.block_events or outputs.failed_handoffs
+        if news or outputs.num_moved or outputs.drained:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _deliver(self, outputs: CoreOutputs) -> None:
@@ -211,6 +220,9 @@ class Worker:
         for failed in outputs.failed_handoffs:
             gateway, handle = failed.id
             log.info("handoff ended", reason=failed.reason.name, gateway=f"{gateway:016x}", handle=handle)
+        self._num_moved += outputs.num_moved
+        if outputs.drained:
+            self._on_drained()
 
     def _on_read_ended(self, end: ReadEnd) -> None:
         """Called on the transfer thread."""
@@ -219,6 +231,34 @@ class Worker:
     def _on_fatal(self, reason: str) -> None:
         """Called on the thread that cannot go on."""
         self._loop.call_soon_threadsafe(self.end, reason)
+
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Takes no new work, and sets `ended` when all work is done or `timeout_s` is over.
+
+        Attempts that do not end in time are failed one after the other, and continue on other workers. None: the
+        worker's own timeout. A later call can only shorten the time.
+        """
+        budget_s = self._parts.drain_timeout_s if timeout_s is None else timeout_s
+        until = self._loop.time() + budget_s
+        if self._drain_until is not None and until >= self._drain_until:
+            return
+        log.info("draining", timeout_s=budget_s)
+        if self._drain_until is None and self._index is not None:
+            self._index_task.cancel()  # which takes the worker out of registry and index
+        self._drain_until = until
+        self._loop.call_at(until, self.end)
+        self.engine.call(lambda core, now: core.from_gateways.drain(budget_s, now))
+
+    async def _asked_to_drain(self, timeout_s: float | None) -> tuple[bool, int]:
+        self.drain(timeout_s)
+        await asyncio.wait([self.ended])
+        return self._drained, self._num_moved
+
+    def _on_drained(self) -> None:
+        if not self._drained:
+            self._drained = True
+            log.info("drained", moved=self._num_moved)
+            self._loop.call_later(_LAST_WORDS_S, self.end)
 
     def end(self, reason: str | None = None) -> None:
         """Says that it is time to stop."""

@@ -78,6 +78,7 @@ SERVING: dict[str, tuple[str, Any]] = {
 }
 PROCESS: dict[str, tuple[str, Any]] = {
     "--redis-url=redis://r": ("redis_url", "redis://r"),
+    "--drain-timeout=7": ("drain_timeout_s", 7.0),
     "--log-format=json": ("log_format", LogFormat.JSON),
 }
 

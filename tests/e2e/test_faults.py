@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,20 +19,25 @@ NUM_TOKENS = 150
 class Streaming(threading.Thread):
     """A client that reads a stream to its end."""
 
-    def __init__(self, stack: Stack, prompt: list[int]) -> None:
+    def __init__(self, stack: Stack, prompt: list[int], num_tokens: int = NUM_TOKENS) -> None:
         super().__init__(daemon=True)
-        self.stack, self.prompt = stack, prompt
+        self.stack, self.prompt, self.num_tokens = stack, prompt, num_tokens
         self.text = ""
+        self.longest_pause_s = 0.0
         self.error: openai.APIError | None = None
         self.start()
 
     def run(self) -> None:
         try:
             stream = self.stack.gateway.client.completions.create(
-                prompt=self.prompt, max_tokens=NUM_TOKENS, stream=True, **GREEDY
+                prompt=self.prompt, max_tokens=self.num_tokens, stream=True, **GREEDY
             )
+            heard: float | None = None
             for chunk in stream:
                 self.text += chunk.choices[0].text
+                now = time.monotonic()
+                self.longest_pause_s = max(self.longest_pause_s, now - (heard or now))
+                heard = now
         except openai.APIError as error:
             self.error = error
 
@@ -40,7 +46,7 @@ class Streaming(threading.Thread):
         self.join(200)
         assert not self.is_alive(), "the request hangs"
         assert self.error is None
-        assert self.text.rstrip("\ufffd") == text_of(model, generate(model, self.prompt, NUM_TOKENS).tokens)
+        assert self.text.rstrip("\ufffd") == text_of(model, generate(model, self.prompt, self.num_tokens).tokens)
 
 
 @contextlib.contextmanager

@@ -71,8 +71,7 @@ async def running_api(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    config = http_config(app)
-    config.timeout_graceful_shutdown = 5  # a test that failed may have left a client behind
+    config = http_config(app, 5)  # a test that failed may have left a client behind
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     base_url = f"http://127.0.0.1:{port}"

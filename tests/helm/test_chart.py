@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from services.config import Dtype, HandoffMode, LogFormat, TransportName
-from services.gateway.listening import DRAIN_S
 from tests.helm.chart import CASES, CHART, Helm, Manifest, Refused, containers, deployment, of_kind
 
 TUNED = CHART / "ci" / "tuned-values.yaml"
@@ -152,7 +151,9 @@ def test_an_update_never_takes_the_last_pod(helm: Helm):
 def test_a_gateway_that_ends_has_time_for_the_delay_and_for_answers_in_progress(helm: Helm):
     gateway = deployment(helm.render(TUNED), "gateway")["spec"]["template"]["spec"]
     assert gateway["containers"][0]["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "20"]
-    assert gateway["terminationGracePeriodSeconds"] > 20 + DRAIN_S
+    assert gateway["terminationGracePeriodSeconds"] > 20 + 30
+    worker = deployment(helm.render(TUNED), "decode")["spec"]["template"]["spec"]
+    assert worker["terminationGracePeriodSeconds"] > 30
 
 
 def test_a_worker_gets_the_time_to_load_its_model(helm: Helm):

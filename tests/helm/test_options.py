@@ -24,6 +24,7 @@ VALUES = {
         "--handoff": "gateway.handoff",
         "--handoff-threshold": "gateway.handoffThreshold",
         "--request-timeout": "gateway.requestTimeoutSeconds",
+        "--drain-timeout": "drainTimeoutSeconds",
         "--log-format": "logFormat",
     },
     "worker": {
@@ -34,13 +35,20 @@ VALUES = {
         "--dtype": "workers.dtype",
         "--kv-memory": "prefill.kvMemory",
         "--max-model-len": "workers.maxModelLen",
+        "--drain-timeout": "drainTimeoutSeconds",
         "--log-format": "logFormat",
     },
 }
 FROM_THE_POD = {"gateway": set[str](), "worker": {"--host", "--num-threads"}}
 # Where the chart chooses otherwise than a process would: for pods, and for programs that read their logs.
 OWN_DEFAULTS = {"gateway.host", "allowPlaintext", "prefill.kvMemory", "logFormat"}
-OWN_LIMITS = {"gateway.port", "gateway.grpcPort", "prefill.port", "gateway.requestTimeoutSeconds"}  # no rights; whole s
+OWN_LIMITS = {
+    "gateway.port",
+    "gateway.grpcPort",
+    "prefill.port",
+    "gateway.requestTimeoutSeconds",
+    "drainTimeoutSeconds",
+}  # no rights; whole s
 OPTIONS = {
     "gateway": [*options_of(ModelChoice), *options_of(GatewayConfig)],
     "worker": [*options_of(ModelChoice), *options_of(WorkerConfig)],

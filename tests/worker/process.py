@@ -40,6 +40,15 @@ class SimulatedWorkerProcess:
         """SIGCONT."""
         os.kill(self._pid, signal.SIGCONT)
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends it a signal."""
+        os.kill(self._pid, number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code, or None where it has not ended in time."""
+        self._process.join(timeout_s)
+        return self.exit_code
+
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()

@@ -41,7 +41,7 @@ async def test_many_changes_at_once_do_not_end_a_stream():
         worker_id=WorkerId(1), role=WorkerRole.DECODE, fingerprint="x", kv_protocol=1, transports=(), block_size=1,
         num_blocks=1, max_model_len=1, max_num_seqs=1, vocab_size=1,
     )  # fmt: skip
-    servicer = GatewayServicer(EngineThread.__new__(EngineThread), hello, lambda take_from: None)
+    servicer = GatewayServicer(EngineThread.__new__(EngineThread), hello, lambda take_from: None, drain=_never_drains)
     ended: list[_Session] = []
     session = _Session(GatewayId(7), True, ended.append)
     servicer._sessions[session.gateway] = session
@@ -53,3 +53,7 @@ async def test_many_changes_at_once_do_not_end_a_stream():
         await asyncio.sleep(0)
     assert not ended
     assert len(session.changes) == 140_000
+
+
+async def _never_drains(timeout_s: float | None) -> tuple[bool, int]:
+    raise AssertionError("nobody asks it to drain")

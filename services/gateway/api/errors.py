@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from services.gateway.api.generation import Expired, GenerationError, Overloaded, TooLarge, Unavailable
+from services.gateway.api.generation import Expired, GenerationError, Overloaded, Stopping, TooLarge, Unavailable
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -62,6 +62,8 @@ def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError
             message = "The server has more requests than it can answer in time. Try again later."
             headers = {"retry-after": str(retry_after_s)}
             return ApiError(429, message, code=OVERLOADED, type=SERVER_ERROR, headers=headers)
+        case Stopping(retry_after_s=retry_after_s):
+            return unavailable("The server is restarting. Try again.", retry_after_s)
         case Unavailable(retry_after_s=retry_after_s):
             return unavailable("No worker can take this request now. Try again later.", retry_after_s)
         case TooLarge():

@@ -26,7 +26,8 @@ class GenerationError(Exception):
 
     GenerationError
     ├── Unavailable   no worker can take the request now, or none could until its deadline
-    │   └── Overloaded    there is too much other work
+    │   ├── Overloaded    there is too much other work
+    │   └── Stopping      the gateway ends
     ├── TooLarge      the request fits no worker
     ├── Expired       the request's deadline passed
     └── Failed        every attempt failed
@@ -56,6 +57,10 @@ class Overloaded(Unavailable):
     def __init__(self, message: str, retry_after_s: int = 1, refusal: Refusal = Refusal.IN_FLIGHT) -> None:
         super().__init__(message, retry_after_s)
         self.refusal = refusal
+
+
+class Stopping(Unavailable):
+    """The gateway ends, and the answer did not end in time."""
 
 
 class TooLarge(GenerationError):

@@ -42,6 +42,7 @@ class HandoffOutcome(StrEnum):
     FAILED_DEADLINE = "failed_deadline"
     FAILED_OVER = "failed_over"
     FAILED_UNSUPPORTED = "failed_unsupported"
+    FAILED_DRAINING = "failed_draining"
 
     @classmethod
     def failed_with(cls, code: FailureCode) -> "HandoffOutcome":

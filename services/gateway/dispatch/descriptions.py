@@ -32,6 +32,7 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "role": worker.hello.role.value,
         "running": worker.load.running,
         "waiting": worker.load.waiting,
+        "draining": worker.load.draining,
         "available_blocks": worker.load.available_blocks,
         "quarantined_blocks": worker.load.quarantined_blocks,
         "num_blocks": worker.hello.num_blocks,

@@ -16,7 +16,7 @@ import structlog
 
 from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
-from services.gateway.api.generation import GenerationRequest, Overloaded, Unavailable
+from services.gateway.api.generation import GenerationRequest, Overloaded, Stopping, Unavailable
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.descriptions import describe_entry, describe_worker
 from services.gateway.dispatch.entry import LedgerEntry
@@ -86,6 +86,8 @@ class Dispatcher:
         self._placement = Placement(self._ledger, self._fleet, policy, self._costs, observer, self._begin_again)
         self._tried = False  # every address that was known at the start
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
+        self._draining = False
+        self._ended = False
         self.max_model_len: int | None = None
 
     async def run(self) -> None:
@@ -118,11 +120,23 @@ class Dispatcher:
         """See Generator. False until every address was tried once, or the first requests would find no pair."""
         links = self._links.values()
         self._tried = self._tried or (len(links) > 0 and all(link.tried for link in links))
-        return self._fleet.has(WorkerRole.DECODE) and self._tried
+        return self._fleet.has(WorkerRole.DECODE) and self._tried and not self._draining
+
+    def drain(self, after_s: float) -> None:
+        """Is not ready any more, and ends all requests that are still in flight after so many seconds with an error."""
+        self._draining = True
+        self._loop.call_later(after_s, self._end_all)
+
+    def _end_all(self) -> None:
+        self._ended = True
+        for entry in self._ledger:
+            self._ledger.close(entry, Stopping("the gateway ends"))
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Reader]:
         """See Generator."""
+        if self._ended:
+            raise Stopping("the gateway ends")
         if len(self._ledger) + len(request.capsules) > self._max_waiting:
             raise Overloaded(f"{len(self._ledger)} of at most {self._max_waiting} choices are in flight already")
         reader = Reader(self._placement.place, self._ledger.close, self._relays)

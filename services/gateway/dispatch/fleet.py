@@ -89,8 +89,8 @@ class Fleet:
         return self._workers.get(id)
 
     def has(self, role: WorkerRole) -> bool:
-        """True when a worker of this role is there."""
-        return any(worker.hello.role is role for worker in self)
+        """True when a worker of this role is there and takes new work."""
+        return any(worker.hello.role is role and not worker.load.draining for worker in self)
 
     def max_model_len(self) -> int | None:
         """The tokens of a sequence that every live worker can hold; None: there is no worker."""

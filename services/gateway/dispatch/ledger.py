@@ -318,6 +318,9 @@ class Ledger:
         elif code is FailureCode.NOT_NOW and worker is not None:
             retries.refuse(worker, self._clock())
             entry.wake()
+        elif code is FailureCode.DRAINING:
+            retries.refund()
+            entry.wake()
         elif code is FailureCode.TOO_LARGE and worker is not None:
             retries.refund()
             if attempt.group is None:  # a choice alone may fit where all of them do not

@@ -222,7 +222,7 @@ def _may_prefill(demand: Demand, policy: Policy) -> bool:
 
 
 def _is_ready(worker: Candidate, demand: Demand) -> bool:
-    if worker.id in demand.avoid or worker.suspects:
+    if worker.id in demand.avoid or worker.suspects or worker.load.draining:
         return False
     if demand.suspect:
         return worker.role is WorkerRole.DECODE and worker.outlives_others and not worker.unproven
@@ -325,6 +325,6 @@ def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: De
     def could_run(workers: Sequence[Candidate]) -> bool:
         return any(worker.role is WorkerRole.DECODE or demand.one_token for worker in workers)
 
-    if not could_run(able):
+    if not could_run([worker for worker in able if not worker.load.draining]):
         return NoPlan.NO_WORKER
     return NoPlan.NOT_NOW if could_run(fitting) else NoPlan.TOO_LARGE

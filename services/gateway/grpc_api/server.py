@@ -11,7 +11,7 @@ from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.generation import Generator
 from services.gateway.api.side_thread import SideThread
 from services.gateway.grpc_api.decoding import DecodingInterceptor
-from services.gateway.listening import DRAIN_S, ListenError
+from services.gateway.listening import ListenError
 from services.protocol.grpc_options import host_port
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -59,7 +59,7 @@ class GrpcServer:
                 await self._health.set(service, status)
             await asyncio.sleep(_READY_INTERVAL_S)
 
-    async def stop(self) -> None:
-        """Refuses further calls, and waits for those that run, at most DRAIN_S. May be called more than once."""
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Refuses further calls; waits for those that run, at most `drain_timeout_s`. May be called more than once."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(DRAIN_S)
+        await self._server.stop(drain_timeout_s)

@@ -12,7 +12,6 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.listening import DRAIN_S
 from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites
 
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
@@ -22,8 +21,8 @@ KEEP_ALIVE_S = 75
 log = structlog.get_logger()
 
 
-def http_config(app: ASGIApp) -> uvicorn.Config:
-    """uvicorn's settings for the gateway."""
+def http_config(app: ASGIApp, drain_timeout_s: float) -> uvicorn.Config:
+    """uvicorn's settings for the gateway. drain_timeout_s: until answers in progress are cut off."""
     return uvicorn.Config(
         app,
         http=partial(BoundedHttpProtocol, pending=PendingWrites()),  # type: ignore[arg-type]  # called as a class is
@@ -33,19 +32,21 @@ def http_config(app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         log_config=None,  # the process has configured logging
         log_level="warning",
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=drain_timeout_s,  # type: ignore[arg-type]  # is given to asyncio as it is
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         proxy_headers=False,  # nothing here asks for the client's address
     )
 
 
-async def serve(app: ASGIApp, listener: socket.socket, on_stopping: Callable[[], object] = lambda: None) -> None:
-    """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most DRAIN_S.
+async def serve(
+    app: ASGIApp, listener: socket.socket, drain_timeout_s: float, on_stopping: Callable[[], object] = lambda: None
+) -> None:
+    """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most `drain_timeout_s`.
 
     `on_stopping` is called between the two.
     """
-    server = _Server(http_config(app), on_stopping)
+    server = _Server(http_config(app, drain_timeout_s), on_stopping)
     await server.serve(sockets=[listener])
 
 

@@ -108,6 +108,7 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         bytes_moved=load.bytes_moved,
         gc_collections=load.gc_collections,
         gc_pause_us=load.gc_pause_us,
+        draining=load.draining,
     )
 
 
@@ -122,4 +123,5 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         bytes_moved=packed.bytes_moved,
         gc_collections=packed.gc_collections,
         gc_pause_us=packed.gc_pause_us,
+        draining=packed.draining,
     )

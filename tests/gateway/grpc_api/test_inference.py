@@ -78,7 +78,7 @@ async def served() -> AsyncIterator[Served]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Served(inference_pb2_grpc.InferenceStub(channel), channel, generator, tokenizer, metrics, port)
     health.cancel()
-    await server.stop()
+    await server.stop(5)
 
 
 async def test_text_and_tokens_come_as_deltas_and_the_last_has_the_usage(served: Served):
@@ -371,4 +371,4 @@ async def test_a_port_in_use_is_refused_in_words(served: Served):
     server = GrpcServer(inference_pb2_grpc.InferenceServicer(), served.generator, SideThread(), MAX_MESSAGE_BYTES)
     with pytest.raises(ListenError, match="--grpc-port"):
         await server.start("127.0.0.1", served.port)
-    await server.stop()
+    await server.stop(5)

@@ -28,7 +28,7 @@ async def app(scope, receive, send):
 async def main():
     listener = listen("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    await serve(app, listener)
+    await serve(app, listener, 30)
 
 asyncio.run(main())
 """

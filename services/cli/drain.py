@@ -1,0 +1,37 @@
+"""`baton drain`: has a worker finish what it does, and end."""
+
+import grpc
+import typer
+
+from protos import worker_pb2, worker_pb2_grpc
+from services.config.option import OptionError, Refusal
+from services.process.configs import parse_workers
+from services.protocol.grpc_options import CLIENT_OPTIONS
+
+
+def drain(address: str, timeout_s: float | None) -> int:
+    """Drains the worker at host:port, and prints one line when it is over. Returns 0. Raises Refusal.
+
+    timeout_s: the time of the drain; None: the worker's own.
+    """
+    try:
+        (worker,) = parse_workers(address)
+    except (OptionError, ValueError) as error:
+        raise Refusal(f"drain takes one worker as HOST:PORT: {error}") from error
+    request = worker_pb2.DrainRequest() if timeout_s is None else worker_pb2.DrainRequest(timeout_s=timeout_s)
+    with grpc.insecure_channel(worker, options=CLIENT_OPTIONS) as channel:
+        try:
+            reply = worker_pb2_grpc.WorkerStub(channel).Drain(request)
+        except grpc.RpcError as error:
+            raise Refusal(f"{worker} cannot be drained: {_reason(error)}") from error
+    moved = f"; {reply.moved} of its attempts continue on other workers" if reply.moved else ""
+    typer.echo(f"{worker} is drained and ends{moved}" if reply.done else f"{worker} ends: its time was over{moved}")
+    return 0
+
+
+def _reason(error: grpc.RpcError) -> str:
+    if isinstance(error, grpc.Call):
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return "what listens there is no worker that can"
+        return str(error.details())
+    return "the call failed"
