@@ -59,6 +59,9 @@ class EngineThread:
         self._decode_pause_s = decode_pause_s
         self._pause_s = 0.0
         self._clock = clock
+        self.num_rounds = 0  # that have ended; this and the next two are for EngineWatch
+        self.longest_round_s = 0.0
+        self.resting = False  # the thread waits for a call
 
     def start(self) -> None:
         """Starts the thread."""
@@ -68,15 +71,19 @@ class EngineThread:
         """Has this called on the engine thread, between two steps. Calls from one thread keep their order."""
         self._inbox.put(call)
 
-    def stop(self) -> None:
-        """Ends the thread after the step it is in."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Ends the thread after the step it is in; returns whether it ended within `timeout_s`."""
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             while self._take_calls(self._wait_s()):
+                began = self._clock()
                 self.round()
+                self.num_rounds += 1
+                self.longest_round_s = max(self.longest_round_s, self._clock() - began)
         except Exception:
             # A failed step leaves garbage in blocks that others may read: this worker_id is over.
             log.exception("the engine failed")
@@ -97,11 +104,14 @@ class EngineThread:
     def _take_calls(self, wait_s: float) -> bool:
         """Makes all calls there are, after waiting for the first one; False when it is time to end."""
         try:
+            self.resting = wait_s > 0
             call = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            self.resting = False
             while call is not None:
                 call(self._core, self._clock())
                 call = self._inbox.get_nowait()
         except Empty:
+            self.resting = False
             return True
         return False
 

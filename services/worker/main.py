@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import logging
+import os
 import signal
 import sys
 
@@ -85,5 +87,8 @@ async def _serve(worker: Worker, address: str) -> int:
     reason = await worker.ended
     if reason is not None:
         log.error("this worker ends", reason=reason)
-    await worker.stop()
+    if not await worker.stop():
+        log.error("the engine's thread does not end; the process does")
+        logging.shutdown()
+        os._exit(1)  # the interpreter's own end would wait for the thread, or take its memory from under it
     return 0 if reason is None else 1

@@ -40,6 +40,7 @@ from services.protocol.messages import WorkerHello
 from services.worker.core import WorkerCore
 from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import EngineThread, no_pause
+from services.worker.engine_watch import EngineWatch
 from services.worker.gateway_servicer import GatewayServicer
 from services.worker.index_link import IndexLink
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
@@ -49,6 +50,7 @@ from services.worker.transfer_thread import TransferThread
 MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
 
 _STOP_GRACE_S = 0.5
+_LONGEST_STEP_S = 60.0  # that is waited for at the end
 _LAST_WORDS_S = 0.1  # after a drain: for gateways whose commands crossed with its news
 
 log = structlog.get_logger()
@@ -106,6 +108,7 @@ class Worker:
         consumer = Consumer(block_bytes=parts.runner.layout.block_bytes)
         core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
+        self._watch = EngineWatch(self.engine, self._on_hang)
         self._index: IndexLink | None = None
         self._drain_until: float | None = None  # None: it does not drain
         self._drained = False
@@ -123,6 +126,7 @@ class Worker:
         self._kv = KvStreams(self.engine, self._transfer, identity)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
+        self._watching = asyncio.create_task(self._watch.run())
         port = await self._open(address)
         if self._parts.redis_url is not None:
             await self._join(self._parts.redis_url, port)
@@ -131,8 +135,9 @@ class Worker:
         log.info("ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels)
         return port
 
-    async def stop(self) -> None:
-        """Leaves the registry, closes the streams and ends the threads."""
+    async def stop(self) -> bool:
+        """Leaves the registry, closes the streams and ends the threads; returns whether the engine's thread ended."""
+        self._watching.cancel()
         if self._index is not None:
             if self._drain_until is None:
                 self._index_task.cancel()
@@ -140,8 +145,9 @@ class Worker:
         self._gateways.close()
         await self._kv.close()
         await self._server.stop(_STOP_GRACE_S)
-        self.engine.stop()
+        ended = await asyncio.to_thread(self.engine.stop, 0.0 if self._watch.hangs else _LONGEST_STEP_S)
         self._transfer.stop()
+        return ended
 
     async def _open(self, address: str) -> int:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -227,6 +233,10 @@ class Worker:
     def _on_read_ended(self, end: ReadEnd) -> None:
         """Called on the transfer thread."""
         self.engine.call(lambda core, now: core.read_ended(end, now))
+
+    def _on_hang(self, reason: str) -> None:
+        self._unhealthy = asyncio.create_task(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
+        self.end(reason)
 
     def _on_fatal(self, reason: str) -> None:
         """Called on the thread that cannot go on."""
