@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,11 +16,19 @@ from services.prefix_index.embedded import server_command
 _SLOTS = 16384
 
 
+def _free_port() -> int:
+    """A port that is free, and so is the one 10,000 above, which a cluster's node takes as well."""
+    while True:
+        (port,) = free_ports("127.0.0.1", 1)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 10_000)):
+            return port
+
+
 class RedisServer:
     """A `redis-server` on loopback without persistence."""
 
     def __init__(self, directory: Path, *options: str) -> None:
-        (self.port,) = free_ports("127.0.0.1", 1)  # low ones: a cluster's node takes that 10,000 above as well
+        self.port = _free_port()
         self._directory = directory
         self._options = options
         self.admin = redis.Redis(port=self.port)

@@ -4,8 +4,8 @@ A field has all that there is of its option, type, default, help text and check:
 
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
 
-The flags of `baton` are made of these fields (`services/cli/options.py`). Tests hold the tables of the README and the
-values of the chart to them.
+The flags of `baton` are made of these fields (`services/cli/options.py`). Tests hold the tables of docs/operations.md
+and the values of the chart to them.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ def run_seeds(first: int, count: int) -> None:
             raise AssertionError(f"python -m tests.engine.fuzz --first {seed} --seeds 1") from error
 
 
-@pytest.mark.parametrize("first", range(0, 800, PER_TEST))
+@pytest.mark.parametrize("first", range(0, 400, PER_TEST))
 def test_blocks_states_and_tokens_are_right_whatever_happens(first: int):
     run_seeds(first, PER_TEST)
 
