@@ -1,7 +1,9 @@
 """The gateway as a process: HTTP at one end, workers that speak the protocol at the other."""
 
 import asyncio
+import fcntl
 import json
+import os
 import signal
 import socket
 import sys
@@ -47,9 +49,9 @@ def port() -> int:
 
 
 @asynccontextmanager
-async def gateway(model: Path, port: int, *workers: str) -> AsyncIterator[Process]:
+async def gateway(model: Path, port: int, *workers: str, stderr: int = PIPE) -> AsyncIterator[Process]:
     arguments = [sys.executable, "-c", GATEWAY, str(model), str(port), *workers]
-    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=PIPE)
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=stderr)
     try:
         yield process
     finally:
@@ -104,6 +106,34 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
         assert "Traceback" not in log
         (placed,) = (line for line in log.splitlines() if "placed" in line)
         assert "request_id=mine" in placed
+
+
+@pytest.mark.parametrize("log", ["a full disk", "a pipe that nobody reads"])
+async def test_requests_are_answered_though_no_log_line_can_be_written(model: Path, port: int, log: str):
+    reading, writing = os.pipe()
+    if log == "a full disk":
+        os.close(writing)
+        writing = os.open("/dev/full", os.O_WRONLY)
+    else:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writing, b"x" * 4096)
+    decode = ScriptedWorker(worker_hello(WorkerRole.DECODE, 0xD1))
+    async with (
+        serving(decode),
+        gateway(model, port, decode.address, stderr=writing) as process,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+    ):
+        await ready(client)
+        body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 1, "temperature": 0}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        decode.say_tokens(await decode.submit(), [60], cached=0, finish=FinishReason.LENGTH)
+        assert (await asking).status_code == 200
+        assert "baton_gateway_log_lines_dropped" in (await client.get("/metrics")).text
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(60):
+            assert await process.wait() == 0
+    os.close(reading)
+    os.close(writing)
 
 
 async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int):
