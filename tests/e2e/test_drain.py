@@ -73,11 +73,17 @@ def test_under_load_a_worker_that_gets_sigterm_finishes_what_it_has_and_ends(sta
     assert stack.gateway.metric("baton_attempts_total") - attempts <= len(load.streams) + refused
 
 
+def all_decode(stack: Stack) -> bool:
+    """True when every stream is past its handoff; decode's first read of a producer takes a while."""
+    rows = stack.gateway.ledger()["rows"]
+    return len(rows) == 4 and all(row["phase"] == "decode" for row in rows)
+
+
 def test_streams_that_outlast_the_drain_move_once_with_their_tokens(stack: Stack, llama: Path):
     prompts = [clear_prompt(llama, 200 + index, 40, LONG) for index in range(4)]
     attempts = stack.gateway.metric("baton_attempts_total")
     streams = [Streaming(stack, prompt, LONG) for prompt in prompts]
-    wait_until(lambda: all(stream.text for stream in streams), 60, "text on every stream")
+    wait_until(lambda: all_decode(stack), 60, "a token from decode on every stream")
     address = f"127.0.0.1:{stack.ports['decode-0']}"
     here = sum(row["decode"] == address for row in stack.gateway.ledger()["rows"])
     assert here, "no stream to be moved"
