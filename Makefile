@@ -2,6 +2,7 @@
 #
 #   make up ARGS="--model DIR --decode 2"      options of `baton up`
 #   make test ARGS="tests/gateway -k stop"     options of pytest
+#   make test-faults                           faults of whole stacks alone, and a table with a row for each
 #   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
 #   TORCH_INDEX=URL                            a further package index for torch, for machines without a GPU: the one
 #                                              that PyTorch's install page names for its CPU builds
@@ -17,13 +18,16 @@ PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .NOTPARALLEL:  # one pip at a time
-.PHONY: up test lint format proto clean
+.PHONY: up test test-faults lint format proto clean
 
 up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
 
 test: lint $(DEMO_MODEL)
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
+
+test-faults: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest --numprocesses 0 tests/faults $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check

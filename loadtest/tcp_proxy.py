@@ -246,11 +246,15 @@ async def _cancel_all() -> None:
 
 
 def _inode_of(port: int, server_port: int) -> str | None:
-    """The socket of a connection from one port to another, as the kernel lists it."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, remote, *rest = line.split()
-        if _port(local) == port and _port(remote) == server_port:
-            return rest[6]
+    """The socket of a connection from one port to another, as the kernel lists it.
+
+    Some clients, gRPC's among them, dial IPv4 addresses with sockets of IPv6.
+    """
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, remote, *rest = line.split()
+            if _port(local) == port and _port(remote) == server_port:
+                return rest[6]
     return None
 
 

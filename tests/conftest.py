@@ -9,13 +9,15 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import machine
+from tests.faults.table import FaultTable
 from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
-SLOWEST_LAST = ("helm", "launcher", "e2e")  # folders, in the order in which they run after all others
+SLOWEST_LAST = ("helm", "launcher", "e2e", "faults")  # folders, in the order in which they run after all others
 TOGETHER = {  # how node ids begin; tests of one value run in one process, so that what takes long starts once
     "tests/e2e/test_demo_model.py": "demo model",
     "tests/e2e/": "workers",
+    "tests/faults/": "workers",
     "tests/helm/test_processes.py": "workers",
     "tests/gpu/test_compiles.py": "compiler",
     "tests/engine/kernels/test_classes.py": "classes",
@@ -36,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # As in a shell's background job. Children would inherit it, and Ctrl-C be no way to end them.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "needs(feature): needs a feature of the machine, see tests/machine.py")
+    config.addinivalue_line("markers", "fault_row(number): shows a row of tests/faults/rows.py")
     hidden: list[str] = config.getoption("--hide-cpu-feature")
     if hidden and os.environ.get("CI"):
         raise pytest.UsageError("--hide-cpu-feature: continuous integration runs what the processor can")
@@ -44,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["ONEDNN_MAX_CPU_ISA"] = machine.ISA_WITHOUT[feature]  # for this process and those that it starts
     guard = SkipGuard(read_allowed(ALLOWED_SKIPS), machine.has, frozenset(hidden))
     config.pluginmanager.register(guard, "skip-guard")
+    config.pluginmanager.register(FaultTable(), "fault-table")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

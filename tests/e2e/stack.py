@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,15 +111,19 @@ class Stack:
     ports: dict[str, int]
     options: list[str]
     redis_url: str | None
+    kv_memory: str = "16MiB"
+    listen_on: str = "127.0.0.1"  # of the workers; elsewhere, something at 127.0.0.1 leads there
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *options: str, prepare: Callable[[], None] | None = None) -> None:
         """Starts a worker, or starts it again."""
-        arguments = ["--model", str(self.model), "--port", str(self.ports[name]), "--num-threads", "1"]
-        arguments += ["--redis-url", self.redis_url] if self.redis_url else []
-        role = name.partition("-")[0]
-        self.workers[name] = WorkerProcess([role, *arguments, "--device", "cpu", "--kv-memory", "16MiB", *self.options])
+        arguments = [name.partition("-")[0], "--model", str(self.model), "--port", str(self.ports[name])]
+        arguments += ["--host", self.listen_on, "--num-threads", "1"]
+        arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
+        arguments += ["--device", "cpu", "--kv-memory", self.kv_memory, *self.options, *options]
+        self.workers[name] = WorkerProcess(arguments, os.environ | self.environment, prepare)
 
     def heal(self) -> None:
         """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""
@@ -129,12 +133,29 @@ class Stack:
                 self.start(name)
         self.gateway.wait_for_workers(len(self.workers))
 
+    def _gateway(self, options: Sequence[str]) -> Gateway:
+        addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+        found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
+        return Gateway(self.model, [*found_by, "--handoff", "always", *options])
+
+    @contextlib.contextmanager
+    def running(self, *options: str) -> Iterator[None]:
+        """All workers and a gateway, which has these options; all of them end with the context."""
+        try:
+            for name in self.ports:
+                self.start(name)
+            self.gateway = self._gateway(options)
+            with contextlib.closing(self.gateway):
+                self.gateway.wait_for_workers(len(self.ports))
+                yield
+        finally:
+            for process in self.workers.values():
+                process.stop()
+
     @contextlib.contextmanager
     def serving(self, *options: str) -> Iterator[Gateway]:
         """A gateway for these workers, beside others that there may be. It hands off unless told otherwise."""
-        addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
-        found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
-        gateway = Gateway(self.model, [*found_by, "--handoff", "always", *options])
+        gateway = self._gateway(options)
         try:
             gateway.wait_for_workers(len(self.ports))
             yield gateway
@@ -152,13 +173,12 @@ def running_stack(
     redis_url: str | None = None,
 ) -> Iterator[Stack]:
     """A stack that is ready, and ends with the context."""
+    stack = Stack(model, worker_ports(prefill, decode), options or [], redis_url)
+    with stack.running():
+        yield stack
+
+
+def worker_ports(prefill: int, decode: int) -> dict[str, int]:
+    """Names of so many workers, each with a free port."""
     names = [f"prefill-{index}" for index in range(prefill)] + [f"decode-{index}" for index in range(decode)]
-    stack = Stack(model, dict(zip(names, free_ports(len(names)), strict=True)), options or [], redis_url)
-    try:
-        for name in names:
-            stack.start(name)
-        with stack.serving() as stack.gateway:
-            yield stack
-    finally:
-        for process in stack.workers.values():
-            process.stop()
+    return dict(zip(names, free_ports(len(names)), strict=True))

@@ -66,6 +66,15 @@ def test_a_connection_belongs_to_the_process_that_has_its_socket(proxy: Proxy):
         assert proxy.num_passed("test", Way.TO_CLIENT) == 5
 
 
+def test_a_client_is_known_by_a_socket_of_ipv6_too(proxy: Proxy):
+    """gRPC dials IPv4 addresses so."""
+    with socket.socket(socket.AF_INET6) as connection:
+        connection.settimeout(5)
+        connection.connect(("::ffff:127.0.0.1", proxy._address[1]))
+        assert ask(connection, b"hello") == b"hello"
+        assert proxy.clients() == ["test-0"]
+
+
 @pytest.mark.parametrize("way", Way)
 def test_silence_is_for_one_client_and_ends_with_what_came_meanwhile(proxy: Proxy, way: Way):
     with connect(proxy) as connection:

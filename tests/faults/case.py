@@ -1,0 +1,103 @@
+"""One fault and the requests around it: none may be lost or wrong, and no block may stay taken."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from tests.e2e.conftest import clear_prompt, generate
+from tests.e2e.stack import Stack, wait_until
+from tests.faults.clients import Client
+from tests.faults.table import Verdict
+
+NUM_STREAMED, NUM_ASKED = 400, 24  # tokens; what streams brings must outlast the fault's beginning
+_seeds = count(1000, 40)  # prompts that no worker has cached
+_BASELINE_S = 60.0  # leases, graces and quarantines are over by then
+
+
+class Case:
+    """Starts clients, is told when the fault begins, and gives the verdict."""
+
+    def __init__(self, stack: Stack, record: Callable[[Verdict], None]) -> None:
+        self.stack = stack
+        self._record = record
+        self.verdict: Verdict | None = None
+        self._clients: list[Client] = []
+        self._began: float | None = None
+
+    def prompts(self, number: int, length: int = 100) -> list[list[int]]:
+        """Prompts like no others. They take their time: what undisturbed answers are is computed here."""
+        first = next(_seeds)
+        return [
+            clear_prompt(self.stack.model, first + index, length + 10 * index, NUM_ASKED) for index in range(number)
+        ]
+
+    def ask(self, prompts: list[list[int]]) -> list[Client]:
+        """Starts a client for each prompt, whose answer is short."""
+        return self._start(prompts, NUM_ASKED)
+
+    def stream(self, number: int = 4) -> list[Client]:
+        """Starts clients with long answers, and returns when all of them have text."""
+        model = self.stack.model
+        prompts = [clear_prompt(model, 80 + index, 50 + 10 * index, NUM_STREAMED) for index in range(number)]
+        for prompt in prompts:
+            generate(model, prompt, NUM_STREAMED)  # before the fault, not within it
+        started = self._start(prompts, NUM_STREAMED)
+        wait_until(lambda: all(each.text for each in started), 200, "text on every stream")
+        return started
+
+    def busiest(self, role: str) -> str:
+        """The worker of a role with most requests of the ledger, which must be at least one: a fault hits somebody."""
+        addresses = Counter(entry[role] for entry in self.stack.gateway.ledger()["rows"])
+        names = {f"127.0.0.1:{port}": name for name, port in self.stack.ports.items()}
+        addresses.pop(None, None)
+        assert addresses, f"no request is at a {role} worker"
+        return names[addresses.most_common(1)[0][0]]
+
+    def _start(self, prompts: list[list[int]], num_tokens: int) -> list[Client]:
+        started = [Client(self.stack.gateway, self.stack.model, prompt, num_tokens) for prompt in prompts]
+        self._clients += started
+        return started
+
+    def fault(self) -> None:
+        """Notes that the fault begins now. Recovery is measured from here."""
+        self._began = time.monotonic()
+
+    def settle(self, cut: list[Client] | None = None) -> None:
+        """Waits for all ends, heals the stack, and asserts that nothing was lost, wrong or leaked.
+
+        cut: clients whose gateway was killed; their connections break with it.
+        """
+        assert self._began is not None, "no fault began"
+        lost = sum(each.is_lost() and each not in (cut or []) for each in self._clients)
+        wrong = sum(each.is_wrong() for each in self._clients)
+        recovery_s = max(each.longest_wait_s(self._began) for each in self._clients)
+        errors = [each.error for each in self._clients if each.error is not None]
+        self.stack.heal()
+        leaked = self._leaked()
+        self.verdict = Verdict(lost, wrong, leaked, recovery_s)
+        self._record(self.verdict)
+        print(f"lost {lost}, wrong {wrong}, leaked {leaked}, recovery {recovery_s:.2f} s, errors {errors}")
+        assert (lost, wrong, leaked) == (0, 0, 0)
+        assert errors == []
+
+    def _leaked(self) -> int:
+        """Blocks that are neither free nor evictable, and ledger entries, when all should long be over."""
+        with contextlib.suppress(AssertionError):
+            self.stack.gateway.wait_for_baseline(_BASELINE_S)
+            return 0
+        ledger = self.stack.gateway.ledger()
+        taken = sum(worker["num_blocks"] - worker["available_blocks"] for worker in ledger["workers"])
+        return int(taken) + len(ledger["rows"])
+
+
+@contextlib.contextmanager
+def case_of(stack: Stack, record: Callable[[Verdict], None]) -> Iterator[Case]:
+    """A case that must have settled when its test ends well. Whatever the test did, the stack is healed after it."""
+    case = Case(stack, record)
+    try:
+        yield case
+        assert case.verdict is not None, "the test gave no verdict"
+    finally:
+        stack.heal()

@@ -1,0 +1,62 @@
+"""Clients that read an answer to its end; each knows whether its answer was lost or wrong."""
+
+import threading
+import time
+from pathlib import Path
+
+import httpx2
+import openai
+
+from tests.e2e.conftest import generate
+from tests.e2e.stack import Gateway
+from tests.e2e.test_pair import GREEDY, text_of
+
+_HANGS_S = 120.0  # a client that has waited as long for its end will not see it
+
+
+class Client(threading.Thread):
+    """Reads the stream of one greedy answer."""
+
+    def __init__(self, gateway: Gateway, model: Path, prompt: list[int], num_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self.prompt, self.num_tokens = prompt, num_tokens
+        self.text = ""
+        self.error: openai.APIError | None = None  # with which the gateway ended it, in words
+        self.broke: Exception | None = None  # the connection ended without a word
+        self.times = [time.monotonic()]  # of the request, each text, and the end
+        self._gateway, self._model = gateway, model
+        self.start()
+
+    def run(self) -> None:
+        """Reads until the end."""
+        try:
+            stream = self._gateway.client.completions.create(
+                prompt=self.prompt, max_tokens=self.num_tokens, stream=True, **GREEDY
+            )
+            for chunk in stream:
+                self.text += chunk.choices[0].text
+                self.times.append(time.monotonic())
+        except (openai.APIConnectionError, httpx2.TransportError) as error:
+            self.broke = error
+        except openai.APIError as error:
+            self.error = error
+        finally:
+            self.times.append(time.monotonic())
+
+    def is_lost(self) -> bool:
+        """Waits for the end: True where there is none, or one without a word."""
+        self.join(_HANGS_S)
+        return self.is_alive() or self.broke is not None
+
+    def is_wrong(self) -> bool:
+        """True for text that an undisturbed run does not have; a partial answer must be how the whole one begins."""
+        expected = text_of(self._model, generate(self._model, self.prompt, self.num_tokens).tokens)
+        text = self.text.rstrip("\ufffd")
+        if self.error is not None or self.broke is not None:
+            return not expected.startswith(text)
+        return text != expected
+
+    def longest_wait_s(self, since: float) -> float:
+        """The longest time without news after a moment."""
+        times = [moment for moment in self.times if moment > since]
+        return max((after - before for before, after in zip([since, *times], times, strict=False)), default=0.0)

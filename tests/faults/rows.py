@@ -1,0 +1,79 @@
+"""The faults that Baton is held to, one row each, and how a test says of which row it is.
+
+A row has tests, or a reason why it has none yet; tests/faults/test_rows.py holds that. Row by row, `make test-faults`
+prints what came out.
+"""
+
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One fault. `pending`: why no test over real processes is there yet."""
+
+    title: str
+    pending: str = ""
+
+
+NO_TEST_YET = "no test over real processes yet"
+
+ROWS = {
+    1: Row("prefill worker dies before prefill ends"),
+    2: Row("prefill worker dies after prefill, before the read", NO_TEST_YET),
+    3: Row("prefill worker dies in the middle of a read", NO_TEST_YET),
+    4: Row("prefill worker frozen"),
+    5: Row("prefill worker thaws after the deadline", NO_TEST_YET),
+    6: Row("decode worker dies while a request is queued there"),
+    7: Row("decode worker dies mid-stream"),
+    8: Row("decode worker frozen, and thawed later"),
+    9: Row("both die, and no other worker is there"),
+    10: Row("every prefill worker dead"),
+    11: Row("client leaves during prefill", NO_TEST_YET),
+    12: Row("client leaves between the stages", NO_TEST_YET),
+    13: Row("client leaves during a read", NO_TEST_YET),
+    14: Row("client leaves mid-decode", NO_TEST_YET),
+    15: Row("slow reader", NO_TEST_YET),
+    16: Row("silence between the workers"),
+    17: Row("connections reset"),
+    18: Row("5 to 20 % of the packets lost", NO_TEST_YET),
+    19: Row("bandwidth cut", NO_TEST_YET),
+    20: Row("one-way partition"),
+    21: Row("handshake garbled, or of another model", NO_TEST_YET),
+    22: Row("acknowledgement lost", NO_TEST_YET),
+    23: Row("acknowledgement late", NO_TEST_YET),
+    24: Row("lease ends during a read", NO_TEST_YET),
+    25: Row("prefill worker restarts on the same address"),
+    26: Row("Redis killed", NO_TEST_YET),
+    27: Row("Redis restarts empty", NO_TEST_YET),
+    28: Row("Redis holds a wrong entry", NO_TEST_YET),
+    29: Row("Redis hangs", NO_TEST_YET),
+    30: Row("Redis full, or read-only", NO_TEST_YET),
+    31: Row("gateway killed"),
+    32: Row("SIGTERM to a worker under load", NO_TEST_YET),
+    33: Row("drain outlasts the grace period", NO_TEST_YET),
+    34: Row("rolling restart of every worker under load", NO_TEST_YET),
+    35: Row("five times the load", NO_TEST_YET),
+    36: Row("block pool exhausted", NO_TEST_YET),
+    37: Row("wall clock jumps", NO_TEST_YET),
+    38: Row("retry storm", NO_TEST_YET),
+    39: Row("file descriptors or log disk exhausted", NO_TEST_YET),
+    40: Row("every decode worker dead"),
+    41: Row("both pools full of handoffs", NO_TEST_YET),
+    42: Row("transport library aborts a worker", NO_TEST_YET),
+    43: Row("a neighbour of another version", NO_TEST_YET),
+    44: Row("owner of a shared pending prefix is aborted", NO_TEST_YET),
+    45: Row("a request that makes the engine fail", NO_TEST_YET),
+    46: Row("control stream between two workers breaks"),
+    47: Row("choices of one prompt aborted at block borders", NO_TEST_YET),
+    48: Row("prefill and decode silent towards each other"),
+    49: Row("a firewall refuses a living worker's port"),
+    50: Row("every process restarted in turn by SIGTERM", NO_TEST_YET),
+}
+
+
+def row(number: int) -> pytest.MarkDecorator:
+    """A mark for tests of a row. Raises KeyError for one that there is not."""
+    assert ROWS[number]
+    return pytest.mark.fault_row(number)

@@ -1,0 +1,241 @@
+"""Workers and gateways are killed and frozen, and links between them spoilt, while requests run."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import openai
+import pytest
+
+from loadtest.tcp_proxy import Proxy, ProxyThread, Way
+from tests.e2e.stack import Stack, wait_until, worker_ports
+from tests.e2e.test_pair import GREEDY
+from tests.faults.case import Case
+from tests.faults.rows import row
+
+
+class ProxiedStack(Stack):
+    """Has a proxy before each worker, through which gateways and other workers reach it."""
+
+    proxies: dict[str, Proxy]
+
+    def processes(self) -> dict[str, int]:
+        """Process ids, by name."""
+        pids = {name: process.pid for name, process in self.workers.items()}
+        return pids | ({"gateway": self.gateway.process.pid} if hasattr(self, "gateway") else {})
+
+    def heal(self) -> None:
+        """Heals the links too."""
+        for proxy in self.proxies.values():
+            proxy.heal()
+        super().heal()
+
+
+@pytest.fixture(scope="module")
+def running(model: Path) -> Iterator[ProxiedStack]:
+    """Two of each role, which listen at 127.0.0.2, where their proxies find them."""
+    options = ["--max-num-batched-tokens", "37"]
+    stack = ProxiedStack(model, worker_ports(2, 2), options, None, listen_on="127.0.0.2")
+    with ProxyThread() as thread, ExitStack() as proxies:
+        stack.proxies = {
+            name: Proxy(thread, ("127.0.0.1", port), ("127.0.0.2", port), stack.processes)
+            for name, port in stack.ports.items()
+        }
+        for proxy in stack.proxies.values():
+            proxies.callback(proxy.close)
+        with stack.running():
+            yield stack
+
+
+@pytest.fixture
+def stack(running: ProxiedStack) -> ProxiedStack:
+    """Healed after each case. The proxies know who dials: else a fault would be for nobody."""
+    for proxy in running.proxies.values():
+        assert "gateway" in proxy.clients()
+        assert "?" not in proxy.clients()
+    return running
+
+
+def until_at(stack: Stack, name: str) -> None:
+    """Waits for a request that is placed at a worker."""
+    address, role = f"127.0.0.1:{stack.ports[name]}", name.partition("-")[0]
+    wait_until(lambda: any(entry[role] == address for entry in stack.gateway.ledger()["rows"]), 60, f"one at {name}")
+
+
+@row(1)
+def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6, length=180)
+    stack.workers["prefill-0"].freeze()  # what it is given stays under way there
+    case.ask(prompts)
+    until_at(stack, "prefill-0")
+    case.fault()
+    stack.workers["prefill-0"].kill()
+    case.settle()
+
+
+@row(4)
+def test_prompts_at_a_frozen_prefill_worker_go_elsewhere(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6, length=180)
+    case.fault()
+    stack.workers["prefill-0"].freeze()
+    case.ask(prompts)
+    until_at(stack, "prefill-0")
+    case.settle()
+
+
+@row(6)
+def test_requests_placed_at_a_decode_worker_that_dies_continue_elsewhere(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6)
+    stack.workers["decode-0"].freeze()
+    case.ask(prompts)
+    until_at(stack, "decode-0")
+    case.fault()
+    stack.workers["decode-0"].kill()
+    case.settle()
+
+
+@row(7)
+def test_requests_outlive_a_decode_worker_that_is_killed(stack: ProxiedStack, case: Case):
+    case.stream()
+    victim = case.busiest("decode")
+    case.fault()
+    stack.workers[victim].kill()
+    case.settle()
+
+
+@row(8)
+def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack: ProxiedStack, case: Case):
+    clients = case.stream()
+    victim = case.busiest("decode")
+    case.fault()
+    stack.workers[victim].freeze()
+    stack.gateway.wait_for_workers(3, 120)
+    for each in clients:
+        each.join(120)
+    stack.workers[victim].thaw()
+    case.settle()
+
+
+@row(9)
+def test_with_every_worker_dead_new_requests_are_refused_and_running_ones_wait(stack: ProxiedStack, case: Case):
+    case.stream(2)
+    case.fault()
+    for process in stack.workers.values():
+        process.kill()
+    stack.gateway.wait_for_workers(0, 120)
+    refused(stack)
+    stack.heal()
+    case.settle()
+
+
+@row(10)
+def test_with_every_prefill_worker_dead_decode_serves_alone(stack: ProxiedStack, case: Case):
+    case.fault()
+    for name in ("prefill-0", "prefill-1"):
+        stack.workers[name].kill()
+    stack.gateway.wait_for_workers(2, 120)
+    case.stream(2)
+    case.settle()
+
+
+@row(16)
+def test_silence_between_one_prefill_worker_and_decode_costs_no_request(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6)
+    case.fault()
+    stack.proxies["prefill-0"].silence("decode")
+    case.ask(prompts)
+    case.settle()
+
+
+@row(17)
+def test_requests_outlive_connections_that_are_reset(stack: ProxiedStack, case: Case):
+    case.stream()
+    case.fault()
+    assert sum(proxy.reset() for proxy in stack.proxies.values())
+    case.settle()
+
+
+@row(20)
+@pytest.mark.parametrize("way", Way)
+def test_requests_outlive_a_partition_of_one_direction(stack: ProxiedStack, case: Case, way: Way):
+    case.stream()
+    victim = case.busiest("decode")
+    case.fault()
+    stack.proxies[victim].silence("gateway", (way,))
+    case.settle()
+
+
+@row(25)
+def test_a_prefill_worker_restarts_on_its_address_under_load(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(4)
+    case.stream(2)
+    case.fault()
+    stack.workers["prefill-0"].kill()
+    stack.start("prefill-0")
+    case.ask(prompts)
+    stack.gateway.wait_for_workers(4)
+    case.settle()
+
+
+@row(31)
+def test_a_gateway_that_is_killed_leaves_nothing_on_the_workers(stack: ProxiedStack, case: Case):
+    cut = case.stream()
+    case.fault()
+    stack.gateway.kill()
+    stack.gateway.start()
+    case.settle(cut=cut)
+
+
+@row(40)
+def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones_wait(stack: ProxiedStack, case: Case):
+    case.stream(2)
+    case.fault()
+    stack.workers["decode-0"].kill()
+    stack.workers["decode-1"].kill()
+    stack.gateway.wait_for_workers(2, 120)
+    refused(stack)
+    stack.start("decode-0")
+    case.settle()
+
+
+@row(46)
+def test_control_streams_that_break_again_and_again_cost_no_request(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6)
+    case.stream(2)
+    case.fault()
+    case.ask(prompts)
+    for _ in range(20):
+        stack.proxies["prefill-0"].reset("decode")
+        stack.proxies["prefill-1"].reset("decode")
+        time.sleep(0.05)
+    case.settle()
+
+
+@row(48)
+def test_prefill_and_decode_silent_towards_each_other_cost_no_request(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6)
+    case.fault()
+    for name in ("prefill-0", "prefill-1"):
+        stack.proxies[name].silence("decode")
+    case.ask(prompts)
+    case.settle()
+
+
+@row(49)
+def test_a_living_worker_whose_port_is_refused_costs_no_request(stack: ProxiedStack, case: Case):
+    prompts = case.prompts(6)
+    case.stream(2)
+    case.fault()
+    stack.proxies["prefill-0"].refuse()
+    stack.proxies["prefill-0"].reset("decode")
+    case.ask(prompts)
+    case.settle()
+
+
+def refused(stack: Stack) -> None:
+    """Asserts that a request is refused, with the word when to come again."""
+    with pytest.raises(openai.InternalServerError) as error:
+        stack.gateway.client.completions.create(prompt=[5, 6, 7], max_tokens=5, **GREEDY)
+    assert error.value.status_code == 503
+    assert error.value.response.headers["retry-after"]
