@@ -53,8 +53,7 @@ async def drive(
         try:
             async with asyncio.timeout_at(deadline), places:
                 body = request_body(model, prompt, output_tokens)
-                outcome.sent_s = time.perf_counter()
-                answers.append((outcome, await http_stream.ask(address, "/v1/completions", body)))
+                answers.append((outcome, await send(address, body, outcome)))
         except TimeoutError:
             outcome.error = f"not finished after {timeout_s:g} s"
         except HttpError as error:
@@ -63,12 +62,24 @@ async def drive(
     async with asyncio.TaskGroup() as requests:
         for prompt, outcome in zip(prompts, outcomes, strict=True):
             requests.create_task(one(prompt, outcome))
+    read_answers(answers)
+    return outcomes
+
+
+async def send(address: Address, body: bytes, outcome: Outcome) -> Answer:
+    """Sends a request, and returns its answer unread. Raises HttpError."""
+    outcome.sent_s = time.perf_counter()
+    return await http_stream.ask(address, "/v1/completions", body)
+
+
+def read_answers(answers: list[tuple[Outcome, Answer]]) -> None:
+    """Notes the parts, the tokens or the error of each answer in its outcome; of a refusal, when it came."""
     for outcome, answer in answers:
         try:
-            read_answer(answer, outcome)
+            _read_answer(answer, outcome)
         except HttpError as error:
             outcome.error = str(error)
-    return outcomes
+            outcome.parts_s = outcome.parts_s or answer.times_s[-1:]
 
 
 def request_body(model: str, prompt: list[int], output_tokens: int) -> bytes:
@@ -86,8 +97,7 @@ def request_body(model: str, prompt: list[int], output_tokens: int) -> bytes:
     )
 
 
-def read_answer(answer: Answer, outcome: Outcome) -> None:
-    """Notes the parts and the tokens of an answer in its outcome. Raises HttpError."""
+def _read_answer(answer: Answer, outcome: Outcome) -> None:
     for came_s, line in answer.lines():
         if not line.startswith(b"data: ") or line == b"data: [DONE]":
             continue

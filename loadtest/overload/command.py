@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from loadtest import http_stream
 from loadtest.cannot_run import CannotRun
 from loadtest.client import workload
 from loadtest.client.command import first_model, local_address
-from loadtest.client.drive import Outcome, drive, read_answer, request_body
+from loadtest.client.drive import Outcome, drive, read_answers, request_body, send
 from loadtest.client.workload import Workload
 from loadtest.http_stream import Address, Answer, HttpError
 from loadtest.tables import Record, table, write_json
@@ -95,17 +94,13 @@ async def _open_loop(
     answers: list[tuple[Outcome, Answer]] = []
 
     async def one(prompt: list[int], outcome: Outcome) -> None:
-        outcome.sent_s = time.perf_counter()
         try:
             async with asyncio.timeout(_DRAIN_S):
-                answers.append((outcome, await http_stream.ask(address, "/v1/completions", body_of(prompt))))
+                answers.append((outcome, await send(address, request_body(model, prompt, output_tokens), outcome)))
         except TimeoutError:
             outcome.error = f"not finished after {_DRAIN_S:g} s"
         except HttpError as error:
             outcome.error = str(error)
-
-    def body_of(prompt: list[int]) -> bytes:
-        return request_body(model, prompt, output_tokens)
 
     async with asyncio.TaskGroup() as requests:
         at = time.perf_counter()
@@ -113,12 +108,7 @@ async def _open_loop(
             at += gap
             await asyncio.sleep(at - time.perf_counter())
             requests.create_task(one(prompt, outcome))
-    for outcome, answer in answers:
-        try:
-            read_answer(answer, outcome)
-        except HttpError as error:
-            outcome.error = str(error)
-            outcome.parts_s = [answer.times_s[-1]] if answer.times_s else []
+    read_answers(answers)
     return outcomes
 
 
