@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import openai
 import pytest
 
 from loadtest.tcp_proxy import Proxy, ProxyThread, Way
+from protos import worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until, worker_ports
 from tests.e2e.test_pair import GREEDY
 from tests.faults.case import Case
@@ -239,3 +241,44 @@ def refused(stack: Stack) -> None:
         stack.gateway.client.completions.create(prompt=[5, 6, 7], max_tokens=5, **GREEDY)
     assert error.value.status_code == 503
     assert error.value.response.headers["retry-after"]
+
+
+def until_ended(stack: Stack, name: str) -> None:
+    """Waits until a worker that was told to end has ended, without an error."""
+    worker = stack.workers[name]
+    wait_until(lambda: not worker.running, 60, f"the end of {name}")
+    assert worker._process.exitcode == 0
+
+
+@row(32)
+def test_a_decode_worker_that_gets_sigterm_loses_nothing(stack: ProxiedStack, case: Case):
+    case.stream()
+    victim = case.busiest("decode")
+    case.fault()
+    stack.workers[victim]._process.terminate()
+    until_ended(stack, victim)
+    case.settle()
+
+
+@row(33)
+def test_streams_that_outlast_a_drain_continue_elsewhere(stack: ProxiedStack, case: Case):
+    case.stream()
+    victim = case.busiest("decode")
+    case.fault()
+    with grpc.insecure_channel(f"127.0.0.1:{stack.ports[victim]}") as channel:
+        reply = worker_pb2_grpc.WorkerStub(channel).Drain(worker_pb2.DrainRequest(timeout_s=0.4), timeout=30)
+    assert reply.moved, "no stream outlasted the drain"
+    until_ended(stack, victim)
+    case.settle()
+
+
+@row(34)
+def test_every_worker_is_restarted_in_turn_under_load(stack: ProxiedStack, case: Case):
+    for name in list(stack.workers):
+        case.stream(2)
+        case.fault()
+        stack.workers[name]._process.terminate()
+        until_ended(stack, name)
+        stack.start(name)
+        stack.gateway.wait_for_workers(4)
+    case.settle()
