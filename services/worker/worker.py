@@ -179,6 +179,7 @@ class Worker:
         self._gateways.block_log.subscribe(self._index.blocks_changed)
         await self._index.register()
         self._index_task = asyncio.create_task(self._index.run())
+        await asyncio.sleep(0)  # it has begun: a task that is cancelled before would not leave the registry
         self._index_task.add_done_callback(self._on_index_ended)
 
     def _on_index_ended(self, task: "asyncio.Task[None]") -> None:
