@@ -100,6 +100,8 @@ class WorkerLink:
             try:
                 await self._run_session()
             except LinkLost as lost:
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise asyncio.CancelledError from lost  # a call that just ended answers a cancellation by its end
                 self.tried = True
                 why, greeted = str(lost), self._session is not None
                 self._session = None

@@ -16,7 +16,7 @@ import structlog
 from services.config import HandoffMode, WorkerRole
 from services.gateway.dispatch import links
 from services.gateway.dispatch.dispatcher import Dispatcher
-from services.gateway.dispatch.links import FIRST_BACKOFF_S
+from services.gateway.dispatch.links import FIRST_BACKOFF_S, LinkLost, WorkerLink
 from services.gateway.dispatch.router import Policy
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import block_hashes, root_hash
@@ -235,3 +235,23 @@ async def test_a_link_ends_when_told_to_in_the_moment_in_which_its_stream_breaks
         task.cancel()
         await asyncio.wait([task], timeout=20)
         assert task.done()
+
+
+async def test_a_link_ends_when_told_to_though_its_call_answers_that_with_an_error(monkeypatch: pytest.MonkeyPatch):
+    """As gRPC does where the call ended in the same moment."""
+
+    async def session() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise LinkLost("it ended the stream") from None
+
+    async with running() as stack:
+        link = WorkerLink("127.0.0.1:1", stack.dispatcher)
+        monkeypatch.setattr(link, "_run_session", session)
+        task = asyncio.create_task(link.run())
+        await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=5)
+        assert done
+        assert task.cancelled()
