@@ -330,6 +330,7 @@ class Ledger:
             self._retry_or_close(entry, f"the last one with {code.name}")
 
     def _retry_or_close(self, entry: LedgerEntry, why: str) -> None:
+        entry.retries.failed = entry.retries.attempts > 0
         if (exhausted := entry.retries.exhausted) is not None:
             self.close(entry, Failed(f"{exhausted}, {why}"))
         else:

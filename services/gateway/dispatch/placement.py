@@ -56,8 +56,7 @@ class Placement:
         Returns why no attempt was started; None: it was, or the entries were closed meanwhile.
         """
         entry = entries[0]
-        if not self._may_try(entry):
-            return NoPlan.NOT_NOW
+        entry.retries.not_before = None
         prefix = await self._fleet.look_up(entry.capsule())
         if entry.closed:
             return None
@@ -80,6 +79,8 @@ class Placement:
             return plan
         if not entry.retries.number and not self._admits(entries, plan):
             return None
+        if not self._may_retry(entry):
+            return NoPlan.NOT_NOW
         self._observer.planned(plan.kind, plan.why)
         most = self._fleet.most_choices(plan)
         blocks = self._fleet.missing_blocks(prefix, plan.computes)
@@ -100,15 +101,15 @@ class Placement:
             return False
         return True
 
-    def _may_try(self, entry: LedgerEntry) -> bool:
-        """Takes a retry out of the gateway's budget; False: the entry waits for one."""
+    def _may_retry(self, entry: LedgerEntry) -> bool:
+        """Takes a retry out of the gateway's budget where the last attempt failed; False: the entry waits for one."""
         retries = entry.retries
-        retries.not_before = None
         if not retries.number:
             self._budget.note_request()
-        elif retries.attempts and (wait_s := self._budget.take()):
-            retries.not_before = self._ledger.now() + wait_s
-        return retries.not_before is None
+        if not retries.failed or not (wait_s := self._budget.take()):
+            return True
+        retries.not_before = self._ledger.now() + wait_s
+        return False
 
     def _demand(self, entry: LedgerEntry) -> Demand:
         now, retries = self._ledger.now(), entry.retries

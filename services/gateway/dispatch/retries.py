@@ -35,6 +35,7 @@ class Retries:
 
     number: int = 0  # of the attempt that was started last, from 1 on
     attempts: int = 0  # that count against MAX_ATTEMPTS
+    failed: bool = False  # the last attempt did, without progress; its retry takes a place in the gateway's budget
     deaths: int = 0  # of workers in a row, each without progress
     failed_pairs: set[Pair] = field(default_factory=set)  # their handoffs of this choice failed
     too_small: set[tuple[int, int]] = field(default_factory=set)  # see Candidate.size, of workers that said so
@@ -60,7 +61,7 @@ class Retries:
         """Counts an attempt that starts now."""
         self.number += 1
         self.attempts += 1
-        self.not_before = None
+        self.failed = False
 
     def note_progress(self) -> None:
         """Forgives all earlier attempts."""

@@ -18,6 +18,7 @@ from services.gateway.api.generation import (
 )
 from services.gateway.dispatch import dispatcher, pair_health
 from services.gateway.dispatch.retries import MAX_ATTEMPTS
+from services.gateway.dispatch.retry_budget import RetryBudget
 from services.protocol.frames import Load
 from services.protocol.messages import MAX_HANDLE, HandTo, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -375,6 +376,35 @@ async def test_not_now_costs_no_attempt():
         submit = await decode.submit(MAX_ATTEMPTS + 1)
         decode.say_tokens(submit, continuation(PROMPT, 8), finish=LENGTH)
         assert (await reading)[0] == continuation(PROMPT, 8)
+
+
+async def test_a_failure_takes_one_retry_of_the_gateway_s_budget_and_refusals_take_none(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    taken: list[float] = []
+    monkeypatch.setattr(RetryBudget, "take", lambda self: taken.append(0.0) or 0.0)
+    decode, tokens = decode_worker(), continuation(PROMPT, 8)
+    async with running(decode) as stack:
+        answering = asyncio.create_task(answer_of(stack, request()))
+        decode.fail(await decode.submit(), FailureCode.HANDOFF)
+        for number in range(2, 5):
+            decode.fail(await decode.submit(number), FailureCode.NOT_NOW)
+        decode.say_tokens(await decode.submit(5), tokens, finish=LENGTH)
+        assert await answering == tokens
+    assert len(taken) == 1
+
+
+async def test_a_retry_over_the_budget_waits(monkeypatch: pytest.MonkeyPatch):
+    waits = iter([0.1, 0.1, 0.0])
+    monkeypatch.setattr(RetryBudget, "take", lambda self: next(waits))
+    decode, tokens = decode_worker(), continuation(PROMPT, 8)
+    async with running(decode) as stack:
+        answering = asyncio.create_task(answer_of(stack, request()))
+        decode.fail(await decode.submit(), FailureCode.HANDOFF)
+        failed_at = asyncio.get_running_loop().time()
+        decode.say_tokens(await decode.submit(2), tokens, finish=LENGTH)
+        assert asyncio.get_running_loop().time() - failed_at > 0.19
+        assert await answering == tokens
 
 
 async def test_not_now_goes_to_another_worker_first():
