@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import sys
@@ -29,16 +28,22 @@ log = structlog.get_logger()
 
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     """Runs a worker until SIGTERM or SIGINT, which drain it; a second one ends it. Returns the exit code."""
-    configure_logging(config.process.log_format)
+    log_lines = configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
         parts = _load(config, scheduler, gc_watch)
-        return asyncio.run(_serve(Worker(parts), host_port(config.host, config.port)))
+        worker = Worker(parts)
+        exit_code = asyncio.run(_serve(worker, host_port(config.host, config.port)))
     except (ModelError, TransportError, WorkerError) as error:
         print(f"baton {config.role}: {error}", file=sys.stderr)
         return 1
+    if not worker.engine_ended:
+        log.error("the engine's thread does not end; the process does")
+        log_lines.close()
+        os._exit(exit_code)  # the interpreter's own end would wait for the thread, or take its memory from under it
+    return exit_code
 
 
 def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> WorkerParts:
@@ -87,8 +92,5 @@ async def _serve(worker: Worker, address: str) -> int:
     reason = await worker.ended
     if reason is not None:
         log.error("this worker ends", reason=reason)
-    if not await worker.stop():
-        log.error("the engine's thread does not end; the process does")
-        logging.shutdown()
-        os._exit(1)  # the interpreter's own end would wait for the thread, or take its memory from under it
+    await worker.stop()
     return 0 if reason is None else 1

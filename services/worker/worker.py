@@ -113,6 +113,7 @@ class Worker:
         self._drain_until: float | None = None  # None: it does not drain
         self._drained = False
         self._num_moved = 0
+        self.engine_ended = False  # its thread, in `stop`
         self._transfer = TransferThread(
             lambda: parts.make_transports(self._source, self._dial), self._on_read_ended, self._on_fatal
         )
@@ -135,8 +136,8 @@ class Worker:
         log.info("ready", role=parts.role.value, port=port, worker=worker, transports=transports, kernels=parts.kernels)
         return port
 
-    async def stop(self) -> bool:
-        """Leaves the registry, closes the streams and ends the threads; returns whether the engine's thread ended."""
+    async def stop(self) -> None:
+        """Leaves the registry, closes the streams and ends the threads, the engine's too unless it hangs."""
         self._watching.cancel()
         if self._index is not None:
             if self._drain_until is None:
@@ -145,9 +146,8 @@ class Worker:
         self._gateways.close()
         await self._kv.close()
         await self._server.stop(_STOP_GRACE_S)
-        ended = await asyncio.to_thread(self.engine.stop, 0.0 if self._watch.hangs else _LONGEST_STEP_S)
+        self.engine_ended = await asyncio.to_thread(self.engine.stop, 0.0 if self._watch.hangs else _LONGEST_STEP_S)
         self._transfer.stop()
-        return ended
 
     async def _open(self, address: str) -> int:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -378,11 +378,9 @@ async def test_not_now_costs_no_attempt():
         assert (await reading)[0] == continuation(PROMPT, 8)
 
 
-async def test_a_failure_takes_one_retry_of_the_gateway_s_budget_and_refusals_take_none(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    taken: list[float] = []
-    monkeypatch.setattr(RetryBudget, "take", lambda self: taken.append(0.0) or 0.0)
+async def test_a_failure_takes_a_retry_of_the_budget_and_refusals_take_none(monkeypatch: pytest.MonkeyPatch):
+    taken = itertools.count()
+    monkeypatch.setattr(RetryBudget, "take", lambda self: next(taken) * 0.0)
     decode, tokens = decode_worker(), continuation(PROMPT, 8)
     async with running(decode) as stack:
         answering = asyncio.create_task(answer_of(stack, request()))
@@ -391,7 +389,7 @@ async def test_a_failure_takes_one_retry_of_the_gateway_s_budget_and_refusals_ta
             decode.fail(await decode.submit(number), FailureCode.NOT_NOW)
         decode.say_tokens(await decode.submit(5), tokens, finish=LENGTH)
         assert await answering == tokens
-    assert len(taken) == 1
+    assert next(taken) == 1
 
 
 async def test_a_retry_over_the_budget_waits(monkeypatch: pytest.MonkeyPatch):
