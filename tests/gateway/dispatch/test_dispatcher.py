@@ -285,7 +285,7 @@ async def test_a_request_goes_by_another_pair_after_its_first_one_failed():
     tokens = continuation(PROMPT, 8)
     async with running(prefill, decode, other) as stack, stack.dispatcher.generate(request()) as generation:
         reading = asyncio.create_task(read_all(generation))
-        await prefill.submit()
+        await eventually(lambda: bool(decode.submits or other.submits))
         failing, standing = (decode, other) if decode.submits else (other, decode)
         failing.fail(await failing.submit(), FailureCode.HANDOFF)
         again = await standing.submit()
