@@ -93,6 +93,7 @@ class Ready:
 
     id: AttemptId
     first_tokens: tuple[FirstToken, ...]
+    transport: str = ""  # that read them
 
 
 @dataclass(frozen=True, slots=True)

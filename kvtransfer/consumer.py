@@ -58,6 +58,7 @@ class _Handoff:
     posted: int = 0
     checked: dict[int, int] = field(default_factory=dict)  # start -> end of reads checked beyond `arrived`
     reads: set[int] = field(default_factory=set)  # ids of open reads
+    transport: str = ""  # of the last read
 
 
 class Consumer:
@@ -189,6 +190,7 @@ class Consumer:
             self._actions.append(FreeQuarantined(self.reads.quarantine.end(end.read_id)))
             return
         handoff.reads.remove(end.read_id)
+        handoff.transport = end.transport
         if end.generations is None:
             self._end(read.id, now, report=EndReason.READ_FAILED)
         elif not np.array_equal(end.generations, read.read.generations):
@@ -248,7 +250,7 @@ class Consumer:
             return
         del self._handoffs[id]
         self._release(id, handoff)
-        self._actions.append(Ready(id, handoff.announced.first_tokens))
+        self._actions.append(Ready(id, handoff.announced.first_tokens, handoff.transport))
 
     def _end(self, id: AttemptId, now: float, *, report: EndReason | None) -> None:
         handoff = self._handoffs.pop(id, None)

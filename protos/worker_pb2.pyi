@@ -152,7 +152,7 @@ class WorkerHello(_message.Message):
     def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load")
+    __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load", "timings")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Frame(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     positions: bytes
     counts: bytes
@@ -171,7 +172,24 @@ class Frame(_message.Message):
     logprobs: Logprobs
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     load: Load
-    def __init__(self, handles: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., finish: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    timings: _containers.RepeatedCompositeFieldContainer[Timing]
+    def __init__(self, handles: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., finish: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ...) -> None: ...
+
+class Timing(_message.Message):
+    __slots__ = ("handle", "announced_us", "admitted_us", "ready_us", "sent_us", "transport")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_US_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_US_FIELD_NUMBER: _ClassVar[int]
+    READY_US_FIELD_NUMBER: _ClassVar[int]
+    SENT_US_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    announced_us: int
+    admitted_us: int
+    ready_us: int
+    sent_us: int
+    transport: str
+    def __init__(self, handle: _Optional[int] = ..., announced_us: _Optional[int] = ..., admitted_us: _Optional[int] = ..., ready_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("widths", "sampled", "top_ids", "top")

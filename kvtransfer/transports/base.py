@@ -42,6 +42,7 @@ class ReadEnd:
 
     read_id: int
     generations: np.ndarray | None  # uint64[n], read after the data; None: the read failed
+    transport: str = ""  # its name; empty: none read anything
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,13 +55,17 @@ class EngineOutputs:
     rows: list[StepRows] = field(default_factory=list)
     announcements: list[Announcement] = field(default_factory=list)
     finished_first: list[AttemptId] = field(default_factory=list)  # to hand off, but finished with the first token
+    admitted: list[AttemptId] = field(default_factory=list)  # for the first time
     reserved: list[Reserved] = field(default_factory=list)
     failed: list[FailedRequest] = field(default_factory=list)
 
     def take(self) -> "EngineOutputs":
         """Moves everything into the object that is returned, and leaves this one empty."""
-        taken = EngineOutputs(self.rows, self.announcements, self.finished_first, self.reserved, self.failed)
-        self.rows, self.announcements, self.finished_first, self.reserved, self.failed = [], [], [], [], []
+        taken = EngineOutputs(
+            self.rows, self.announcements, self.finished_first, self.admitted, self.reserved, self.failed
+        )
+        self.rows, self.announcements, self.finished_first = [], [], []
+        self.admitted, self.reserved, self.failed = [], [], []
         return taken
 
 

@@ -73,6 +73,8 @@ class Sequences:
         if self._fail_if_too_large(request):
             return Admission.FAILED
         admission = self._admitter.admit(request, watermark)
+        if admission is Admission.ADMITTED and not request.started:
+            self._outputs.admitted.append(request.id)
         if admission is Admission.ADMITTED and request.kind is Kind.CONSUME:
             slot = self.requests.slot_of(request.id)
             assert slot is not None

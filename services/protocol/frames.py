@@ -59,6 +59,18 @@ class Load:
     draining: bool = False  # it takes no new work, and ends soon
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of an attempt at one worker, in seconds after that worker got it. None: not reached, or no part of it."""
+
+    handle: int  # of the group where there are several choices
+    announced_s: float | None = None  # its producer announced the first blocks
+    admitted_s: float | None = None  # the engine gave it slots and blocks
+    ready_s: float | None = None  # all blocks of its handoff are here
+    sent_s: float = 0.0  # its first row, or its failure, left
+    transport: str = ""  # how the blocks came; empty: none did
+
+
 @dataclass(slots=True, eq=False)
 class Frame:
     """Rows, failures and load of one step for one gateway."""
@@ -72,6 +84,7 @@ class Frame:
     logprobs: PackedLogprobs | None = None
     failures: list[Failure] = field(default_factory=list)
     load: Load | None = None
+    timings: list[Timing] = field(default_factory=list)  # of attempts whose first row, or whose failure, is in here
 
     def rows(self) -> Iterator["Row"]:
         """Returns an iterator over the frame's rows."""

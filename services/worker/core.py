@@ -71,7 +71,7 @@ class WorkerCore:
         """Fails the attempts whose time has come in a drain, for their gateways to continue them elsewhere."""
         state = self._state
         for id in drain.due(self.open_ids, self._tokens_left, now):
-            state.frames.fail(id.gateway, Failure(id.handle, FailureCode.DRAINING, "the worker drains"))
+            state.fail(id, Failure(id.handle, FailureCode.DRAINING, "the worker drains"), now)
             state.abort(id, now)
             state.outputs.num_moved += 1
         state.settle(now)
@@ -110,10 +110,14 @@ class WorkerCore:
 
         heartbeat: with frames for all gateways.
         """
-        outputs, self._state.outputs = self._state.outputs, CoreOutputs()
+        state = self._state
+        outputs, state.outputs = state.outputs, CoreOutputs()
         outputs.block_events = self.engine.sequences.pool.cache.take_events()
-        outputs.drained = self._state.drain is not None and self.idle
-        outputs.frames = self._state.frames.take(self.load, to_all=heartbeat)
+        outputs.drained = state.drain is not None and self.idle
+        state.times.report_rows(state.frames.rows, state.frames, now)
+        if heartbeat and state.times:
+            state.times.retain(self.open_ids)
+        outputs.frames = state.frames.take(self.load, to_all=heartbeat)
         return outputs
 
     def load(self) -> Load:

@@ -27,8 +27,9 @@ class FromGateways:
             return
         for branch in request.branches:
             state.marks.admit(branch.id)
+        state.times.submitted(request, now)
         if state.drain is not None:
-            state.frames.fail(request.id.gateway, Failure(request.id.handle, FailureCode.NOT_NOW, "the worker drains"))
+            state.fail(request.id, Failure(request.id.handle, FailureCode.NOT_NOW, "the worker drains"), now)
             state.producer.abort(request.id)  # its consumer may have opened the handoff before
             state.settle(now)
             return

@@ -33,6 +33,7 @@ from services.engine.outputs import EngineOutputs
 from services.engine.prefix_cache import CacheEvents
 from services.protocol.frames import Failure, Frame
 from services.protocol.outcomes import FailureCode
+from services.worker.attempt_times import AttemptTimes
 from services.worker.drain import Drain
 from services.worker.frame_builder import PendingFrames
 
@@ -60,6 +61,7 @@ class CoreState:
     consumer: Consumer
     marks: HandleMarks
     frames: PendingFrames = field(default_factory=PendingFrames)
+    times: AttemptTimes = field(default_factory=AttemptTimes)
     outputs: CoreOutputs = field(default_factory=CoreOutputs)
     drain: Drain | None = None  # None: the worker takes new work
     may_admit: bool = False  # a handoff or a prompt of our own was enqueued since the engine last admitted
@@ -75,6 +77,11 @@ class CoreState:
             self.producer.abort(id)
             self.engine.sequences.free(id)
 
+    def fail(self, id: AttemptId, failure: Failure, now: float) -> None:
+        """Has the gateway of an attempt told that it failed, and how far it had come."""
+        self.times.report(id, self.frames, now)
+        self.frames.fail(id.gateway, failure)
+
     def settle(self, now: float) -> None:
         """Carries out what each part wants of the others, until no part wants anything."""
         while True:
@@ -83,7 +90,7 @@ class CoreState:
             if not actions:
                 return
             for action in actions:
-                self._act(action)
+                self._act(action, now)
 
     def _take_engine(self, outputs: EngineOutputs, now: float) -> None:
         self.frames.rows += outputs.rows
@@ -91,14 +98,16 @@ class CoreState:
             self.producer.announce(announcement)
         for id in outputs.finished_first:
             self.producer.finish(id, now)
+        for id in outputs.admitted:
+            self.times.admitted(id, now)
         for reserved in outputs.reserved:
             self.consumer.reserved(reserved.id, reserved.blocks, reserved.num_cached)
         for failed in outputs.failed:
-            self.frames.fail(failed.gateway, failed.failure)
+            self.fail(failed.id, failed.failure, now)
             self.producer.fail(failed.id, now)
             self.consumer.abort(failed.id, now)
 
-    def _act(self, action: ProducerAction | ConsumerAction) -> None:
+    def _act(self, action: ProducerAction | ConsumerAction, now: float) -> None:
         sequences = self.engine.sequences
         match action:
             case SendToConsumer(stream, message):
@@ -110,11 +119,13 @@ class CoreState:
             case AbandonRead(read_id):
                 self.outputs.abandoned_reads.append(read_id)
             case Enqueue(id, num_announced):
+                self.times.announced(id, now)
                 sequences.requests.enqueue(id, num_announced)
                 self.may_admit = True
             case Arrived(id, num_blocks):
                 self.engine.arrived(id, num_blocks)
-            case Ready(id, first_tokens):
+            case Ready(id, first_tokens, transport):
+                self.times.ready(id, transport, now)
                 self.engine.ready(id, first_tokens)
             case StopComputing(id):
                 sequences.stop_computing(id)
@@ -126,7 +137,7 @@ class CoreState:
                 sequences.free_quarantined(blocks)
             case FailHandoff(id, reason):
                 self.outputs.failed_handoffs += (action,)
-                self.frames.fail(id.gateway, _failure(id.handle, reason))
+                self.fail(id, _failure(id.handle, reason), now)
 
 
 def _failure(handle: int, reason: EndReason) -> Failure:

@@ -8,7 +8,7 @@ import numpy as np
 from kvtransfer.ids import GatewayId
 from services.engine.outputs import StepRows
 from services.engine.runner.base import StepLogprobs
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
+from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Timing
 
 
 class PendingFrames:
@@ -18,6 +18,7 @@ class PendingFrames:
         self.gateways: set[GatewayId] = set()
         self.rows: list[StepRows] = []
         self._failures: dict[GatewayId, list[Failure]] = {}
+        self._timings: dict[GatewayId, list[Timing]] = {}
         self._greeted: set[GatewayId] = set()  # gateways that are to be told of the load
 
     def add_gateway(self, gateway: GatewayId) -> None:
@@ -29,10 +30,15 @@ class PendingFrames:
         """Drops what a gateway whose stream broke was to be told."""
         self.gateways.discard(gateway)
         self._failures.pop(gateway, None)
+        self._timings.pop(gateway, None)
 
     def fail(self, gateway: GatewayId, failure: Failure) -> None:
         """Adds a failure."""
         self._failures.setdefault(gateway, []).append(failure)
+
+    def add_timing(self, gateway: GatewayId, timing: Timing) -> None:
+        """Adds the timing of an attempt, of which there is a row or a failure."""
+        self._timings.setdefault(gateway, []).append(timing)
 
     def tell_load(self) -> None:
         """Has all gateways told of the load in the next frames."""
@@ -42,6 +48,7 @@ class PendingFrames:
         """Makes the frames since the last call: for gateways that have something to hear or are new, or for all."""
         rows, self.rows = self.rows, []
         failures, self._failures = self._failures, {}
+        timings, self._timings = self._timings, {}
         concerned = self._greeted.union(failures)
         for part in rows:
             concerned.update(part.gateways.tolist() if part.gateway is None else (part.gateway,))
@@ -51,10 +58,13 @@ class PendingFrames:
         if not concerned:
             return {}
         load = make_load()
-        return {
+        frames = {
             gateway: build_frame(rows, gateway, failures.get(gateway, []), load)
             for gateway in concerned & self.gateways
         }
+        for gateway in timings.keys() & frames.keys():
+            frames[gateway].timings = timings[gateway]
+        return frames
 
 
 def build_frame(rows: list[StepRows], gateway: GatewayId, failures: list[Failure], load: Load) -> Frame:

@@ -10,7 +10,7 @@ Without either, its reads stay open and their blocks in quarantine. One that is 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -93,7 +93,7 @@ class RemoteReads:
             self._remove_where_nothing_can_land(now)
         ends, self._orphans = self._orphans, []
         for transport in self._all:
-            ends += transport.poll()
+            ends += [replace(end, transport=transport.name) for end in transport.poll()]
         for end in ends:
             del self._open[end.read_id]
             self._wanted.discard(end.read_id)

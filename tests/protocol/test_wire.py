@@ -15,7 +15,7 @@ from services.config import WorkerRole
 from services.protocol import wire
 from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, TokenLogprobs
+from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Timing, TokenLogprobs
 from services.protocol.messages import (
     Abort,
     BlockEvents,
@@ -95,6 +95,7 @@ def a_frame() -> Frame:
             top=np.array([-0.5, -1.25], np.float32),
         ),
         failures=[Failure(4, FailureCode.NOT_NOW, "full"), Failure(5, FailureCode.HANDOFF, "", EndReason.STALE)],
+        timings=[Timing(4, None, 0.25, None, 1.5), Timing(5, 1e-6, 2e-6, 3e-6, 4e-6, "nixl")],
         load=Load(1, 2, 3, 4, 5, (WorkerId(6), WorkerId(TOP64)), 2**40, 7, 8),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvtransfer.ids import GatewayId
 from services.protocol.capsule import Capsule
-from services.protocol.frames import Failure, Frame, Load, Row
+from services.protocol.frames import Failure, Frame, Load, Row, Timing
 from services.protocol.messages import BlockEvents, GatewayHello, GatewayMessage, HandTo, Submit, TakeFrom, WorkerHello
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
@@ -26,6 +26,7 @@ class Stream:
         self.hello: WorkerHello | None = None
         self.rows: dict[int, list[Row]] = defaultdict(list)
         self.failures: dict[int, Failure] = {}
+        self.timings: dict[int, Timing] = {}
         self.events: list[BlockEvents] = []
         self.load = Load()
         self._news = asyncio.Condition()
@@ -47,6 +48,8 @@ class Stream:
             case BlockEvents():
                 self.events.append(message)
             case Frame():
+                assert not self.timings.keys() & {timing.handle for timing in message.timings}, "told twice"
+                self.timings |= {timing.handle: timing for timing in message.timings}
                 for row in message.rows():
                     self.rows[row.handle].append(row)
                 self.failures |= {failure.handle: failure for failure in message.failures}

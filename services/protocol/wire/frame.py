@@ -5,12 +5,13 @@ import numpy as np
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
 from protos import worker_pb2
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
+from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Timing
 from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.wire.arrays import array_bytes, check_lengths, parse_array
 from services.protocol.wire.errors import WireError
 
 _LAST_FINISH_REASON = max(FinishReason)
+_LONGEST_US = 0xFFFFFFFF
 
 
 def pack_frame(frame: Frame) -> worker_pb2.Frame:
@@ -30,6 +31,7 @@ def pack_frame(frame: Frame) -> worker_pb2.Frame:
             for failure in frame.failures
         ],
         load=_pack_load(frame.load) if frame.load is not None else None,
+        timings=[_pack_timing(timing) for timing in frame.timings],
     )
 
 
@@ -45,6 +47,7 @@ def parse_frame(packed: worker_pb2.Frame) -> Frame:
         logprobs=parse_logprobs(packed.logprobs) if packed.HasField("logprobs") else None,
         failures=[_parse_failure(failure) for failure in packed.failures],
         load=_parse_load(packed.load) if packed.HasField("load") else None,
+        timings=[_parse_timing(timing) for timing in packed.timings],
     )
     _check_frame(frame)
     return frame
@@ -95,6 +98,37 @@ def _parse_failure(packed: worker_pb2.Failure) -> Failure:
         code = FailureCode.HANDOFF
     end_reason = EndReason.known(packed.end_reason) if packed.end_reason else None
     return Failure(packed.handle, code, packed.detail, end_reason)
+
+
+def _pack_timing(timing: Timing) -> worker_pb2.Timing:
+    return worker_pb2.Timing(
+        handle=timing.handle,
+        announced_us=_microseconds(timing.announced_s),
+        admitted_us=_microseconds(timing.admitted_s),
+        ready_us=_microseconds(timing.ready_s),
+        sent_us=_microseconds(timing.sent_s),
+        transport=timing.transport,
+    )
+
+
+def _parse_timing(packed: worker_pb2.Timing) -> Timing:
+    return Timing(
+        handle=packed.handle,
+        announced_s=_seconds(packed.announced_us),
+        admitted_s=_seconds(packed.admitted_us),
+        ready_s=_seconds(packed.ready_us),
+        sent_s=packed.sent_us / 1e6,
+        transport=packed.transport,
+    )
+
+
+def _microseconds(seconds: float | None) -> int:
+    """Whole microseconds, at least 1; 0: None."""
+    return 0 if seconds is None else min(max(1, round(seconds * 1e6)), _LONGEST_US)
+
+
+def _seconds(microseconds: int) -> float | None:
+    return microseconds / 1e6 if microseconds else None
 
 
 def _pack_load(load: Load) -> worker_pb2.Load:
