@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from kvtransfer.messages import EndReason
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
@@ -114,9 +114,7 @@ def registered_metrics() -> set[Described]:
     registry = CollectorRegistry()
     metrics, watch = GatewayMetrics(registry), GcWatch()
     watch.close()
-    metrics.show_collections(watch)
-    metrics.show_dropped_lines(LogWriter(io.StringIO(), str))
-    metrics.show_malformed_entries(MalformedEntries())
+    ProcessMetrics(metrics.registry, watch, MalformedEntries(), LogWriter(io.StringIO(), str))
     found = set()
     for collector in registry._collector_to_names:
         for family in collector.collect():

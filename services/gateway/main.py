@@ -10,13 +10,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from services.gateway.api.request_runner import Runners, make_runners
+from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError, listen
-from services.gateway.metrics import GatewayMetrics
+from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import DEFAULT_MAX_BODY_BYTES, create_app
 from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
@@ -32,6 +33,7 @@ from services.process.configs import GatewayConfig
 from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
+from services.process.loop_watch import watch_loop
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
@@ -58,7 +60,7 @@ def run(config: GatewayConfig) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch, log_writer))
-    except (ModelError, ListenError) as error:
+    except (ModelError, ListenError, TracingError) as error:
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0
@@ -66,10 +68,8 @@ def run(config: GatewayConfig) -> int:
 
 async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter) -> None:
     metrics = GatewayMetrics(CollectorRegistry())
-    metrics.show_collections(gc_watch)
-    metrics.show_dropped_lines(log_writer)
     malformed = MalformedEntries()
-    metrics.show_malformed_entries(malformed)
+    process_metrics = ProcessMetrics(metrics.registry, gc_watch, malformed, log_writer)
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
     redis = None if config.process.redis_url is None else connect(config.process.redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
@@ -82,7 +82,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         model,
         config.serving.no_worker_wait_s,
     )
-    runners = _runners(config, dispatcher, metrics)
+    tracing = tracing_from()
+    runners = _runners(config, dispatcher, metrics, tracing)
     app = create_app(
         runners=runners,
         generator=dispatcher,
@@ -103,7 +104,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             "gateway listening", host=host, port=port, workers=list(config.worker_addresses) or "as the registry says"
         )
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(dispatcher.run()), group.create_task(grpc_server.report_health())]
+            running = (dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe))
+            background = [group.create_task(part) for part in running]
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))
@@ -119,6 +121,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
                 task.cancel()
     if redis is not None:
         await redis.aclose()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
 
 
 def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:
@@ -127,11 +131,14 @@ def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:
     return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic), malformed)
 
 
-def _runners(config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics) -> Runners:
+def _runners(
+    config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics, tracing: Tracing | None
+) -> Runners:
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
     chat_template = load_chat_template(files, tokenizer.special_tokens)
-    return make_runners(model, config.serving.served_model_name, tokenizer, chat_template, dispatcher, metrics)
+    name = config.serving.served_model_name
+    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing)

@@ -4,7 +4,7 @@ The registry is the caller's.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -32,6 +32,14 @@ _LOAD_GAUGES = {  # by field of Load
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }
 _WORKER_INFO = "1 for each worker; kernels: what computes its steps, a class of processors, torch or cuda."
+_PAIR_TRANSPORT = "1 for each pair of workers: by which transport its last handoff moved blocks."
+_PHASE_BUCKETS = (0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
+_PAUSE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
+# The phases of a request. `services/gateway/api/request_phases.py` says what they are.
+PHASES = (
+    *("read", "tokenize", "wait", "lookup", "place", "wire", "queue", "prefill", "deliver"),
+    *("handoff", "generate"),
+)
 _DURATION_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
@@ -52,9 +60,14 @@ class GatewayMetrics:
         self.tokens = TokenMetrics()
         registry.register(self.tokens)
         self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
+        about = "Where the time of finished requests went."
+        phases = Histogram("baton_phase_seconds", about, ["phase"], buckets=_PHASE_BUCKETS, registry=registry)
+        self._phases = {name: phases.labels(name) for name in PHASES}
         about = "Requests refused before any work was done."
         self._refusals = Counter("baton_admission_refusals", about, ["cause"], registry=registry)
         self._attempts = Counter("baton_attempts", "Requests sent to a worker or pair.", registry=registry)
+        about = "Attempts at one choice each, by their end."
+        self._ends = Counter("baton_attempt_ends", about, ["reason"], registry=registry)
         about = "Where requests were sent, and what decided it."
         self._plans = Counter("baton_plans", about, ["plan", "why"], registry=registry)
         self._handoffs = Counter("baton_handoffs", "Attempts at a pair, by their end.", ["outcome"], registry=registry)
@@ -66,29 +79,6 @@ class GatewayMetrics:
         self._loads = WorkerLoads()
         registry.register(self._loads)
 
-    def show_collections(self, watch: GcWatch) -> None:
-        """Adds metrics of garbage collections in the gateway's own process."""
-        collections = Gauge(
-            "baton_gateway_gc_collections", "Garbage collections since it started.", registry=self.registry
-        )
-        collections.set_function(lambda: watch.num_collections)
-        pauses = Gauge(
-            "baton_gateway_gc_pause_microseconds", "How long they stopped it, in all.", registry=self.registry
-        )
-        pauses.set_function(lambda: watch.pause_s * 1e6)
-
-    def show_malformed_entries(self, malformed: MalformedEntries) -> None:
-        """Adds the metric of entries in Redis that the gateway skipped."""
-        about = "Entries in Redis that no worker writes, and that were skipped."
-        Gauge("baton_index_malformed_entries", about, registry=self.registry).set_function(lambda: malformed.count)
-
-    def show_dropped_lines(self, writer: LogWriter) -> None:
-        """Adds a metric of log lines that the gateway could not write."""
-        dropped = Gauge(
-            "baton_gateway_log_lines_dropped", "Log lines that could not be written.", registry=self.registry
-        )
-        dropped.set_function(lambda: writer.num_dropped)
-
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
@@ -97,11 +87,24 @@ class GatewayMetrics:
         """Counts a request that was refused before any work. `cause` is a Refusal."""
         self._refusals.labels(cause).inc()
 
+    def note_phases(self, phases: Mapping[str, float]) -> None:
+        """Counts the seconds of a finished request's phases."""
+        for name, seconds in phases.items():
+            self._phases[name].observe(seconds)
+
     # The dispatch side's observer
 
     def attempt_started(self) -> None:
         """See LedgerObserver."""
         self._attempts.inc()
+
+    def attempt_ended(self, reason: str) -> None:
+        """See LedgerObserver."""
+        self._ends.labels(reason).inc()
+
+    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
+        """See LedgerObserver."""
+        self._loads.transports[prefill, decode] = transport
 
     def handoff_ended(self, outcome: str) -> None:
         """See LedgerObserver."""
@@ -128,6 +131,8 @@ class GatewayMetrics:
         """See DispatchObserver."""
         self._loads.kernels.pop((worker, role), None)
         self._loads.latest.pop((worker, role), None)
+        for pair in [pair for pair in self._loads.transports if worker in pair]:
+            del self._loads.transports[pair]
 
     def planned(self, workers: str, why: str) -> None:
         """See PlacementObserver."""
@@ -136,6 +141,36 @@ class GatewayMetrics:
     def kv_bytes_moved(self, count: int) -> None:
         """See DispatchObserver."""
         self._moved.inc(count)
+
+
+class ProcessMetrics:
+    """The metrics of the gateway's own process."""
+
+    def __init__(
+        self, registry: CollectorRegistry, collections: GcWatch, malformed: MalformedEntries, log_writer: LogWriter
+    ) -> None:
+        about = "How late a timer of the gateway's event loop was, ten times a second."
+        self.loop_pauses = _seconds("baton_gateway_loop_pause_seconds", about, _PAUSE_BUCKETS, registry)
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "baton_gateway_gc_collections": (
+                "Garbage collections since it started.",
+                lambda: collections.num_collections,
+            ),
+            "baton_gateway_gc_pause_microseconds": (
+                "How long they stopped it, in all.",
+                lambda: collections.pause_s * 1e6,
+            ),
+            "baton_gateway_log_lines_dropped": (
+                "Log lines that could not be written.",
+                lambda: log_writer.num_dropped,
+            ),
+            "baton_index_malformed_entries": (
+                "Entries in Redis that no worker writes, and that were skipped.",
+                lambda: malformed.count,
+            ),
+        }
+        for name, (what, value) in gauges.items():
+            Gauge(name, what, registry=registry).set_function(value)
 
 
 class TokenMetrics(Collector):
@@ -171,6 +206,7 @@ class WorkerLoads(Collector):
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, WorkerRole], str] = {}  # see WorkerHello
         self.latest: dict[tuple[str, WorkerRole], Load] = {}
+        self.transports: dict[tuple[str, str], str] = {}  # of the last handoff, by prefill and decode worker
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
@@ -178,6 +214,10 @@ class WorkerLoads(Collector):
         for (worker, role), kernels in self.kernels.items():
             info.add_metric([worker, role.value, kernels], 1)
         yield info
+        moved = GaugeMetricFamily("baton_pair_transport", _PAIR_TRANSPORT, labels=["prefill", "decode", "transport"])
+        for (prefill, decode), transport in self.transports.items():
+            moved.add_metric([prefill, decode, transport], 1)
+        yield moved
         for field, (name, what) in _LOAD_GAUGES.items():
             family = GaugeMetricFamily(name, what, labels=["worker", "role"])
             for (worker, role), load in self.latest.items():

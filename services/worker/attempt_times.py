@@ -1,4 +1,4 @@
-"""When each attempt that has no row yet reached what: its gateway is told with the attempt's first row, or its failure.
+"""Times of attempts that have no row yet. A gateway is told them with an attempt's first row, or its failure.
 
     submitted ──▶ announced ──▶ admitted ──▶ ready ──▶ first row       a handoff that this worker takes
     submitted ─────────────────▶ admitted ───────────▶ first row       a prompt that it computes
@@ -68,7 +68,7 @@ class AttemptTimes:
                 self.report(AttemptId(GatewayId(int(part.gateways[row])), int(part.handles[row])), frames, now)
 
     def report(self, id: AttemptId, frames: PendingFrames, now: float) -> None:
-        """Reports an attempt, which has its first row or failed, and forgets it. A group is reported once."""
+        """Reports an attempt, which has its first row or failed, and removes it. A group is reported once."""
         times = self._times.pop(id, None)
         if times is None or times.told:
             return
@@ -89,7 +89,7 @@ class AttemptTimes:
         frames.add_timing(id.gateway, timing)
 
     def retain(self, open_ids: Container[AttemptId]) -> None:
-        """Forgets attempts that are over, and choices of groups that are."""
+        """Removes attempts that are over, and choices of groups that are."""
         self._times = {
             id: times
             for id, times in self._times.items()

@@ -39,6 +39,8 @@ class Counts:
 
     def __init__(self) -> None:
         self.handoffs: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.transports: dict[tuple[str, str], str] = {}
         self.failed_handoffs: Counter[EndReason] = Counter()
         self.attempts = 0
         self.plans: Counter[Why] = Counter()
@@ -49,6 +51,12 @@ class Counts:
 
     def attempt_started(self) -> None:
         self.attempts += 1
+
+    def attempt_ended(self, reason: str) -> None:
+        self.ends[reason] += 1
+
+    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
+        self.transports[prefill, decode] = transport
 
     def handoff_ended(self, outcome: str) -> None:
         self.handoffs[outcome] += 1

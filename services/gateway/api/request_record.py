@@ -1,15 +1,15 @@
-"""The record of one client request, for its log line and the metrics, whichever API it came by."""
+"""The record of one client request, whichever API it came by: its figures, its times, and every attempt at it.
+
+A record has no text and no token of prompts or answers.
+"""
 
 import re
 import secrets
+import time
 from dataclasses import dataclass, field
 from time import monotonic
 
-import structlog
-
-from services.gateway.metrics import GatewayMetrics
-
-log = structlog.get_logger()
+from services.gateway.api.attempt_record import AttemptRecord
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
@@ -19,33 +19,32 @@ def sane_or_new_id(request_id: str) -> str:
     return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(16)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RequestRecord:
-    """Figures of one request. Times are in seconds. status: HTTP's number, or the name of gRPC's code."""
+    """Figures of one request. status: HTTP's number, or the name of gRPC's code; 0: there is none so far.
 
+    The moments are `time.monotonic`'s, in seconds; None: not reached.
+    """
+
+    request_id: str
     endpoint: str = "other"
     generates: bool = False
     status: int | str = 0
+    error: str | None = None  # the code of the error that the client got
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None
     finish_reason: str | None = None
-    ttft_s: float | None = None
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    arrived_at: float = field(default_factory=time.time)  # in seconds since 1970
     arrived: float = field(default_factory=monotonic)
+    parsed: float | None = None  # read, and checked
+    tokenized: float | None = None
+    first_token: float | None = None  # it could be sent to the client
+    ended: float | None = None
+    trace_context: dict[str, str] | None = None  # the client's, in W3C's headers; None: spans are not wanted
 
-    def note_end(self, metrics: GatewayMetrics) -> None:
-        """Counts the request, and logs it if it generates."""
-        metrics.requests.labels(self.endpoint, str(self.status)).inc()
-        if not self.generates:
-            return
-        log.info(
-            "request",
-            endpoint=self.endpoint,
-            status=self.status,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            generated_tokens=self.generated_tokens,
-            finish_reason=self.finish_reason,
-            ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
-            duration_s=round(monotonic() - self.arrived, 6),
-        )
+    @property
+    def ttft_s(self) -> float | None:
+        """The time to the first token, in seconds; None: there was none so far."""
+        return None if self.first_token is None else self.first_token - self.arrived

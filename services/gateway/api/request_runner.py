@@ -20,10 +20,12 @@ from services.gateway.api.generation import GenerationError, GenerationRequest, 
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.prompts import Prompt, check_token_ids
 from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import Terms
+from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
@@ -96,18 +98,24 @@ class RequestRunner(Generic[Request]):
         request.check_combinations()
 
     @asynccontextmanager
-    async def run(
-        self, request: Request, request_id: str, record: RequestRecord, terms: Terms
-    ) -> AsyncIterator[Updates]:
+    async def run(self, request: Request, record: RequestRecord, terms: Terms) -> AsyncIterator[Updates]:
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
+        record.parsed = monotonic()
         try:
             prompts, num_choices = await self.tokenize(request), request.n or 1
             capsules = await self._capsules(request, prompts, num_choices)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
             choices = await self._choices(request, prompts, capsules)
+            record.tokenized = monotonic()
             wanted = GenerationRequest(
-                request_id, capsules, terms.timeout_s, num_choices, terms.ttft_slo_s, terms.tenant
+                record.request_id,
+                capsules,
+                terms.timeout_s,
+                num_choices,
+                terms.ttft_slo_s,
+                terms.tenant,
+                record.attempts,
             )
             async with self._generator.generate(wanted) as generation:
                 updates = Updates(generation, choices, num_choices, record, self._metrics)
@@ -206,6 +214,7 @@ class Runners:
     completions: RequestRunner[CompletionRequest]
     tokenizer: Tokenizer
     side: SideThread
+    records: RequestRecords
 
 
 def make_runners(
@@ -215,8 +224,9 @@ def make_runners(
     chat_template: ChatTemplate | None,
     generator: Generator,
     metrics: GatewayMetrics,
+    tracing: Tracing | None = None,
 ) -> Runners:
-    """Returns the runners for the one model that a gateway serves."""
+    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
     served = ServedModel(
         name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
     )
@@ -227,4 +237,5 @@ def make_runners(
         RequestRunner(completions, served, tokenizer, generator, metrics, side),
         tokenizer,
         side,
+        RequestRecords(metrics, tracing),
     )

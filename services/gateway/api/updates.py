@@ -115,9 +115,10 @@ class Updates:
     def _note_time(self, delta: Delta) -> None:
         if self._note_gap(delta.choice):
             return
-        if self._record.ttft_s is None:
-            self._record.ttft_s = monotonic() - self._record.arrived
-            self._metrics.ttft.observe(self._record.ttft_s)
+        record = self._record
+        if record.first_token is None:
+            record.first_token = now = monotonic()
+            self._metrics.ttft.observe(now - record.arrived)
 
     def _note_cached(self, delta: Delta) -> None:
         """Counts a prompt's tokens that no attempt at any of its choices computed, with the last delta of each."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kvtransfer.ids import WorkerId
+from services.gateway.api.attempt_record import AttemptRecord
 from services.gateway.dispatch.router import Candidate, Plan
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Row
@@ -62,6 +63,7 @@ class Attempt:
     to_compute: int  # tokens that `plan.computes` computes until this attempt's first one, queued ones included
     start: int  # length of the sequence that it starts from
     suspect: bool  # see Retries
+    record: AttemptRecord  # of all attempts of the group
     queued_blocks: Sequence[BlockHash] = ()  # full blocks in `queued_tokens` that no earlier attempt computes
     said_cached: bool = False  # `plan.computes` has said how much of the prompt it found in its cache
     first_token_at: float | None = None

@@ -212,6 +212,8 @@ class Dispatcher:
             self._fleet.index.apply(worker, message)
             return
         self._note_step(worker, message)
+        if message.timings:
+            self._ledger.on_timings(worker, message.timings)
         self._ledger.on_rows(worker, message.rows())
         for failure in message.failures:
             self._on_failure(worker, failure)

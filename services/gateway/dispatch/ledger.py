@@ -6,10 +6,13 @@ the entry's reader starts the next. Every way out of the ledger goes through `cl
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic
 from typing import Protocol
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
+from services.config import WorkerRole
+from services.gateway.api.attempt_record import AttemptRecord, AtWorker, Ended
 from services.gateway.api.generation import Expired, Failed, GenerationError, GenerationRequest, Unavailable
 from services.gateway.dispatch.attempt import Attempt, AttemptPhase, Group, HandoffOutcome
 from services.gateway.dispatch.costs import CostModel
@@ -18,7 +21,7 @@ from services.gateway.dispatch.pair_health import PairHealth
 from services.gateway.dispatch.router import Plan, uncached_tokens
 from services.gateway.dispatch.workload import Workload
 from services.protocol.block_hash import BlockHash
-from services.protocol.frames import Failure, Row
+from services.protocol.frames import Failure, Row, Timing
 from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 
@@ -31,6 +34,12 @@ class LedgerObserver(Protocol):
 
     def attempt_started(self) -> None:
         """Counts an attempt, or a group of them, that was sent to its worker or pair."""
+
+    def attempt_ended(self, reason: str) -> None:
+        """Counts the end of an attempt at one choice: "finished", or a HandoffOutcome without `failed_`."""
+
+    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
+        """Notes by which transport the last handoff between two workers, named by their addresses, moved its blocks."""
 
     def handoff_ended(self, outcome: HandoffOutcome) -> None:
         """Counts the end of an attempt on a pair."""
@@ -87,14 +96,17 @@ class Ledger:
         handles = {handle} if group is None else group.handles
         return [self._by_handle[one] for one in sorted(handles) if one in self._by_handle]
 
-    def start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash] = ()) -> None:
+    def start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash] = ()) -> AttemptRecord:
         """Starts the next attempt of entries that have the same tokens: allocates handles and sends them in one step.
 
         blocks: full blocks of the prompt that `plan.computes` computes for it, and for no attempt before it.
+        Returns the attempt's record, which the request has too.
         """
         assert self.highest_handle + handles_needed(len(entries)) <= MAX_HANDLE
         group = Group(self._allocate_handle()) if len(entries) > 1 else None
-        attempts = [self._begin(entry, plan, group) for entry in entries]
+        record = _new_record(entries, plan)
+        entries[0].request.attempts.append(record)
+        attempts = [self._begin(entry, plan, group, record) for entry in entries]
         self.workload.queue_blocks(attempts[0], blocks)
         if group is None:
             self._submit(entries[0], plan, attempts[0].handle)
@@ -102,8 +114,9 @@ class Ledger:
             self._groups[group.handle] = group
             self._submit(entries[0], plan, group.handle, tuple(entry.capsule().sampling.seed for entry in entries))
         self._observer.attempt_started()
+        return record
 
-    def _begin(self, entry: LedgerEntry, plan: Plan, group: Group | None) -> Attempt:
+    def _begin(self, entry: LedgerEntry, plan: Plan, group: Group | None, record: AttemptRecord) -> Attempt:
         assert entry.attempt is None
         assert not entry.closed
         if entry.lacks_prompt:
@@ -125,6 +138,7 @@ class Ledger:
             to_compute=to_compute,
             start=entry.length,
             suspect=entry.retries.suspect,
+            record=record,
             group=group,
         )
         entry.attempt = attempt
@@ -165,6 +179,17 @@ class Ledger:
                 for entry in self.find(row.handle):
                     self._deliver_prompt(entry, row)
 
+    def on_timings(self, worker: WorkerId, timings: Iterable[Timing]) -> None:
+        """Records when attempts reached what at a worker, which says so with their first rows, or their failures."""
+        for timing in timings:
+            attempt = next((entry.attempt for entry in self.find(timing.handle)), None)
+            if attempt is not None:
+                record, role = attempt.record, attempt.candidate(worker).role
+                record.at[role] = AtWorker.from_timing(timing, record.sent_at, monotonic())
+                if timing.transport and attempt.split:
+                    prefill, decode = record.workers[WorkerRole.PREFILL], record.workers[WorkerRole.DECODE]
+                    self._observer.blocks_moved(prefill, decode, timing.transport)
+
     def on_failure(self, worker: WorkerId, failure: Failure) -> None:
         """A worker failed the attempts that a handle names."""
         attempts = ((entry, entry.attempt) for entry in self.find(failure.handle))
@@ -172,6 +197,7 @@ class Ledger:
         if failed and failure.end_reason is not None:
             self._observer.handoff_failed(failure.end_reason)
         for entry, attempt in failed:
+            attempt.record.failure = f"{failure.code.name}: {failure.detail}"
             pair = attempt.plan.pair
             if pair is not None and failure.code is FailureCode.HANDOFF and failure.end_reason is not EndReason.ABORTED:
                 entry.retries.failed_pairs.add(pair)
@@ -215,6 +241,7 @@ class Ledger:
 
     def _on_row(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt, row: Row) -> None:
         if row.cached >= 0:
+            attempt.record.found[attempt.candidate(worker).role] = row.cached
             self._note_cached(worker, entry, attempt, row.cached)
         if not attempt.heeds(worker):
             return
@@ -249,6 +276,7 @@ class Ledger:
 
     def _advance(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt) -> None:
         before = attempt.phase
+        attempt.record.note_first(attempt.candidate(worker).role, monotonic())
         if attempt.note_row_from(worker):
             self._observer.handoff_ended(HandoffOutcome.COMPLETED)
             if attempt.plan.pair is not None:
@@ -352,6 +380,9 @@ class Ledger:
         if not attempt.said_cached and outcome not in _NOTHING_COMPUTED:
             # Its worker may have computed all that it was not expected to find, and the next attempt may find that.
             entry.note_uncomputed(attempt.start - uncached_tokens(attempt.plan.computes, attempt.start))
+        reason = "finished" if entry.finish else outcome.value.removeprefix("failed_")
+        attempt.record.ends.append(Ended(entry.choice, reason, entry.length - attempt.start, monotonic()))
+        self._observer.attempt_ended(reason)
         entry.attempt = None
         self.suspects.discard(entry)
         del self._by_handle[attempt.handle]
@@ -377,6 +408,19 @@ class Ledger:
         if group.forked or group.handles:
             return [attempt.handle], True
         return [attempt.handle, group.handle], False
+
+
+def _new_record(entries: Sequence[LedgerEntry], plan: Plan) -> AttemptRecord:
+    length = entries[0].length
+    return AttemptRecord(
+        number=entries[0].retries.number + 1,
+        choices=[entry.choice for entry in entries],
+        num_tokens=length,
+        workers={worker.role: worker.address for worker in plan.workers()},
+        computes=plan.computes.role,
+        predicted={worker.role: length - uncached_tokens(worker, length) for worker in plan.workers()},
+        sent_at=monotonic(),
+    )
 
 
 def handles_needed(num_choices: int) -> int:

@@ -1,13 +1,16 @@
 """Starts attempts: asks the index who caches a prompt and the router for a plan, and has the ledger send it."""
 
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Protocol
 
 import structlog
 
+from services.gateway.api.attempt_record import AttemptRecord
 from services.gateway.api.generation import Overloaded, TooLarge
 from services.gateway.dispatch.admission import check_admission, expected_ttft_s
 from services.gateway.dispatch.costs import CostModel
+from services.gateway.dispatch.decision import Decision
 from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet
 from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isolation, count_unproven
@@ -57,7 +60,9 @@ class Placement:
         """
         entry = entries[0]
         entry.retries.not_before = None
+        look_up_began = monotonic()
         prefix = await self._fleet.look_up(entry.capsule())
+        looked_up = monotonic()
         if entry.closed:
             return None
         if self._ledger.highest_handle + handles_needed(len(entries)) > MAX_HANDLE:
@@ -84,8 +89,10 @@ class Placement:
         self._observer.planned(plan.kind, plan.why)
         most = self._fleet.most_choices(plan)
         blocks = self._fleet.missing_blocks(prefix, plan.computes)
+        decision = Decision(candidates, demand, plan)
         for first in range(0, len(entries), most):
-            self._start(entries[first : first + most], plan, blocks if first == 0 else ())
+            record = self._start(entries[first : first + most], plan, blocks if first == 0 else ())
+            record.look_up_began, record.looked_up, record.decision = look_up_began, looked_up, decision
         self._fleet.placed(prefix, plan)
         return None
 
@@ -131,8 +138,8 @@ class Placement:
         if demand.suspect or demand.kept or any(worker.suspects for worker in candidates):
             entry.retries.not_before = now + ASK_AGAIN_S
 
-    def _start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash]) -> None:
-        self._ledger.start(entries, plan, blocks)
+    def _start(self, entries: Sequence[LedgerEntry], plan: Plan, blocks: Sequence[BlockHash]) -> AttemptRecord:
+        record = self._ledger.start(entries, plan, blocks)
         if plan.pair is not None:
             self._ledger.pairs.note_tried(plan.pair, self._ledger.now())
         entry = entries[0]
@@ -149,3 +156,4 @@ class Placement:
             decode=plan.decode.address if plan.decode else None,
             why=plan.why.value,
         )
+        return record

@@ -189,7 +189,7 @@ def make_plan(
     """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
     able = [worker for worker in candidates if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
     fitting = [worker for worker in able if fits(worker, demand)]
-    ready = [worker for worker in fitting if _is_ready(worker, demand)]
+    ready = [worker for worker in fitting if why_not_ready(worker, demand) is None]
     prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)
     decodes = _by_cost((worker for worker in ready if worker.role is WorkerRole.DECODE), demand, turn)
     if demand.suspect and decodes:
@@ -221,12 +221,18 @@ def _may_prefill(demand: Demand, policy: Policy) -> bool:
     return demand.one_token or policy.handoff is not HandoffMode.NEVER
 
 
-def _is_ready(worker: Candidate, demand: Demand) -> bool:
-    if worker.id in demand.avoid or worker.suspects or worker.load.draining:
-        return False
-    if demand.suspect:
-        return worker.role is WorkerRole.DECODE and worker.outlives_others and not worker.unproven
-    return worker.id not in demand.kept
+def why_not_ready(worker: Candidate, demand: Demand) -> str | None:
+    """The reason why a worker that fits a request cannot take it now; None: it can."""
+    if worker.load.draining:
+        return "it drains"
+    if worker.id in demand.avoid:
+        return "it refused the request just now"
+    if worker.suspects:
+        return "it has a request that may be what ends workers"
+    if not demand.suspect:
+        return "it is kept free for a request that may be what ends workers" if worker.id in demand.kept else None
+    apart = worker.role is WorkerRole.DECODE and worker.outlives_others and not worker.unproven
+    return None if apart else "the request may be what ends workers, and the worker has others without progress"
 
 
 def fits(worker: Candidate, demand: Demand) -> bool:
@@ -245,10 +251,11 @@ def _by_cost(workers: Iterable[Candidate], demand: Demand, turn: int) -> list[Ca
     if rotated:
         at = turn % len(rotated)
         rotated = rotated[at:] + rotated[:at]
-    return sorted(rotated, key=lambda worker: _cost(worker, demand.num_tokens))
+    return sorted(rotated, key=lambda worker: cost(worker, demand.num_tokens))
 
 
-def _cost(worker: Candidate, num_tokens: int) -> int:
+def cost(worker: Candidate, num_tokens: int) -> int:
+    """The cost of a request of so many tokens at a worker, in tokens."""
     sequences = max(worker.load.running + worker.load.waiting, worker.assigned)
     uncached = uncached_tokens(worker, num_tokens)
     missing = max(0, uncached - worker.load.available_blocks * worker.block_size)
@@ -309,13 +316,14 @@ def _best_pair(prefills: Sequence[Candidate], decodes: Sequence[Candidate], dema
     """Both lists are cheapest first, so the first prefill that a decode worker can pair with is its best."""
     pairs = []
     for decode in decodes:
-        partner = next((prefill for prefill in prefills if _can_pair(prefill, decode, demand)), None)
+        partner = next((prefill for prefill in prefills if can_pair(prefill, decode, demand)), None)
         if partner is not None:
-            pairs.append((_cost(partner, demand.num_tokens) + _cost(decode, demand.num_tokens), Plan(partner, decode)))
+            pairs.append((cost(partner, demand.num_tokens) + cost(decode, demand.num_tokens), Plan(partner, decode)))
     return min(pairs, key=lambda pair: pair[0])[1] if pairs else None
 
 
-def _can_pair(prefill: Candidate, decode: Candidate, demand: Demand) -> bool:
+def can_pair(prefill: Candidate, decode: Candidate, demand: Demand) -> bool:
+    """True when the two can hand over to each other, and their handoffs do not fail."""
     compatible = prefill.pairs_by == decode.pairs_by and not prefill.transports.isdisjoint(decode.transports)
     failing = prefill.id in decode.load.avoid or (prefill.id, decode.id) in demand.avoid_pairs
     return compatible and not failing

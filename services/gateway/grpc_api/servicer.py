@@ -1,8 +1,9 @@
 """baton.v1.Inference: gRPC in front of the runners that serve the OpenAI API too."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.choice import Update, Usage
 from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
+from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
@@ -61,14 +63,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
         """Answers one call. inference.proto has its description."""
-        record = RequestRecord(endpoint="grpc.generate", generates=True)
-        async with self._answering(record, request, context) as request_id:
+        async with self._answering("grpc.generate", request, context) as record:
+            self._runners.records.begin(record, _metadata(context))
             if request.WhichOneof("prompt") == "chat":
                 chat = await self._checked(self._runners.chat, request, NOT_FOR_CHATS)
-                await self._generate(self._runners.chat, chat, request_id, record, context)
+                await self._generate(self._runners.chat, chat, record, context)
             else:
                 completion = await self._checked(self._runners.completions, request)
-                await self._generate(self._runners.completions, completion, request_id, record, context)
+                await self._generate(self._runners.completions, completion, record, context)
 
     async def Tokenize(
         self,
@@ -76,7 +78,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse]",
     ) -> inference_pb2.TokenizeResponse:
         """Answers one call. inference.proto has its description."""
-        async with self._answering(RequestRecord(endpoint="grpc.tokenize"), request, context):
+        async with self._answering("grpc.tokenize", request, context):
             if request.WhichOneof("prompt") == "chat":
                 token_ids = await self._tokenize(self._runners.chat, request)
             else:
@@ -89,7 +91,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.ListModelsRequest, inference_pb2.ListModelsResponse]",
     ) -> inference_pb2.ListModelsResponse:
         """Answers one call. inference.proto has its description."""
-        async with self._answering(RequestRecord(endpoint="grpc.models"), request, context):
+        async with self._answering("grpc.models", request, context):
             max_model_len = self._runners.chat.max_model_len
         model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
         return inference_pb2.ListModelsResponse(models=[model])
@@ -116,17 +118,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self,
         runner: RequestRunner[Request],
         request: Request,
-        request_id: str,
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
-        sent = dict(context.invocation_metadata() or ())
-        terms = Terms(timeout_s, parse_ttft_slo(str(sent.get(TTFT_SLO_HEADER, "")), self._ttft_slo_s))
+        terms = Terms(timeout_s, parse_ttft_slo(_metadata(context)(TTFT_SLO_HEADER), self._ttft_slo_s))
         async with (
             asyncio.timeout(timeout_s + READING_GRACE_S),
-            runner.run(request, request_id, record, terms) as updates,
+            runner.run(request, record, terms) as updates,
         ):
             while not updates.done:
                 update = await updates.next()
@@ -135,17 +135,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def _answering(
-        self, record: RequestRecord, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[str]:
-        """Gives the call its request id, and sees to it that it is answered and counted."""
-        sent = dict(context.invocation_metadata() or ())
-        request_id = sane_or_new_id(str(sent.get("x-request-id", "")))
-        context.set_trailing_metadata((("x-request-id", request_id),))
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        self, endpoint: str, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[RequestRecord]:
+        """Gives the call its record, and sees to it that it is answered and counted."""
+        record = RequestRecord(sane_or_new_id(_metadata(context)("x-request-id")), endpoint)
+        context.set_trailing_metadata((("x-request-id", record.request_id),))
+        with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             self._metrics.in_flight.inc()
             try:
-                yield request_id
+                yield record
                 record.status = grpc.StatusCode.OK.name
+                _show_phases(record, context)
             except ApiError as error:
                 await _fail(record, error, request, context)
             except TimeoutError:
@@ -158,7 +158,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 await _fail(record, internal_error(), request, context)
             finally:
                 self._metrics.in_flight.dec()
-                record.note_end(self._metrics)
+                self._runners.records.end(record)
+
+
+def _metadata(context: "grpc.aio.ServicerContext[Any, Any]") -> Callable[[str], str]:
+    """Returns a function from the name of a header to the client's value, or to an empty text."""
+    sent = dict(context.invocation_metadata() or ())
+    return lambda name: str(sent.get(name, ""))
+
+
+def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Sends the phases of a whole generation after it."""
+    if record.first_token is not None:
+        phases = server_timing(record, monotonic())
+        context.set_trailing_metadata((("x-request-id", record.request_id), ("server-timing", phases)))
 
 
 async def _fail(
@@ -169,6 +182,7 @@ async def _fail(
     if error.code == OVERLOADED:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
     record.status = code.name
+    record.error = error.code or error.type
     if error.status >= 500 and record.generates:
         log.warning("request failed", reason=str(error.__cause__ or error.message))
     trailing = [*context.trailing_metadata(), *error.headers.items()]

@@ -9,13 +9,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.generation import Generator
+from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
 from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
-from services.gateway.openai.pages import Models, Probes
+from services.gateway.openai.pages import Models, Probes, RecentRequests
 
 DEFAULT_MAX_BODY_BYTES = 8 << 20
 
@@ -37,8 +38,9 @@ def create_app(
     """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows."""
     limits = Limits(request_timeout_s=request_timeout_s, ttft_slo_s=ttft_slo_s, max_body_bytes=max_body_bytes)
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
-    chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits)
-    completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits)
+    requests = RecentRequests(runners.records)
+    chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
+    completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
     routes = [
         _route("/v1/chat/completions", chat, "POST"),
         _route("/v1/completions", completions, "POST"),
@@ -48,16 +50,19 @@ def create_app(
         _route("/ready", probes.ready),
         _route("/metrics", probes.metrics),
         _route("/debug/ledger", probes.ledger),
+        _route("/debug/requests", requests.list),
+        _route("/debug/requests/{request_id:path}", requests.retrieve),
     ]
-    return Application(Router(routes, redirect_slashes=False), metrics)
+    return Application(Router(routes, redirect_slashes=False), metrics, runners.records)
 
 
 class Application:
     """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
 
-    def __init__(self, router: Router, metrics: GatewayMetrics) -> None:
+    def __init__(self, router: Router, metrics: GatewayMetrics, records: RequestRecords) -> None:
         self._router = router
         self._metrics = metrics
+        self._records = records
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -67,13 +72,13 @@ class Application:
         exchange = Exchange(scope, receive, send)
         # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
         inner = {**scope, "app": self, "exchange": exchange}
-        with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
+        with structlog.contextvars.bound_contextvars(request_id=exchange.record.request_id):
             self._metrics.in_flight.inc()
             try:
                 await self._answer(exchange, self._router(inner, receive, send))
             finally:
                 self._metrics.in_flight.dec()
-                exchange.record.note_end(self._metrics)
+                self._records.end(exchange.record)
 
     async def _answer(self, exchange: Exchange, handling: Awaitable[None]) -> None:
         try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from services.gateway.api.choice import Update
+from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.schema import Request
 from services.gateway.api.side_thread import SideThread
@@ -28,8 +29,15 @@ class Limits:
 class GenerationEndpoint(Generic[Request]):
     """Answers requests of one dialect."""
 
-    def __init__(self, runner: RequestRunner[Request], format: AnswerFormat[Request], limits: Limits) -> None:
+    def __init__(
+        self,
+        runner: RequestRunner[Request],
+        format: AnswerFormat[Request],
+        limits: Limits,
+        records: RequestRecords,
+    ) -> None:
         self._runner = runner
+        self._records = records
         self._format = format
         self._limits = limits
 
@@ -38,14 +46,14 @@ class GenerationEndpoint(Generic[Request]):
         limits = self._limits
         slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
         terms = Terms(limits.request_timeout_s, slo_s)
-        exchange.record.generates = True
+        self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._format.neutral)
         del body
-        answer = self._format.answer(request, exchange.request_id, self._runner.model.name, int(time.time()))
+        answer = self._format.answer(request, exchange.record.request_id, self._runner.model.name, int(time.time()))
         async with (
             exchange.while_connected(terms.timeout_s + READING_GRACE_S),
-            self._runner.run(request, exchange.request_id, exchange.record, terms) as updates,
+            self._runner.run(request, exchange.record, terms) as updates,
         ):
             if request.stream:
                 await _stream(exchange, updates, answer, self._runner.side, with_usage=request.include_usage)

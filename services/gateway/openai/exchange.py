@@ -6,10 +6,12 @@ Streams write straight to the server: no middleware wraps `send`, so a chunk cos
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import RequestRecord, sane_or_new_id
 from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
 
@@ -25,19 +27,18 @@ class ClientGone(Exception):
 class Exchange:
     """One HTTP request, which is read and then answered once.
 
-    request_id: the client's X-Request-Id where it is a sane one, else a new one; sent back with every answer.
+    record: its id is the client's X-Request-Id where that is a sane one, else a new one; sent back with every answer.
     stream: writes further events without waiting.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.record = RequestRecord()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.stream: StreamWriter = scope["extensions"][STREAM_WRITER]
         self._receive = receive
         self._send = send
         self._started = False
-        self.request_id = sane_or_new_id(self._headers.get(b"x-request-id", b"").decode("latin-1"))
+        self.record = RequestRecord(sane_or_new_id(self._headers.get(b"x-request-id", b"").decode("latin-1")))
 
     def header(self, name: str) -> str:
         """The value of a header of the request, its name in small letters; empty: it has none."""
@@ -130,6 +131,7 @@ class Exchange:
     async def fail(self, error: ApiError) -> None:
         """Answers with an error, which becomes the last event where a stream has begun."""
         self.record.status = error.status
+        self.record.error = error.code or error.type
         if self._started:
             await self.end_events(b"data: " + error.envelope() + b"\n\n")
             return
@@ -138,7 +140,9 @@ class Exchange:
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self._started = True
         self.record.status = status
-        pairs = [(b"x-request-id", self.request_id.encode())]
+        pairs = [(b"x-request-id", self.record.request_id.encode())]
+        if self.record.first_token is not None:
+            pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 

@@ -1,12 +1,13 @@
-"""The endpoints that generate nothing: models, probes, metrics, the ledger."""
+"""The endpoints that generate nothing: models, probes, metrics, the ledger, recent requests."""
 
 from collections.abc import Callable
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from services.gateway.api.errors import unavailable
+from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.generation import Generator
+from services.gateway.api.request_records import KEPT, RequestRecords
 from services.gateway.api.request_runner import ServedModel
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.exchange import Exchange
@@ -65,3 +66,21 @@ class Probes:
     async def ledger(self, exchange: Exchange) -> None:
         """Sends the dispatch side's description of the requests in flight."""
         await exchange.respond(200, orjson.dumps(self._describe_ledger()))
+
+
+class RecentRequests:
+    """GET /debug/requests and GET /debug/requests/{request_id}."""
+
+    def __init__(self, records: RequestRecords) -> None:
+        self._records = records
+
+    async def list(self, exchange: Exchange) -> None:
+        """Sends the recent requests, newest first."""
+        await exchange.respond(200, orjson.dumps({"requests": self._records.recent()}))
+
+    async def retrieve(self, exchange: Exchange) -> None:
+        """Sends all that is known of one request. Raises ApiError."""
+        record = self._records.find(exchange.path_params["request_id"])
+        if record is None:
+            raise ApiError(404, f"None of the last {KEPT} requests has this id.", code="unknown_request")
+        await exchange.respond(200, orjson.dumps(record))

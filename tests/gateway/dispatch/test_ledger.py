@@ -55,6 +55,8 @@ class Bench:
         self.now = 100.0
         self.sent: list[tuple[WorkerId, Command]] = []
         self.handoffs: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.transports: dict[tuple[str, str], str] = {}
         self.cached: list[tuple[int, int]] = []
         self.failed_handoffs: Counter[EndReason] = Counter()
         self.woken = 0
@@ -66,6 +68,12 @@ class Bench:
 
     def attempt_started(self) -> None:
         pass
+
+    def attempt_ended(self, reason: str) -> None:
+        self.ends[reason] += 1
+
+    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
+        self.transports[prefill, decode] = transport
 
     def handoff_ended(self, outcome: str) -> None:
         self.handoffs[outcome] += 1
