@@ -60,9 +60,8 @@ class GatewayMetrics:
         self.tokens = TokenMetrics()
         registry.register(self.tokens)
         self.duration = _seconds("baton_e2e_seconds", "Whole generations.", _DURATION_BUCKETS, registry)
-        about = "Where the time of finished requests went."
-        phases = Histogram("baton_phase_seconds", about, ["phase"], buckets=_PHASE_BUCKETS, registry=registry)
-        self._phases = {name: phases.labels(name) for name in PHASES}
+        self.phases = PhaseMetrics()
+        registry.register(self.phases)
         about = "Requests refused before any work was done."
         self._refusals = Counter("baton_admission_refusals", about, ["cause"], registry=registry)
         self._attempts = Counter("baton_attempts", "Requests sent to a worker or pair.", registry=registry)
@@ -86,11 +85,6 @@ class GatewayMetrics:
     def refused(self, cause: str) -> None:
         """Counts a request that was refused before any work. `cause` is a Refusal."""
         self._refusals.labels(cause).inc()
-
-    def note_phases(self, phases: Mapping[str, float]) -> None:
-        """Counts the seconds of a finished request's phases."""
-        for name, seconds in phases.items():
-            self._phases[name].observe(seconds)
 
     # The dispatch side's observer
 
@@ -178,26 +172,63 @@ class TokenMetrics(Collector):
 
     def __init__(self) -> None:
         self.generated = 0  # tokens, for clients
-        self._gaps = [0] * (len(_ITL_BUCKETS) + 1)
-        self._gaps_s = 0.0
+        self._gaps = _Buckets(_ITL_BUCKETS)
 
     def note_token(self, gap_s: float) -> None:
         """Counts a token that came `gap_s` after the choice's last one."""
         self.generated += 1
-        self.note_gap(gap_s)
+        self._gaps.add(gap_s)
 
     def note_gap(self, seconds: float) -> None:
         """Counts the time between two deltas of one choice."""
-        self._gaps[bisect_left(_ITL_BUCKETS, seconds)] += 1
-        self._gaps_s += seconds
+        self._gaps.add(seconds)
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
         yield CounterMetricFamily("baton_generated_tokens", "Tokens made for clients.", value=self.generated)
-        bounds = [*map(floatToGoString, _ITL_BUCKETS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._gaps), strict=True))
         what = "Between deltas of one request."
-        yield HistogramMetricFamily("baton_itl_seconds", what, buckets=buckets, sum_value=self._gaps_s)
+        yield HistogramMetricFamily(
+            "baton_itl_seconds", what, buckets=self._gaps.cumulated(), sum_value=self._gaps.total
+        )
+
+
+class PhaseMetrics(Collector):
+    """The time that finished requests spent in each of their phases. One thread both adds and reads."""
+
+    def __init__(self) -> None:
+        self._phases = {name: _Buckets(_PHASE_BUCKETS) for name in PHASES}
+
+    def add(self, phases: Mapping[str, float]) -> None:
+        """Counts the seconds of one request's phases."""
+        for name, seconds in phases.items():
+            self._phases[name].add(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        what = "Where the time of finished requests went."
+        family = HistogramMetricFamily("baton_phase_seconds", what, labels=["phase"])
+        for name, phase in self._phases.items():
+            family.add_metric([name], phase.cumulated(), phase.total)
+        yield family
+
+
+class _Buckets:
+    """A histogram that costs a tenth of the library's, for what one thread adds often."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Counts a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def cumulated(self) -> list[tuple[str, float]]:
+        """Each bound, and how many values were not above it."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True))
 
 
 class WorkerLoads(Collector):

@@ -35,7 +35,7 @@ def phases(record: RequestRecord, now: float) -> dict[str, float]:
 
 def server_timing(record: RequestRecord, now: float) -> str:
     """The value of the header Server-Timing: each phase in milliseconds."""
-    return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in phases(record, now).items())
+    return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in phases(record, now).items()])
 
 
 def first_attempt(attempts: Sequence[AttemptRecord]) -> AttemptRecord | None:

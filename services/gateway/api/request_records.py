@@ -39,7 +39,7 @@ class RequestRecords:
             return
         record.ended = now = monotonic()
         took = phases(record, now)
-        self._metrics.note_phases(took)
+        self._metrics.phases.add(took)
         first = first_attempt(record.attempts)
         log.info(
             "request",
@@ -53,7 +53,7 @@ class RequestRecords:
             workers=" ".join(first.workers.values()) if first else None,
             ttft_s=None if record.ttft_s is None else round(record.ttft_s, 6),
             duration_s=round(now - record.arrived, 6),
-            phases_ms=_milliseconds(took),
+            phases_ms=" ".join([f"{name}={seconds * 1e3:.2f}" for name, seconds in took.items()]),
         )
         if self._tracing is not None:
             self._tracing.export(record)
