@@ -126,6 +126,7 @@ class Placement:
             too_small=frozenset(retries.too_small),
             avoid=retries.still_avoided(now),
             avoid_pairs=self._ledger.pairs.avoided(now) | retries.failed_pairs,
+            without_handoff=retries.without_handoff,
             suspect=retries.suspect,
             kept=self._isolation.kept(now),
         )

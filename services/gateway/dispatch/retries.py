@@ -21,6 +21,7 @@ from services.process.backoff import Backoff
 MAX_ATTEMPTS = 4
 MAX_DEATHS = 3
 _SUSPECT_DEATHS = 2
+_MOST_FAILED_PAIRS = 2
 PROGRESS = 2  # tokens of one attempt: one by computing the prompt, and one by decoding
 
 # After a worker's "not now", how long before it is asked again: doubled with each refusal in a row.
@@ -49,6 +50,11 @@ class Retries:
     def suspect(self) -> bool:
         """True when the choice may be what ends workers."""
         return self.deaths >= _SUSPECT_DEATHS
+
+    @property
+    def without_handoff(self) -> bool:
+        """True when a decode worker alone is to serve the choice: its handoffs failed at two pairs."""
+        return len(self.failed_pairs) >= _MOST_FAILED_PAIRS
 
     @property
     def exhausted(self) -> str | None:

@@ -68,6 +68,7 @@ class Demand:
     too_small: frozenset[tuple[int, int]] = frozenset()  # sizes of workers that it was too large for
     avoid: frozenset[WorkerId] = frozenset()  # workers that refused it just now
     avoid_pairs: frozenset[Pair] = frozenset()  # pairs whose handoffs failed
+    without_handoff: bool = False  # its handoffs failed at several pairs
     suspect: bool = False  # it may be what ends workers, see isolation.py
     kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
 
@@ -197,7 +198,8 @@ def make_plan(
     if demand.one_token and prefills and (policy.handoff is not HandoffMode.NEVER or not decodes):
         return Plan(prefills[0], None, Why.ONE_TOKEN)
     if decodes:
-        pair = None if policy.handoff is HandoffMode.NEVER else _best_pair(prefills, decodes, demand)
+        no_pair = policy.handoff is HandoffMode.NEVER or demand.without_handoff
+        pair = None if no_pair else _best_pair(prefills, decodes, demand)
         alone = Plan(None, decodes[0], Why.FORCED if policy.handoff is HandoffMode.NEVER else Why.NO_PAIR)
         if pair is None or policy.handoff is HandoffMode.ALWAYS:
             return pair or alone

@@ -41,6 +41,7 @@ from tests.gateway.scripted_worker import (
     continuation,
     empty_frame,
     tokens_of,
+    worker_hello,
 )
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -293,6 +294,26 @@ async def test_a_request_goes_by_another_pair_after_its_first_one_failed():
         standing.say_tokens(again, tokens, finish=LENGTH)
         assert (await reading)[0] == tokens
     assert stack.counts.handoffs == {"failed_handoff": 1, "completed": 1}
+
+
+async def test_a_request_whose_handoffs_failed_at_two_pairs_goes_on_without_one():
+    """Where all links between the workers are cut, a third and a fourth pair would fail as well."""
+    prefills = [prefill_worker(), ScriptedWorker(worker_hello(WorkerRole.PREFILL, 0xF2))]
+    decodes = [decode_worker(), decode_worker(OTHER_DECODE)]
+    tokens = continuation(PROMPT, 8)
+    async with running(*prefills, *decodes) as stack, stack.dispatcher.generate(request()) as generation:
+        reading = asyncio.create_task(read_all(generation))
+        for attempt in (1, 2):
+            await eventually(lambda attempt=attempt: sum(len(worker.submits) for worker in decodes) == attempt)
+            (worker,) = [worker for worker in decodes if len(worker.submits) and worker.submits[-1].handle == attempt]
+            assert worker.submits[-1].handoff is not None
+            worker.fail(worker.submits[-1], FailureCode.HANDOFF)
+        await eventually(lambda: sum(len(worker.submits) for worker in decodes) == 3)
+        (worker,) = [worker for worker in decodes if worker.submits[-1].handle == 3]
+        assert worker.submits[-1].handoff is None
+        worker.say_tokens(worker.submits[-1], tokens, cached=0)
+        assert (await reading)[0] == tokens
+    assert stack.counts.handoffs == {"failed_handoff": 2}
 
 
 async def test_a_pair_that_failed_is_tried_again_later(monkeypatch: pytest.MonkeyPatch):
