@@ -50,12 +50,12 @@ class Gateway:
         self.process.wait()
 
     def close(self) -> None:
-        """Ends it, and its client."""
+        """Ends its client, and it: a connection that was used just now would be kept for the next request."""
+        self.client.close()
         self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(30)
         self.kill()
-        self.client.close()
 
     @property
     def url(self) -> str:

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from services.gateway.api.request_runner import make_runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
+from services.gateway.openai.http_protocol import Shutdown
 from services.gateway.openai.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ async def running_api(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    config = http_config(app, 5)  # a test that failed may have left a client behind
+    config = http_config(app, 5, Shutdown())  # a test that failed may have left a client behind
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     base_url = f"http://127.0.0.1:{port}"

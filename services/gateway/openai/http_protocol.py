@@ -4,6 +4,9 @@ Without the bounds, a connection that sends nothing, or a byte now and then, sta
 holds the event loop for seconds. A connection whose client still sends is closed so that the client can read the
 answer: TCP resets one that is closed with unread data, and the client's machine then throws the answer away.
 
+A server that stops loses no request: a connection is closed after an answer whose head says so, or when it has been
+idle for so long that its client uses it no more.
+
 Beyond ASGI, an application can write to a stream that it has begun without waiting (`STREAM_WRITER`). Clients of
 HTTP/1.0, which know no chunks, get an answer of unknown length as plain bytes up to the connection's end.
 """
@@ -23,10 +26,19 @@ from services.gateway.api.errors import ApiError, invalid
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 64 << 10  # of a request: its path and its headers
 LINGER_S = 20.0  # for a client that still sends when it has its answer
+# Of a connection when the server stops. httpx's clients, the official OpenAI client among them, send nothing on one
+# that was idle for 5 s; on one that is closed before, a request may be on its way.
+IDLE_S = 5.5
 
 log = structlog.get_logger()
 
 STREAM_WRITER = "baton.stream_writer"  # in the scope's extensions: a StreamWriter
+
+
+class Shutdown:
+    """Tells all connections of a server that it stops."""
+
+    begun = False
 
 
 class PendingWrites:
@@ -142,16 +154,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0  # of the incomplete head, as far as they came in parts of their own
     _num_begun = 0  # requests that began in one part
 
-    def __init__(self, *args: Any, pending: PendingWrites, **kwargs: Any) -> None:
-        """`pending`: one object for all connections. The other arguments are uvicorn's."""
+    def __init__(self, *args: Any, pending: PendingWrites, stopping: Shutdown, **kwargs: Any) -> None:
+        """`pending`, `stopping`: one object for all connections. The other arguments are uvicorn's."""
         super().__init__(*args, **kwargs)
         self._pending = pending
+        self._stopping = stopping
+        self._idle_since = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         """See asyncio.Protocol."""
         self._connection = GatheringTransport(transport, self._pending, lambda: self._in_body or self._refused)
         super().connection_made(self._connection)  # type: ignore[arg-type]  # has all that uvicorn uses of a transport
         self._wait_for_head()
+        if self._stopping.begun:
+            self.shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -195,12 +211,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refusal = _head_too_large()
             raise self._refusal
         super().on_headers_complete()
+        if self._stopping.begun:
+            self.cycle.keep_alive = False  # the answer's head says so
         self.scope["extensions"] = {STREAM_WRITER: StreamWriter(self.cycle, self._connection)}  # type: ignore[dict-item]  # our own
 
     def on_message_complete(self) -> None:
         """Notes that the client has sent all of its request."""
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Notes that the connection is idle from now on."""
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def shutdown(self) -> None:
+        """Has the connection closed after the next answer's head that can say so, or when it was idle for IDLE_S.
+
+        uvicorn calls it when it stops. It would close idle connections, and those whose stream ends, at once.
+        """
+        self.timeout_keep_alive = idle_s = min(IDLE_S, (self.config.timeout_graceful_shutdown or 0) / 2)
+        if self.cycle is not None and not self.cycle.response_complete:
+            if not self.cycle.response_started:
+                self.cycle.keep_alive = False
+        elif not self._in_head:
+            self._unset_keepalive_if_required()
+            left_s = max(0.0, self._idle_since + idle_s - self.loop.time())
+            self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)  # type: ignore[arg-type]

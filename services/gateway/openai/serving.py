@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites
+from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites, Shutdown
 
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.
@@ -21,11 +21,11 @@ KEEP_ALIVE_S = 75
 log = structlog.get_logger()
 
 
-def http_config(app: ASGIApp, drain_timeout_s: float) -> uvicorn.Config:
+def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvicorn.Config:
     """uvicorn's settings for the gateway. drain_timeout_s: until answers in progress are cut off."""
     return uvicorn.Config(
         app,
-        http=partial(BoundedHttpProtocol, pending=PendingWrites()),  # type: ignore[arg-type]  # called as a class is
+        http=partial(BoundedHttpProtocol, pending=PendingWrites(), stopping=stopping),  # type: ignore[arg-type]  # called as a class is
         loop="none",  # there is one already
         ws="none",
         lifespan="off",
@@ -46,16 +46,23 @@ async def serve(
 
     `on_stopping` is called between the two.
     """
-    server = _Server(http_config(app, drain_timeout_s), on_stopping)
+    stopping = Shutdown()
+    server = _Server(http_config(app, drain_timeout_s, stopping), stopping, on_stopping)
     await server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Stops at a signal, and does not raise the signal again at the end, as uvicorn does."""
 
-    def __init__(self, config: uvicorn.Config, on_stopping: Callable[[], object]) -> None:
+    def __init__(self, config: uvicorn.Config, stopping: Shutdown, on_stopping: Callable[[], object]) -> None:
         super().__init__(config)
+        self._stopping = stopping
         self._on_stopping = on_stopping
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts no more connections, and waits until those that there are have ended."""
+        self._stopping.begun = True  # also for those that are accepted, and not known yet
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

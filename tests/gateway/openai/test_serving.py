@@ -1,10 +1,12 @@
 """The HTTP server's life, as a process: what it does with signals and with an address that is taken."""
 
+import http.client
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +16,7 @@ import pytest
 from services.gateway.listening import ListenError, listen
 
 SERVER = """
-import asyncio
+import asyncio, sys
 from services.gateway.listening import listen
 from services.gateway.openai.serving import serve
 
@@ -28,15 +30,16 @@ async def app(scope, receive, send):
 async def main():
     listener = listen("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    await serve(app, listener, 30)
+    await serve(app, listener, float(sys.argv[1]))
 
 asyncio.run(main())
 """
 
 
 @contextmanager
-def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+def server(drain_timeout_s: float = 30) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-c", SERVER, str(drain_timeout_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process, f"http://127.0.0.1:{process.stdout.readline().strip()}"
@@ -51,6 +54,61 @@ def test_sigterm_lets_an_answer_in_progress_end_and_the_exit_code_is_0():
         process.send_signal(signal.SIGTERM)
         assert "".join(parts).endswith("end")
         assert process.wait(timeout=60) == 0
+
+
+def until_it_accepts_no_more(url: str) -> None:
+    """Waits until the server has begun to stop."""
+    address = (httpx2.URL(url).host, httpx2.URL(url).port or 0)
+    deadline = time.monotonic() + 60
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            socket.create_connection(address, timeout=60).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.01)
+
+
+def test_a_request_on_an_idle_connection_is_served_after_sigterm_and_its_answer_is_the_last():
+    """Else a request that is on its way when the connection is closed would be lost."""
+    with server() as (process, url):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        connection.request("GET", "/")
+        assert connection.getresponse().read().endswith(b"end")
+        process.send_signal(signal.SIGTERM)
+        until_it_accepts_no_more(url)
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert (answer.getheader("connection"), answer.read()[-3:]) == ("close", b"end")
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_stream_whose_head_was_sent_before_sigterm_leaves_its_connection_open_for_one_more_answer():
+    with server() as (process, url):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+        connection.request("GET", "/slow")
+        stream = connection.getresponse()
+        process.send_signal(signal.SIGTERM)
+        assert stream.read().endswith(b"end")
+        until_it_accepts_no_more(url)
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        assert (answer.getheader("connection"), answer.read()[-3:]) == ("close", b"end")
+        assert process.wait(timeout=60) == 0
+
+
+def test_a_client_that_keeps_its_connection_does_not_keep_the_server():
+    with server(drain_timeout_s=2) as (process, url):
+        used, unused = (http.client.HTTPConnection(url.removeprefix("http://"), timeout=60) for _ in range(2))
+        unused.connect()
+        used.request("GET", "/")
+        used.getresponse().read()
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        assert 0.5 < time.monotonic() - begin < 2
+        used.close()
+        unused.close()
 
 
 def test_a_taken_port_is_one_line():
