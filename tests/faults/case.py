@@ -23,7 +23,7 @@ class Case:
         self.stack = stack
         self._record = record
         self.verdict: Verdict | None = None
-        self._clients: list[Client] = []
+        self.clients: list[Client] = []
         self._began: float | None = None
 
     def prompts(self, number: int, length: int = 100) -> list[list[int]]:
@@ -57,7 +57,7 @@ class Case:
 
     def _start(self, prompts: list[list[int]], num_tokens: int) -> list[Client]:
         started = [Client(self.stack.gateway, self.stack.model, prompt, num_tokens) for prompt in prompts]
-        self._clients += started
+        self.clients += started
         return started
 
     def fault(self) -> None:
@@ -67,15 +67,18 @@ class Case:
     def settle(self, cut: list[Client] | None = None) -> None:
         """Waits for all ends, heals the stack, and asserts that nothing was lost, wrong or leaked.
 
+        The recovery is the longest time without news for a client; without clients, the time until all blocks are back.
         cut: clients whose gateway was killed; their connections break with it.
         """
         assert self._began is not None, "no fault began"
-        lost = sum(each.is_lost() and each not in (cut or []) for each in self._clients)
-        wrong = sum(each.is_wrong() for each in self._clients)
-        recovery_s = max(each.longest_wait_s(self._began) for each in self._clients)
-        errors = [each.error for each in self._clients if each.error is not None]
+        lost = sum(each.is_lost() and each not in (cut or []) for each in self.clients)
+        wrong = sum(each.is_wrong() for each in self.clients)
+        recovery_s = max((each.longest_wait_s(self._began) for each in self.clients), default=None)
+        errors = [each.error for each in self.clients if each.error is not None]
         self.stack.heal()
         leaked = self._leaked()
+        if recovery_s is None:  # nobody waited but for the blocks
+            recovery_s = time.monotonic() - self._began
         self.verdict = Verdict(lost, wrong, leaked, recovery_s)
         self._record(self.verdict)
         print(f"lost {lost}, wrong {wrong}, leaked {leaked}, recovery {recovery_s:.2f} s, errors {errors}")

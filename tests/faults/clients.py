@@ -1,5 +1,7 @@
 """Clients that read an answer to its end; each knows whether its answer was lost or wrong."""
 
+import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -60,3 +62,23 @@ class Client(threading.Thread):
         """The longest time without news after a moment."""
         times = [moment for moment in self.times if moment > since]
         return max((after - before for before, after in zip([since, *times], times, strict=False)), default=0.0)
+
+
+class LeavingClient:
+    """A client that asks for a stream, reads nothing unless told to, and leaves."""
+
+    def __init__(self, gateway: Gateway, prompt: list[int], num_tokens: int, **fields: object) -> None:
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True}
+        sent = json.dumps({**body, "ignore_eos": True, **fields}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(sent)}"
+        self._socket = socket.create_connection(("127.0.0.1", gateway.port))
+        self._socket.sendall(head.encode() + b"\r\n\r\n" + sent)
+
+    def read(self, num_bytes: int = 1) -> bytes:
+        """Waits for bytes of the answer, and takes so many at most."""
+        return self._socket.recv(num_bytes)
+
+    def leave(self) -> None:
+        """Closes the connection."""
+        self._socket.close()

@@ -2,52 +2,26 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
 import openai
 import pytest
 
-from loadtest.tcp_proxy import Proxy, ProxyThread, Way
+from loadtest.tcp_proxy import Way
 from protos import worker_pb2, worker_pb2_grpc
-from tests.e2e.stack import Stack, wait_until, worker_ports
+from tests.e2e.stack import Stack, wait_until
 from tests.e2e.test_pair import GREEDY
 from tests.faults.case import Case
+from tests.faults.proxied import ProxiedStack, proxied_stack, until_at
 from tests.faults.rows import row
-
-
-class ProxiedStack(Stack):
-    """Has a proxy before each worker, through which gateways and other workers reach it."""
-
-    proxies: dict[str, Proxy]
-
-    def processes(self) -> dict[str, int]:
-        """Process ids, by name."""
-        pids = {name: process.pid for name, process in self.workers.items()}
-        return pids | ({"gateway": self.gateway.process.pid} if hasattr(self, "gateway") else {})
-
-    def heal(self) -> None:
-        """Heals the links too."""
-        for proxy in self.proxies.values():
-            proxy.heal()
-        super().heal()
 
 
 @pytest.fixture(scope="module")
 def running(model: Path) -> Iterator[ProxiedStack]:
-    """Two of each role, which listen at 127.0.0.2, where their proxies find them."""
-    options = ["--max-num-batched-tokens", "37"]
-    stack = ProxiedStack(model, worker_ports(2, 2), options, None, listen_on="127.0.0.2")
-    with ProxyThread() as thread, ExitStack() as proxies:
-        stack.proxies = {
-            name: Proxy(thread, ("127.0.0.1", port), ("127.0.0.2", port), stack.processes)
-            for name, port in stack.ports.items()
-        }
-        for proxy in stack.proxies.values():
-            proxies.callback(proxy.close)
-        with stack.running():
-            yield stack
+    """Two of each role."""
+    with proxied_stack(model) as stack:
+        yield stack
 
 
 @pytest.fixture
@@ -57,12 +31,6 @@ def stack(running: ProxiedStack) -> ProxiedStack:
         assert "gateway" in proxy.clients()
         assert "?" not in proxy.clients()
     return running
-
-
-def until_at(stack: Stack, name: str) -> None:
-    """Waits for a request that is placed at a worker."""
-    address, role = f"127.0.0.1:{stack.ports[name]}", name.partition("-")[0]
-    wait_until(lambda: any(entry[role] == address for entry in stack.gateway.ledger()["rows"]), 60, f"one at {name}")
 
 
 @row(1)
