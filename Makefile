@@ -2,7 +2,7 @@
 #
 #   make up ARGS="--model DIR --decode 2"      options of `baton up`
 #   make test ARGS="tests/gateway -k stop"     options of pytest
-#   make test-faults                           faults of whole stacks alone, and a table with a row for each
+#   make test-faults                           faults of whole stacks, the long ones too, and a table with a row for each
 #   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
 #   TORCH_INDEX=URL                            a further package index for torch, for machines without a GPU: the one
 #                                              that PyTorch's install page names for its CPU builds
@@ -27,7 +27,7 @@ test: lint $(DEMO_MODEL)
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 test-faults: $(VENV)/.dev-installed
-	$(BIN)/python -m pytest --numprocesses 0 tests/faults $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 0 --long-faults tests/faults $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check

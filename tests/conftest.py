@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "needs(feature): needs a feature of the machine, see tests/machine.py")
     config.addinivalue_line("markers", "fault_row(number): shows a row of tests/faults/rows.py")
+    config.addinivalue_line("markers", "faults_long: runs with --long-faults alone")
     hidden: list[str] = config.getoption("--hide-cpu-feature")
     if hidden and os.environ.get("CI"):
         raise pytest.UsageError("--hide-cpu-feature: continuous integration runs what the processor can")
@@ -58,6 +59,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="Unix time, in seconds, after which no test starts any more; those left out are counted at the end",
     )
     parser.addoption(
+        "--long-faults",
+        action="store_true",
+        help="also run the long ones of tests/faults, as `make test-faults` does",
+    )
+    parser.addoption(
         "--hide-cpu-feature",
         action="append",
         default=[],
@@ -66,7 +72,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long-faults"):
+        long = [item for item in items if item.get_closest_marker("faults_long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     tests = Path(__file__).parent
 
     def rank(item: pytest.Item) -> int:

@@ -171,9 +171,11 @@ def running_stack(
     decode: int = 1,
     options: list[str] | None = None,
     redis_url: str | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
-    """A stack that is ready, and ends with the context."""
-    stack = Stack(model, worker_ports(prefill, decode), options or [], redis_url)
+    """A stack that is ready, and ends with the context. environment: of its workers, beside that of this process."""
+    ports = worker_ports(prefill, decode)
+    stack = Stack(model, ports, options or [], redis_url, environment=environment or {})
     with stack.running():
         yield stack
 

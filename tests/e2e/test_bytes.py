@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.conftest import clear_prompt
 from tests.e2e.stack import Stack, running_stack, wait_until
-from tests.e2e.test_faults import NUM_TOKENS, Streaming
+from tests.e2e.streaming import NUM_TOKENS, Streaming
 from tests.e2e.test_pair import check_parity
 
 

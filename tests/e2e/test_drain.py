@@ -13,7 +13,7 @@ import pytest
 from protos import worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import clear_prompt
 from tests.e2e.stack import Stack, running_stack, wait_until
-from tests.e2e.test_faults import NUM_TOKENS, Streaming
+from tests.e2e.streaming import NUM_TOKENS, Streaming
 
 LONG = 400
 

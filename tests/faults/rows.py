@@ -4,6 +4,7 @@ A row has tests, or a reason why it has none yet; tests/faults/test_rows.py hold
 prints what came out.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -21,10 +22,10 @@ NO_TEST_YET = "no test over real processes yet"
 
 ROWS = {
     1: Row("prefill worker dies before prefill ends"),
-    2: Row("prefill worker dies after prefill, before the read", NO_TEST_YET),
+    2: Row("prefill worker dies after prefill, before the read"),
     3: Row("prefill worker dies in the middle of a read"),
     4: Row("prefill worker frozen"),
-    5: Row("prefill worker thaws after the deadline", NO_TEST_YET),
+    5: Row("prefill worker thaws after the deadline"),
     6: Row("decode worker dies while a request is queued there"),
     7: Row("decode worker dies mid-stream"),
     8: Row("decode worker frozen, and thawed later"),
@@ -37,10 +38,10 @@ ROWS = {
     15: Row("slow reader"),
     16: Row("silence between the workers"),
     17: Row("connections reset"),
-    18: Row("5 to 20 % of the packets lost", NO_TEST_YET),
+    18: Row("5 to 20 % of the packets lost", "needs nft or netem, which lose packets; a proxy between them cannot"),
     19: Row("bandwidth cut"),
     20: Row("one-way partition"),
-    21: Row("handshake garbled, or of another model", NO_TEST_YET),
+    21: Row("handshake garbled, or of another model"),
     22: Row("acknowledgement lost"),
     23: Row("acknowledgement late"),
     24: Row("lease ends during a read"),
@@ -54,23 +55,28 @@ ROWS = {
     32: Row("SIGTERM to a worker under load"),
     33: Row("drain outlasts the grace period"),
     34: Row("rolling restart of every worker under load"),
-    35: Row("five times the load", NO_TEST_YET),
-    36: Row("block pool exhausted", NO_TEST_YET),
-    37: Row("wall clock jumps", NO_TEST_YET),
-    38: Row("retry storm", NO_TEST_YET),
-    39: Row("file descriptors or log disk exhausted", NO_TEST_YET),
+    35: Row("five times the load"),
+    36: Row("block pool exhausted"),
+    37: Row("wall clock jumps"),
+    38: Row("retry storm"),
+    39: Row("file descriptors or log disk exhausted"),
     40: Row("every decode worker dead"),
-    41: Row("both pools full of handoffs", NO_TEST_YET),
-    42: Row("transport library aborts a worker", NO_TEST_YET),
-    43: Row("a neighbour of another version", NO_TEST_YET),
-    44: Row("owner of a shared pending prefix is aborted", NO_TEST_YET),
-    45: Row("a request that makes the engine fail", NO_TEST_YET),
+    41: Row("both pools full of handoffs"),
+    42: Row("transport library aborts a worker"),
+    43: Row("a neighbour of another version"),
+    44: Row("owner of a shared pending prefix is aborted"),
+    45: Row("a request that makes the engine fail"),
     46: Row("control stream between two workers breaks"),
-    47: Row("choices of one prompt aborted at block borders", NO_TEST_YET),
+    47: Row("choices of one prompt aborted at block borders"),
     48: Row("prefill and decode silent towards each other"),
     49: Row("a firewall refuses a living worker's port"),
     50: Row("every process restarted in turn by SIGTERM", NO_TEST_YET),
 }
+
+
+def long(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that `make test-faults` runs and `make test` leaves out, so that this stays short."""
+    return pytest.mark.faults_long(test)  # type: ignore[no-any-return]
 
 
 def row(number: int) -> pytest.MarkDecorator:

@@ -1,7 +1,4 @@
-"""Handoffs whose blocks are bytes on a connection, through which faults can be put while they move.
-
-The cases after which pairs of workers are left alone for a while come last: the others need pairs.
-"""
+"""Handoffs whose blocks are bytes on a connection, through which faults can be put while they move."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +11,7 @@ from tests.e2e.stack import wait_until
 from tests.faults.case import Case
 from tests.faults.clients import LeavingClient
 from tests.faults.proxied import ProxiedStack, proxied_stack, until_phase, until_taken
-from tests.faults.rows import row
+from tests.faults.rows import long, row
 
 _SLOW = 40_000.0  # bytes a second; a block of the model has 4 KiB, so that a prompt of 400 tokens takes seconds
 _SOON_S = 5.0
@@ -29,7 +26,16 @@ def running(model: Path) -> Iterator[ProxiedStack]:
 
 @pytest.fixture
 def stack(running: ProxiedStack) -> ProxiedStack:
-    """Healed after each case."""
+    """Healed after each case; pairs that the last one spoilt are left alone for a while, so it waits for a handoff."""
+    gateway = running.gateway
+
+    def hands_off() -> bool:
+        before = gateway.metric("baton_handoffs_total", outcome="completed")
+        gateway.client.completions.create(model="tiny", prompt=[7, 8, 9], max_tokens=3)
+        time.sleep(0.1)
+        return gateway.metric("baton_handoffs_total", outcome="completed") > before
+
+    wait_until(hands_off, 60, "a handoff")
     return running
 
 
@@ -74,6 +80,7 @@ def test_blocks_that_are_being_read_for_a_client_that_leaves_are_free_soon(stack
     assert case.verdict.recovery_s < _SOON_S
 
 
+@long
 @row(19)
 def test_requests_over_a_narrow_link_take_longer_and_are_right(stack: ProxiedStack, case: Case):
     """The link's queue is bounded by what decode asks for; the time without news is the time of the bytes."""
@@ -84,6 +91,7 @@ def test_requests_over_a_narrow_link_take_longer_and_are_right(stack: ProxiedSta
     case.settle()
 
 
+@long
 @row(23)
 def test_acknowledgements_that_come_late_free_nothing_twice(stack: ProxiedStack, case: Case):
     prompts = case.prompts(4)
@@ -96,6 +104,7 @@ def test_acknowledgements_that_come_late_free_nothing_twice(stack: ProxiedStack,
     case.settle()
 
 
+@long
 @row(22)
 def test_blocks_whose_acknowledgement_is_lost_are_free_when_their_lease_ends(stack: ProxiedStack, case: Case):
     prompts = case.prompts(4, length=400)
@@ -111,6 +120,7 @@ def test_blocks_whose_acknowledgement_is_lost_are_free_when_their_lease_ends(sta
     case.settle()
 
 
+@long
 @row(24)
 def test_a_read_that_its_lease_does_not_outlast_is_not_used(stack: ProxiedStack, case: Case):
     """Silent in the middle of a read, the control stream ends, and with it, after its grace, the lease."""

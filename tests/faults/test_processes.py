@@ -1,5 +1,6 @@
 """Workers and gateways are killed and frozen, and links between them spoilt, while requests run."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from protos import worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
 from tests.e2e.test_pair import GREEDY
 from tests.faults.case import Case
-from tests.faults.proxied import ProxiedStack, proxied_stack, until_at
-from tests.faults.rows import row
+from tests.faults.proxied import ProxiedStack, proxied_stack, until_at, until_phase
+from tests.faults.rows import long, row
+from tests.worker.client import TestGateway
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,23 @@ def test_prompts_under_way_at_a_prefill_worker_that_is_killed_go_elsewhere(stack
     until_at(stack, "prefill-0")
     case.fault()
     stack.workers["prefill-0"].kill()
+    case.settle()
+
+
+@row(2)
+def test_prompts_whose_prefill_worker_dies_before_their_blocks_are_read_are_computed_elsewhere(
+    stack: ProxiedStack, case: Case
+):
+    prompts = case.prompts(4)
+    for name in ("prefill-0", "prefill-1"):
+        stack.proxies[name].silence("decode", (Way.TO_CLIENT,))  # decode hears of no block
+    case.ask(prompts)
+    until_phase(stack, "handoff")
+    victim = case.busiest("prefill")
+    case.fault()
+    stack.workers[victim].kill()
+    for proxy in stack.proxies.values():
+        proxy.heal()
     case.settle()
 
 
@@ -87,6 +106,7 @@ def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack:
     case.settle()
 
 
+@long
 @row(9)
 def test_with_every_worker_dead_new_requests_are_refused_and_running_ones_wait(stack: ProxiedStack, case: Case):
     case.stream(2)
@@ -109,6 +129,7 @@ def test_with_every_prefill_worker_dead_decode_serves_alone(stack: ProxiedStack,
     case.settle()
 
 
+@long
 @row(16)
 def test_silence_between_one_prefill_worker_and_decode_costs_no_request(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6)
@@ -136,6 +157,31 @@ def test_requests_outlive_a_partition_of_one_direction(stack: ProxiedStack, case
     case.settle()
 
 
+async def fingerprint_at(port: int) -> bytes:
+    """The fingerprint that a worker names in its hello, as it goes over the wire."""
+    async with TestGateway(id=21).connect(port) as stream:
+        assert stream.hello is not None
+        return stream.hello.fingerprint.encode()
+
+
+@row(21)
+def test_a_handshake_that_names_another_model_is_refused_and_costs_no_request(stack: ProxiedStack, case: Case):
+    """Prefill refuses decode in words, and decode's requests are served another way."""
+    prompts = case.prompts(4)
+    name = asyncio.run(fingerprint_at(stack.ports["prefill-0"]))
+    case.fault()
+    for each in ("prefill-0", "prefill-1"):
+        stack.proxies[each].replace("decode", name, name[::-1], Way.TO_SERVER)
+        stack.proxies[each].reset("decode")
+    completed = stack.gateway.metric("baton_handoffs_total", outcome="completed")
+    case.ask(prompts)
+    for client in case.clients:
+        client.join(60)
+    assert stack.gateway.metric("baton_handoffs_total", outcome="completed") == completed
+    assert all(worker.running for worker in stack.workers.values())
+    case.settle()
+
+
 @row(25)
 def test_a_prefill_worker_restarts_on_its_address_under_load(stack: ProxiedStack, case: Case):
     prompts = case.prompts(4)
@@ -157,6 +203,7 @@ def test_a_gateway_that_is_killed_leaves_nothing_on_the_workers(stack: ProxiedSt
     case.settle(cut=cut)
 
 
+@long
 @row(40)
 def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones_wait(stack: ProxiedStack, case: Case):
     case.stream(2)
@@ -169,6 +216,7 @@ def test_with_every_decode_worker_dead_new_requests_are_refused_and_running_ones
     case.settle()
 
 
+@long
 @row(46)
 def test_control_streams_that_break_again_and_again_cost_no_request(stack: ProxiedStack, case: Case):
     prompts = case.prompts(6)

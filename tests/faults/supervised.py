@@ -1,0 +1,27 @@
+"""Workers that are started again when they end, as the launcher does it."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from tests.e2e.stack import Stack
+
+
+@contextlib.contextmanager
+def supervised(stack: Stack, prepare: Callable[[], None] | None = None) -> Iterator[list[str]]:
+    """Starts workers again while the context lasts. Gives their names, one for each start."""
+    over, started = threading.Event(), list[str]()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            for name in [name for name, worker in stack.workers.items() if not worker.running]:
+                stack.start(name, prepare=prepare)
+                started.append(name)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield started
+    finally:
+        over.set()
+        thread.join()

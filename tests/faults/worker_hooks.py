@@ -1,0 +1,46 @@
+"""Faults that are put into a worker's process before it begins: none can be brought about from outside."""
+
+import os
+import signal
+import time
+from functools import partial
+
+POISON = 3999  # the first token of a prompt that ends the engine which computes it
+_DAY_S = 86_400.0
+
+
+def fail_on_poison() -> None:
+    """Has the engine fail in the step that computes a poisonous prompt."""
+    from services.engine.engine import Engine
+    from services.engine.scheduler import StepPlan
+
+    launch = Engine._launch
+
+    def checked(engine: Engine, plan: StepPlan) -> None:
+        batch = engine.sequences.batch
+        if any(batch.request(int(slot)).capsule.token_ids[0] == POISON for slot in plan.slots):
+            raise RuntimeError("a prompt that the engine cannot compute")
+        launch(engine, plan)
+
+    setattr(Engine, "_launch", checked)  # noqa: B010  # mypy knows no methods that are replaced
+
+
+def speak_version(major: int, minor: int) -> None:
+    """Has the worker say that it speaks another version of the protocol."""
+    from services.protocol.messages import WorkerHello
+    from services.worker import gateway_servicer
+
+    hello = partial(WorkerHello, protocol_major=major, protocol_minor=minor)
+    setattr(gateway_servicer, "WorkerHello", hello)  # noqa: B010  # likewise
+
+
+def jump_on_signal() -> None:
+    """Has the wall clock of the process go a day back, and with the next SIGUSR1 two days ahead."""
+    now, offsets = time.time, [2 * _DAY_S, -_DAY_S]
+
+    def jump(_number: int, _frame: object) -> None:
+        offset = offsets.pop() if offsets else 0.0
+        time.time = lambda: now() + offset
+        os.write(2, f"the wall clock of {os.getpid()} jumps by {offset:g} s\n".encode())
+
+    signal.signal(signal.SIGUSR1, jump)
