@@ -230,7 +230,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
         uvicorn calls it when it stops. It would close idle connections, and those whose stream ends, at once.
         """
-        self.timeout_keep_alive = idle_s = min(IDLE_S, (self.config.timeout_graceful_shutdown or 0) / 2)
+        idle_s = min(IDLE_S, (self.config.timeout_graceful_shutdown or 0) / 2)
+        self.timeout_keep_alive = idle_s  # type: ignore[assignment]  # is given to asyncio as it is
         if self.cycle is not None and not self.cycle.response_complete:
             if not self.cycle.response_started:
                 self.cycle.keep_alive = False
