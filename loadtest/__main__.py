@@ -20,6 +20,7 @@ _COMMANDS = {
     "gpu": "loadtest.gpu.command",
     "micro": "loadtest.micro.command",
     "overload": "loadtest.overload.command",
+    "soak": "loadtest.soak.command",
     "smollm2": "loadtest.compare.smollm2",
 }
 

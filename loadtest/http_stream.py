@@ -6,15 +6,36 @@ in chunks, of known length, or up to the end of the connection.
 """
 
 import asyncio
+import socket
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import cast
+
+_SLOW_BUFFER_BYTES = 4096  # of a slow reader's socket
 
 
 class HttpError(Exception):
-    """The server could not be reached, did not speak HTTP, or answered with another status than 200."""
+    """The server could not be reached, did not speak HTTP, or answered with another status than 200.
+
+    HttpError
+    ├── NoConnection      nobody took the connection: the request was not sent
+    └── StatusError       the answer has another status than 200
+    """
+
+
+class NoConnection(HttpError):
+    """Nobody took the connection."""
+
+
+class StatusError(HttpError):
+    """An answer with another status than 200. `text`: its body."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"status {status}: {text[:300]}")
+        self.status, self.text = status, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +73,7 @@ class Answer:
             parts = _plain_parts(ends, start, int(headers.get("content-length", len(raw) - start)))
         if status != 200:
             text = b"".join([raw[begin:end] for begin, end in parts])
-            raise HttpError(f"status {status}: {text.decode(errors='replace')[:300]}")
+            raise StatusError(status, text.decode(errors="replace"))
         line = b""
         for begin, end in parts:
             *whole, line = (line + raw[begin:end]).split(b"\n")
@@ -63,15 +84,21 @@ class Answer:
             yield self.times_s[-1], line
 
 
-async def ask(address: Address, path: str, body: bytes | None) -> Answer:
-    """Sends a GET, or a POST of a JSON body, and returns the answer when its connection has ended. Raises HttpError."""
-    answer = Answer()
+async def ask(
+    address: Address, path: str, body: bytes | None, answer: Answer | None = None, rest_s: float = 0.0
+) -> Answer:
+    """Sends a GET, or a POST of a JSON body, and returns the answer when its connection has ended. Raises HttpError.
+
+    answer: filled as pieces come, so that the caller has those of a request that fails or is cancelled.
+    rest_s: a slow reader's pause after each piece, in seconds; its pieces are small.
+    """
+    answer = Answer() if answer is None else answer
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     try:
-        transport, _ = await loop.create_connection(lambda: _Recorder(answer, over), address.host, address.port)
+        transport, _ = await loop.create_connection(lambda: _Recorder(answer, over, rest_s), address.host, address.port)
     except OSError as error:
-        raise HttpError(f"{address.host}:{address.port}: {error}") from error
+        raise NoConnection(f"{address.host}:{address.port}: {error}") from error
     try:
         transport.write(_request(address, path, body))
         await over
@@ -83,14 +110,29 @@ async def ask(address: Address, path: str, body: bytes | None) -> Answer:
 
 
 class _Recorder(asyncio.Protocol):
-    def __init__(self, answer: Answer, over: "asyncio.Future[None]") -> None:
+    def __init__(self, answer: Answer, over: "asyncio.Future[None]", rest_s: float) -> None:
         self._answer = answer
         self._over = over
+        self._rest_s = rest_s
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        if self._rest_s:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SLOW_BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self._answer.times_s.append(time.perf_counter())
         self._answer.pieces.append(data)
+        if self._rest_s:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(self._rest_s, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""

@@ -34,11 +34,15 @@ class ProcessError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A program to be started. `environment`: variables beside those of this process."""
+    """A program to be started. `environment`: variables beside those of this process.
+
+    log: a file that its output is appended to, and that stays; None: one that is gone with the process.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class Started:
 @asynccontextmanager
 async def started(process: Process) -> AsyncIterator[Started]:
     """Starts a process, which is gone when the block ends, with all processes of its group."""
-    with tempfile.NamedTemporaryFile(prefix="loadtest-") as output:
+    with process.log.open("ab") if process.log else tempfile.NamedTemporaryFile(prefix="loadtest-") as output:
         running = subprocess.Popen(
             process.command,
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from typing import Any
 
 import openai
 
+from loadtest.ledger import leftovers
 from loadtest.processes import free_ports
 from services.process import lifeline
 from tests.e2e.forked import WorkerProcess
@@ -92,11 +93,7 @@ class Gateway:
 
     def at_baseline(self) -> bool:
         """True when no request is in flight, and every worker's blocks are free or evictable."""
-        ledger = self.ledger()
-        return not ledger["rows"] and all(
-            worker["available_blocks"] == worker["num_blocks"] and not worker["running"] and not worker["waiting"]
-            for worker in ledger["workers"]
-        )
+        return not leftovers(self.ledger())
 
     def wait_for_baseline(self, timeout_s: float = 120.0) -> float:
         """Seconds until then."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 
+from loadtest.ledger import leftovers
 from tests.e2e.conftest import clear_prompt, generate
 from tests.e2e.stack import Stack, wait_until
 from tests.faults.clients import Client
@@ -90,9 +91,8 @@ class Case:
         with contextlib.suppress(AssertionError):
             self.stack.gateway.wait_for_baseline(_BASELINE_S)
             return 0
-        ledger = self.stack.gateway.ledger()
-        taken = sum(worker["num_blocks"] - worker["available_blocks"] for worker in ledger["workers"])
-        return int(taken) + len(ledger["rows"])
+        left = leftovers(self.stack.gateway.ledger())
+        return left.blocks + left.entries
 
 
 @contextlib.contextmanager

@@ -1,0 +1,159 @@
+"""Clients that ask for answers, read them in their ways, and count what came of each."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loadtest import http_stream
+from loadtest.http_stream import Address, Answer, HttpError, NoConnection
+from loadtest.soak.answers import Reading, read
+from loadtest.soak.cases import Case
+
+HANGS_S = (
+    100.0  # a request without an end by then is lost: gateways answer within 60 s, and slow readers take their time
+)
+_NUM_CHOICES = (1, 1, 1, 2, 3, 4)
+_ABORTED, _SLOW = 0.1, 0.08  # shares of the requests
+_ABORT_S, _REST_S = (0.0, 1.0), (0.01, 0.1)  # seconds: when a client leaves; a slow reader's pauses
+_THINK_S = (0.0, 2.0)  # between two requests of a client
+_NOBODY_S = 0.5  # until the next try where no gateway takes the connection
+
+Killed = Callable[[str, float], bool]  # true when a gateway was killed since a moment on perf_counter's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One request: what is asked, and how its answer is read."""
+
+    case: Case
+    gateway: str
+    n: int
+    stream: bool
+    logprobs: bool
+    abort_s: float | None = None
+    rest_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What came of all requests. Each is finished, aborted by its client, failed in words, or lost.
+
+    lost: it ended without a word, or not at all. wrong: any of them that had another text or token than expected.
+    gateway_killed: tries that ended with their gateway, after which the client asked the other one.
+    sent_elsewhere: tries for which a gateway took no connection.
+    longest_pause_s, longest_first_s: of streams that are not read slowly: between two chunks, and to the first one.
+    """
+
+    requests: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    wrong: int = 0
+    gateway_killed: int = 0
+    sent_elsewhere: int = 0
+    longest_pause_s: float = 0.0
+    longest_first_s: float = 0.0
+    wrong_wishes: list[str] = field(default_factory=list)
+
+
+class Traffic:
+    """Clients, each with one request at a time, over all gateways. `counts` rise as answers end."""
+
+    def __init__(
+        self, gateways: Mapping[str, Address], model: str, cases: Sequence[Case], seed: int, killed: Killed
+    ) -> None:
+        self.counts = Counts()
+        self._gateways, self._model, self._cases = gateways, model, cases
+        self._seed = seed
+        self._killed = killed
+
+    async def run(self, num_clients: int, seconds: float) -> None:
+        """Begins requests for so long, and returns when all of them have ended."""
+        until = time.perf_counter() + seconds
+        async with asyncio.TaskGroup() as clients:
+            for index in range(num_clients):
+                clients.create_task(self._client(random.Random(f"client {self._seed} {index}"), until))
+
+    async def _client(self, chance: random.Random, until: float) -> None:
+        await asyncio.sleep(chance.uniform(*_THINK_S))
+        while time.perf_counter() < until:
+            await self.ask(self._wish(chance))
+            await asyncio.sleep(chance.uniform(*_THINK_S))
+
+    def _wish(self, chance: random.Random) -> Wish:
+        way = chance.random()
+        return Wish(
+            case=chance.choice(self._cases),
+            gateway=chance.choice(list(self._gateways)),
+            n=chance.choice(_NUM_CHOICES),
+            stream=_ABORTED <= way < _ABORTED + _SLOW or chance.random() < 0.7,
+            logprobs=chance.random() < 0.5,
+            abort_s=chance.uniform(*_ABORT_S) if way < _ABORTED else None,
+            rest_s=chance.uniform(*_REST_S) if _ABORTED <= way < _ABORTED + _SLOW else 0.0,
+        )
+
+    async def ask(self, wish: Wish) -> None:
+        """Sends a request until a gateway answers it, and counts what came of it."""
+        self.counts.requests += 1
+        until = time.perf_counter() + HANGS_S
+        others = [name for name in self._gateways if name != wish.gateway] or [wish.gateway]
+        gateway = wish.gateway
+        while not await self._try(wish, gateway, until):
+            gateway = others[0] if gateway == wish.gateway else wish.gateway
+
+    async def _try(self, wish: Wish, gateway: str, until: float) -> bool:
+        """True when the request is over; False when the other gateway is to be asked."""
+        answer, began_s, counts = Answer(), time.perf_counter(), self.counts
+        body = wish.case.body(wish.n, wish.stream, wish.logprobs, self._model)
+        leaves_s = HANGS_S if wish.abort_s is None else wish.abort_s
+        broke: str | None = None
+        try:
+            async with asyncio.timeout(min(leaves_s, until - began_s)):
+                address = self._gateways[gateway]
+                await http_stream.ask(address, "/v1/completions", body, answer, wish.rest_s)
+        except TimeoutError:
+            broke = f"no end within {HANGS_S:g} s"
+        except NoConnection:
+            counts.sent_elsewhere += 1
+            await asyncio.sleep(_NOBODY_S)
+            if time.perf_counter() < until:
+                return False
+            broke = f"no gateway took it within {HANGS_S:g} s"
+        except HttpError as error:
+            broke = str(error)
+        reading = read(answer, wish.stream)
+        self._check(wish, reading)
+        if not reading.whole:
+            if wish.abort_s is not None and time.perf_counter() - began_s >= wish.abort_s:
+                counts.aborted += 1
+                return True
+            if self._killed(gateway, began_s):
+                counts.gateway_killed += 1
+                return False
+        self._count(wish, reading, began_s, broke)
+        return True
+
+    def _check(self, wish: Wish, reading: Reading) -> None:
+        if reading.is_wrong(wish.case, wish.n, wish.logprobs):
+            self.counts.wrong += 1
+            found = {index: choice.text for index, choice in sorted(reading.choices.items())}
+            self.counts.wrong_wishes.append(
+                f"n={wish.n} stream={wish.stream} prompt of {len(wish.case.prompt)} tokens: {found!r} "
+                f"instead of {wish.case.text!r}"
+            )
+
+    def _count(self, wish: Wish, reading: Reading, began_s: float, broke: str | None) -> None:
+        counts = self.counts
+        if reading.times_s and not wish.rest_s:
+            counts.longest_pause_s = max(counts.longest_pause_s, reading.longest_pause_s)
+            counts.longest_first_s = max(counts.longest_first_s, reading.times_s[0] - began_s)
+        if reading.error is not None:
+            counts.failed[reading.error] += 1
+        elif reading.whole:
+            counts.finished += 1
+        else:
+            counts.lost[broke or "the connection ended before the answer"] += 1
