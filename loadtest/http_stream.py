@@ -27,7 +27,7 @@ class HttpError(Exception):
 
 
 class NoConnection(HttpError):
-    """Nobody took the connection."""
+    """A server could not be reached."""
 
 
 class StatusError(HttpError):

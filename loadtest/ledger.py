@@ -1,4 +1,4 @@
-"""What a gateway's `/debug/ledger` says of requests and blocks that should be gone when nothing runs."""
+"""Requests and blocks in a gateway's `/debug/ledger` that should be gone when nothing runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What is left of requests: blocks that are neither free nor evictable, ledger entries, sequences of workers."""
+    """The rest of requests: blocks that are neither free nor evictable, ledger entries, sequences of workers."""
 
     blocks: int = 0
     entries: int = 0

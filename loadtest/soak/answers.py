@@ -1,4 +1,4 @@
-"""What an answer says, whole or broken off, and whether it is right."""
+"""Answers, whole or broken off: their texts and tokens, and whether these are right."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

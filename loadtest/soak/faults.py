@@ -14,7 +14,7 @@ _END_S = 10.0  # beyond the drain: a process that was told to end must have ende
 
 
 class Faults:
-    """What was done to the stack. `done`: faults that were carried out and undone, by kind.
+    """The faults of one run. `done`: faults that were carried out and undone, by kind.
 
     outlasted: processes that were told to end and did not within their time, and were killed.
     unclean: exit codes other than 0 of processes that were told to end.

@@ -1,4 +1,4 @@
-"""What is left of requests when all of them are over, and every fault is undone."""
+"""Leaks: the rest of requests when all of them are over, and every fault is undone."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ class Ledgers(Protocol):
     """Whoever knows the gateways."""
 
     async def ledgers(self) -> Mapping[str, Any]:
-        """What each gateway says of its ledger."""
+        """Returns the ledger of each gateway that answers, by name."""
 
 
 async def leaked(gateways: Ledgers, timeout_s: float = BASELINE_S) -> Leftovers:

@@ -20,7 +20,7 @@ _JITTER = 0.7  # of a slot, in which a fault may begin
 
 
 class Kind(enum.StrEnum):
-    """What happens to the stack."""
+    """A way to disturb the stack."""
 
     KILL_PREFILL = "kill a prefill worker"
     KILL_DECODE = "kill a decode worker"

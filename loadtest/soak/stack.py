@@ -67,7 +67,7 @@ class SoakStack:
             await asyncio.sleep(_LOOK_S)
 
     async def ledgers(self) -> dict[str, Any]:
-        """What each gateway that answers says of its ledger."""
+        """Returns the ledger of each gateway that answers, by name."""
         found = await asyncio.gather(*map(_ledger, self.gateways.values()))
         return {name: ledger for name, ledger in zip(self.gateways, found, strict=True) if ledger is not None}
 

@@ -12,9 +12,8 @@ from loadtest.http_stream import Address, Answer, HttpError, NoConnection
 from loadtest.soak.answers import Reading, read
 from loadtest.soak.cases import Case
 
-HANGS_S = (
-    100.0  # a request without an end by then is lost: gateways answer within 60 s, and slow readers take their time
-)
+# A request without an end by then is lost: gateways answer within 60 s, and slow readers take their time.
+HANGS_S = 100.0
 _NUM_CHOICES = (1, 1, 1, 2, 3, 4)
 _ABORTED, _SLOW = 0.1, 0.08  # shares of the requests
 _ABORT_S, _REST_S = (0.0, 1.0), (0.01, 0.1)  # seconds: when a client leaves; a slow reader's pauses
@@ -39,7 +38,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Counts:
-    """What came of all requests. Each is finished, aborted by its client, failed in words, or lost.
+    """Counts of all requests. Each is finished, aborted by its client, failed in words, or lost.
 
     lost: it ended without a word, or not at all. wrong: any of them that had another text or token than expected.
     gateway_killed: tries that ended with their gateway, after which the client asked the other one.

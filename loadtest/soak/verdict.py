@@ -1,4 +1,4 @@
-"""What a run is held to, and its table."""
+"""The demands on a run, its verdict, and its table."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ class Demands:
 
 
 def demands(minutes: float) -> Demands:
-    """What is asked of 20 minutes, in proportion."""
+    """Returns the demands on a run: those on 20 minutes, in proportion."""
     share = minutes / 20
     each, faults, finished = (
         math.floor(share * number) for number in (_IN_20_MINUTES_EACH, _IN_20_MINUTES_FAULTS, _IN_20_MINUTES_FINISHED)
