@@ -30,33 +30,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: st
     return time.monotonic() - start
 
 
-class Gateway:
-    """A gateway process, and what a person could ask it."""
+class Endpoint:
+    """A gateway's ports, and what a person could ask there."""
 
-    def __init__(self, model: Path, options: list[str]) -> None:
+    def __init__(self) -> None:
         self.port, self.grpc_port = free_ports(2)
-        self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
-        self._arguments += ["--port", str(self.port), "--grpc-port", str(self.grpc_port), *options]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-        self.start()
-
-    def start(self) -> None:
-        """Starts it, or starts it again. It ends with this process."""
-        command = [sys.executable, "-m", "services.cli", *self._arguments]
-        self.process = subprocess.Popen(command, env=os.environ | lifeline.environment())
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        """Ends its client, and it: a connection that was used just now would be kept for the next request."""
-        self.client.close()
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(30)
-        self.kill()
 
     @property
     def url(self) -> str:
@@ -98,6 +77,34 @@ class Gateway:
     def wait_for_baseline(self, timeout_s: float = 120.0) -> float:
         """Seconds until then."""
         return wait_until(self.at_baseline, timeout_s, "the baseline")
+
+
+class Gateway(Endpoint):
+    """A gateway process."""
+
+    def __init__(self, model: Path, options: list[str]) -> None:
+        super().__init__()
+        self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
+        self._arguments += ["--port", str(self.port), "--grpc-port", str(self.grpc_port), *options]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, or starts it again. It ends with this process."""
+        command = [sys.executable, "-m", "services.cli", *self._arguments]
+        self.process = subprocess.Popen(command, env=os.environ | lifeline.environment())
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Ends its client, and it: a connection that was used just now would be kept for the next request."""
+        self.client.close()
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(30)
+        self.kill()
 
 
 @dataclass

@@ -5,10 +5,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
+from typing import Protocol
 
 from loadtest.ledger import leftovers
 from tests.e2e.conftest import clear_prompt, generate
-from tests.e2e.stack import Stack, wait_until
+from tests.e2e.stack import Endpoint, Stack, wait_until
 from tests.faults.clients import Client
 from tests.faults.table import Verdict
 
@@ -17,10 +19,23 @@ _seeds = count(1000, 40)  # prompts that no worker has cached
 _BASELINE_S = 60.0  # leases, graces and quarantines are over by then
 
 
+class Disturbed(Protocol):
+    """The processes that a fault befalls."""
+
+    model: Path
+
+    @property
+    def gateway(self) -> Endpoint:
+        """Where clients ask."""
+
+    def heal(self) -> None:
+        """Returns when everything runs and is connected."""
+
+
 class Case:
     """Starts clients, is told when the fault begins, and gives the verdict."""
 
-    def __init__(self, stack: Stack, record: Callable[[Verdict], None]) -> None:
+    def __init__(self, stack: Disturbed, record: Callable[[Verdict], None]) -> None:
         self.stack = stack
         self._record = record
         self.verdict: Verdict | None = None
@@ -38,26 +53,22 @@ class Case:
         """Starts a client for each prompt, whose answer is short."""
         return self._start(prompts, NUM_ASKED)
 
-    def stream(self, number: int = 4) -> list[Client]:
-        """Starts clients with long answers, and returns when all of them have text."""
+    def stream(self, number: int = 4, gateway: Endpoint | None = None) -> list[Client]:
+        """Starts clients with long answers, and returns when all of them have text.
+
+        gateway: another than the stack's.
+        """
         model = self.stack.model
         prompts = [clear_prompt(model, 80 + index, 50 + 10 * index, NUM_STREAMED) for index in range(number)]
         for prompt in prompts:
             generate(model, prompt, NUM_STREAMED)  # before the fault, not within it
-        started = self._start(prompts, NUM_STREAMED)
+        started = self._start(prompts, NUM_STREAMED, gateway)
         wait_until(lambda: all(each.text for each in started), 200, "text on every stream")
         return started
 
-    def busiest(self, role: str) -> str:
-        """The worker of a role with most requests of the ledger, which must be at least one: a fault hits somebody."""
-        addresses = Counter(entry[role] for entry in self.stack.gateway.ledger()["rows"])
-        names = {f"127.0.0.1:{port}": name for name, port in self.stack.ports.items()}
-        addresses.pop(None, None)
-        assert addresses, f"no request is at a {role} worker"
-        return names[addresses.most_common(1)[0][0]]
-
-    def _start(self, prompts: list[list[int]], num_tokens: int) -> list[Client]:
-        started = [Client(self.stack.gateway, self.stack.model, prompt, num_tokens) for prompt in prompts]
+    def _start(self, prompts: list[list[int]], num_tokens: int, gateway: Endpoint | None = None) -> list[Client]:
+        asked = gateway or self.stack.gateway
+        started = [Client(asked, self.stack.model, prompt, num_tokens) for prompt in prompts]
         self.clients += started
         return started
 
@@ -96,7 +107,7 @@ class Case:
 
 
 @contextlib.contextmanager
-def case_of(stack: Stack, record: Callable[[Verdict], None]) -> Iterator[Case]:
+def case_of(stack: Disturbed, record: Callable[[Verdict], None]) -> Iterator[Case]:
     """A case that must have settled when its test ends well. Whatever the test did, the stack is healed after it."""
     case = Case(stack, record)
     try:
@@ -104,3 +115,12 @@ def case_of(stack: Stack, record: Callable[[Verdict], None]) -> Iterator[Case]:
         assert case.verdict is not None, "the test gave no verdict"
     finally:
         stack.heal()
+
+
+def busiest(stack: Stack, role: str) -> str:
+    """The worker of a role with most requests of the ledger, which must be at least one: a fault hits somebody."""
+    addresses = Counter(entry[role] for entry in stack.gateway.ledger()["rows"])
+    names = {f"127.0.0.1:{port}": name for name, port in stack.ports.items()}
+    addresses.pop(None, None)
+    assert addresses, f"no request is at a {role} worker"
+    return names[addresses.most_common(1)[0][0]]

@@ -10,7 +10,7 @@ import httpx2
 import openai
 
 from tests.e2e.conftest import generate
-from tests.e2e.stack import Gateway
+from tests.e2e.stack import Endpoint
 from tests.e2e.test_pair import GREEDY, text_of
 
 _HANGS_S = 120.0  # a client that has waited as long for its end will not see it
@@ -19,7 +19,7 @@ _HANGS_S = 120.0  # a client that has waited as long for its end will not see it
 class Client(threading.Thread):
     """Reads the stream of one greedy answer."""
 
-    def __init__(self, gateway: Gateway, model: Path, prompt: list[int], num_tokens: int) -> None:
+    def __init__(self, gateway: Endpoint, model: Path, prompt: list[int], num_tokens: int) -> None:
         super().__init__(daemon=True)
         self.prompt, self.num_tokens = prompt, num_tokens
         self.text = ""
@@ -60,14 +60,15 @@ class Client(threading.Thread):
 
     def longest_wait_s(self, since: float) -> float:
         """The longest time without news after a moment."""
-        times = [moment for moment in self.times if moment > since]
-        return max((after - before for before, after in zip([since, *times], times, strict=False)), default=0.0)
+        begun = max(since, self.times[0])
+        times = [moment for moment in self.times if moment > begun]
+        return max((after - before for before, after in zip([begun, *times], times, strict=False)), default=0.0)
 
 
 class LeavingClient:
     """A client that asks for a stream, reads nothing unless told to, and leaves."""
 
-    def __init__(self, gateway: Gateway, prompt: list[int], num_tokens: int, **fields: object) -> None:
+    def __init__(self, gateway: Endpoint, prompt: list[int], num_tokens: int, **fields: object) -> None:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True}
         sent = json.dumps({**body, "ignore_eos": True, **fields}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

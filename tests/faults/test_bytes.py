@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.tcp_proxy import Way
 from tests.e2e.stack import wait_until
-from tests.faults.case import Case
+from tests.faults.case import Case, busiest
 from tests.faults.clients import LeavingClient
 from tests.faults.proxied import ProxiedStack, proxied_stack, until_phase, until_taken
 from tests.faults.rows import long, row
@@ -58,7 +58,7 @@ def test_requests_outlive_a_prefill_worker_that_dies_in_the_middle_of_a_read(sta
     slow_reads(stack)
     case.ask(prompts)
     until_read(stack)
-    victim = case.busiest("prefill")
+    victim = busiest(stack, "prefill")
     case.fault()
     stack.workers[victim].kill()
     for proxy in stack.proxies.values():

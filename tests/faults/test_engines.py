@@ -13,7 +13,7 @@ import pytest
 from services.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from tests.e2e.stack import Stack, running_stack, wait_until
 from tests.e2e.test_pair import GREEDY
-from tests.faults.case import Case, case_of
+from tests.faults.case import Case, busiest, case_of
 from tests.faults.rows import long, row
 from tests.faults.supervised import supervised
 from tests.faults.table import VERDICT
@@ -106,7 +106,7 @@ def test_the_end_of_the_first_of_many_prompts_over_one_prefix_holds_up_none(stac
     case.fault()
     case.ask([shared, *prompts])
     wait_until(lambda: bool(stack.gateway.ledger()["rows"]), 30, "a request")
-    victim = case.busiest("prefill")
+    victim = busiest(stack, "prefill")
     stack.workers[victim].kill()
     case.settle()
 
@@ -164,7 +164,7 @@ def test_requests_outlive_what_the_end_of_a_reader_over_tcp_does_to_its_producer
         with supervised(over_tcp) as started:
             case.ask(prompts)
             wait_until(lambda: any(each.text for each in case.clients), 60, "a first text")
-            over_tcp.workers[case.busiest("decode")].kill()
+            over_tcp.workers[busiest(over_tcp, "decode")].kill()
             for each in case.clients:
                 each.join(120)
         print(f"started again: {', '.join(started)}")

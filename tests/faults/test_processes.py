@@ -13,7 +13,7 @@ from loadtest.tcp_proxy import Way
 from protos import worker_pb2, worker_pb2_grpc
 from tests.e2e.stack import Stack, wait_until
 from tests.e2e.test_pair import GREEDY
-from tests.faults.case import Case
+from tests.faults.case import Case, busiest
 from tests.faults.proxied import ProxiedStack, proxied_stack, until_at, until_phase
 from tests.faults.rows import long, row
 from tests.worker.client import TestGateway
@@ -55,7 +55,7 @@ def test_prompts_whose_prefill_worker_dies_before_their_blocks_are_read_are_comp
         stack.proxies[name].silence("decode", (Way.TO_CLIENT,))  # decode hears of no block
     case.ask(prompts)
     until_phase(stack, "handoff")
-    victim = case.busiest("prefill")
+    victim = busiest(stack, "prefill")
     case.fault()
     stack.workers[victim].kill()
     for proxy in stack.proxies.values():
@@ -87,7 +87,7 @@ def test_requests_placed_at_a_decode_worker_that_dies_continue_elsewhere(stack: 
 @row(7)
 def test_requests_outlive_a_decode_worker_that_is_killed(stack: ProxiedStack, case: Case):
     case.stream()
-    victim = case.busiest("decode")
+    victim = busiest(stack, "decode")
     case.fault()
     stack.workers[victim].kill()
     case.settle()
@@ -96,7 +96,7 @@ def test_requests_outlive_a_decode_worker_that_is_killed(stack: ProxiedStack, ca
 @row(8)
 def test_a_frozen_decode_worker_is_noticed_and_its_late_words_are_dropped(stack: ProxiedStack, case: Case):
     clients = case.stream()
-    victim = case.busiest("decode")
+    victim = busiest(stack, "decode")
     case.fault()
     stack.workers[victim].freeze()
     stack.gateway.wait_for_workers(3, 120)
@@ -151,7 +151,7 @@ def test_requests_outlive_connections_that_are_reset(stack: ProxiedStack, case: 
 @pytest.mark.parametrize("way", Way)
 def test_requests_outlive_a_partition_of_one_direction(stack: ProxiedStack, case: Case, way: Way):
     case.stream()
-    victim = case.busiest("decode")
+    victim = busiest(stack, "decode")
     case.fault()
     stack.proxies[victim].silence("gateway", (way,))
     case.settle()
@@ -201,6 +201,18 @@ def test_a_gateway_that_is_killed_leaves_nothing_on_the_workers(stack: ProxiedSt
     stack.gateway.kill()
     stack.gateway.start()
     case.settle(cut=cut)
+
+
+@row(31)
+def test_the_end_of_one_of_two_gateways_cuts_its_own_streams_alone(stack: ProxiedStack, case: Case):
+    with stack.serving() as other:
+        cut = case.stream(2)
+        case.stream(2, other)
+        case.fault()
+        stack.gateway.kill()
+        stack.gateway.start()
+        case.settle(cut=cut)
+        other.wait_for_baseline()
 
 
 @long
@@ -269,7 +281,7 @@ def until_ended(stack: Stack, name: str) -> None:
 @row(32)
 def test_a_decode_worker_that_gets_sigterm_loses_nothing(stack: ProxiedStack, case: Case):
     case.stream()
-    victim = case.busiest("decode")
+    victim = busiest(stack, "decode")
     case.fault()
     stack.workers[victim]._process.terminate()
     until_ended(stack, victim)
@@ -279,7 +291,7 @@ def test_a_decode_worker_that_gets_sigterm_loses_nothing(stack: ProxiedStack, ca
 @row(33)
 def test_streams_that_outlast_a_drain_continue_elsewhere(stack: ProxiedStack, case: Case):
     case.stream()
-    victim = case.busiest("decode")
+    victim = busiest(stack, "decode")
     case.fault()
     with grpc.insecure_channel(f"127.0.0.1:{stack.ports[victim]}") as channel:
         reply = worker_pb2_grpc.WorkerStub(channel).Drain(worker_pb2.DrainRequest(timeout_s=0.4), timeout=30)
