@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -44,11 +45,13 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncItera
     http, grpc = ports[2:]
     async with own_redis() as url, AsyncExitStack() as stack:
         environment = {REDIS_URL_VARIABLE: url}
-        workers = []
+        workers, probes = [], []
         for role, port in roles.items():
             command = ["loadtest.micro.simulated_worker", role, str(model), str(port), str(step_ms)]
-            workers.append(await stack.enter_async_context(_python(role, sys.executable, command, environment)))
-        await until_ready([grpc_serving(f"{_LOOPBACK}:{port}") for port in roles.values()], workers, _START_S)
+            worker = await stack.enter_async_context(_python(role, sys.executable, command, environment))
+            workers.append(worker)
+            probes.append(partial(grpc_serving(f"{_LOOPBACK}:{port}"), worker.process.pid))
+        await until_ready(probes, workers, _START_S)
         command = ["services.cli", "gateway", "--model", str(model), "--served-model-name", MODEL_NAME]
         command += ["--port", str(http), "--grpc-port", str(grpc), "--handoff", handoff]
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from loadtest.processes import Process, free_ports, started, until_ready
 from services.launcher.readiness import redis_answers
@@ -16,5 +17,5 @@ async def own_redis() -> AsyncIterator[str]:
     (port,) = free_ports(1)
     url = f"redis://127.0.0.1:{port}"
     async with started(Process("redis", tuple(server_command(port)))) as server:
-        await until_ready([redis_answers(url)], [server], _START_S)
+        await until_ready([partial(redis_answers(url), server.process.pid)], [server], _START_S)
         yield url

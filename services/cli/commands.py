@@ -115,3 +115,13 @@ def _drain(
     from services.cli.drain import drain
 
     raise typer.Exit(drain(worker, timeout))
+
+
+@app.command(name="restart")
+def _restart(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of that `baton up` for HTTP.")] = 8000,
+) -> None:
+    """Has a running `baton up` replace its workers and its gateway, one by one, while it serves."""
+    from services.cli.restart import restart
+
+    raise typer.Exit(restart(port))

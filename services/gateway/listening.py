@@ -18,3 +18,13 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = "is in use already" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
         raise ListenError(f"{host}:{port} {why}") from error
+
+
+def inherit(fd: int) -> socket.socket:
+    """Returns the launcher's socket, listening. It is one with that of another gateway, which may end before or after.
+
+    A connection that one of them has not accepted when it ends is thus the other's.
+    """
+    listener = socket.socket(fileno=fd)
+    listener.listen(BACKLOG)
+    return listener

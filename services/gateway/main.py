@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import sys
 import time
 
@@ -16,7 +17,7 @@ from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
-from services.gateway.listening import ListenError, listen
+from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import DEFAULT_MAX_BODY_BYTES, create_app
 from services.gateway.openai.serving import serve
@@ -93,8 +94,10 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         ttft_slo_s=config.serving.ttft_slo_s,
     )
     servicer = InferenceServicer(runners, metrics, config.serving.request_timeout_s, config.serving.ttft_slo_s)
-    grpc_server = GrpcServer(servicer, dispatcher, runners.side, DEFAULT_MAX_BODY_BYTES)
-    with listen(config.serving.host, config.serving.port) as listener:
+    grpc_server = GrpcServer(
+        servicer, dispatcher, runners.side, DEFAULT_MAX_BODY_BYTES, shares_port=config.http_fd is not None
+    )
+    with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
         gc.collect()
@@ -123,6 +126,12 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await redis.aclose()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
+
+
+def _listener(config: GatewayConfig) -> socket.socket:
+    if config.http_fd is not None:
+        return inherit(config.http_fd)
+    return listen(config.serving.host, config.serving.port)
 
 
 def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:

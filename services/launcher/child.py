@@ -2,9 +2,9 @@
 
     start ──▶ loading ──probe──▶ ready ──ends──▶ wait ──▶ start ...
                  └─ends before it was ever ready─▶ ChildFailed
-    cancelled, in any state: SIGTERM, a grace, SIGKILL
+    retired or cancelled, in any state: SIGTERM, a grace, SIGKILL
 
-A supervisor's `run` returns only by raising, and no child outlives it.
+A supervisor's `run` returns when the child was retired, and raises otherwise. No child outlives it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -34,6 +34,9 @@ class ChildSpec:
     command: tuple[str, ...]
     probe: Probe
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of all children
+    inherited_fds: tuple[int, ...] = ()  # stay open in the child
+    # Makes the spec of a child that can serve beside this one and then in its place. None: there is no such.
+    successor: "Callable[[], ChildSpec] | None" = None
 
 
 class ChildFailed(Exception):
@@ -65,6 +68,9 @@ class Listener(Protocol):
     def died(self, name: str, how: str, restart_in_s: float) -> None:
         """A child ended on its own; it will be started again."""
 
+    def say(self, text: str) -> None:
+        """Something that a person should know of the whole."""
+
 
 class Supervisor:
     """Keeps one child running."""
@@ -85,19 +91,28 @@ class Supervisor:
         self._grace_s = grace_s
         self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
         self._ending: asyncio.subprocess.Process | None = None
+        self._retired = asyncio.Event()
 
     async def run(self) -> None:
-        """Starts the child, again and again, until cancelled. Raises ChildFailed if it is never ready."""
+        """Starts the child, again and again, until it is retired. Raises ChildFailed if it is never ready."""
         delay_s: float | None = None
         while True:
             started = time.monotonic()
             returncode = await self._one_life()
+            if self._retired.is_set():
+                return
             how = _how_it_ended(returncode)
             if not self.was_ready.is_set():
                 raise ChildFailed(self.spec.name, how, [line for line in self._held if line.strip()])
             delay_s = self._policy.delay_s(delay_s, time.monotonic() - started)
             self._listener.died(self.spec.name, how, delay_s)
-            await asyncio.sleep(delay_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._retired.wait(), delay_s)
+                return
+
+    def retire(self) -> None:
+        """Has the child end as if cancelled; `run` returns when it has ended."""
+        self._retired.set()
 
     def hurry(self) -> None:
         """Ends the child's grace, now or when it is told to end."""
@@ -112,16 +127,19 @@ class Supervisor:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=self._environment,
+            pass_fds=self.spec.inherited_fds,
             process_group=0,  # a terminal's Ctrl-C is for the launcher, which then ends children in order
         )
         assert process.stdout is not None
         async with asyncio.TaskGroup() as tasks:
             relay = tasks.create_task(self._relay(process.stdout))
-            announce = tasks.create_task(self._announce_ready())
+            announce = tasks.create_task(self._announce_ready(process.pid))
+            retire = tasks.create_task(self._end_when_retired(process))
             try:
                 return await process.wait()
             finally:
                 announce.cancel()
+                retire.cancel()
                 await self._end(process)
                 await asyncio.wait([relay], timeout=_LAST_WORDS_S)
                 relay.cancel()
@@ -129,8 +147,9 @@ class Supervisor:
     async def _end(self, process: asyncio.subprocess.Process) -> None:
         if process.returncode is not None:
             return
-        self._ending = process
-        process.terminate()
+        if self._ending is None:  # a second SIGTERM would tell the child to end at once
+            self._ending = process
+            process.terminate()
         try:
             async with asyncio.timeout(self._grace_s):
                 await process.wait()
@@ -139,9 +158,13 @@ class Supervisor:
             await process.wait()
         self._ending = None
 
-    async def _announce_ready(self) -> None:
+    async def _end_when_retired(self, process: asyncio.subprocess.Process) -> None:
+        await self._retired.wait()
+        await self._end(process)
+
+    async def _announce_ready(self, pid: int) -> None:
         started = time.monotonic()
-        while not await self.spec.probe():
+        while not await self.spec.probe(pid):
             await asyncio.sleep(_PROBE_INTERVAL_S)
         self._listener.ready(self.spec.name, time.monotonic() - started)
         self.was_ready.set()

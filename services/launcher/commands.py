@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from services.config import REDIS_URL_VARIABLE, WorkerRole
-from services.launcher import readiness
+from services.launcher import ports, readiness
 from services.launcher.child import ChildSpec
 from services.process import child_config, lifeline
 from services.process.configs import GatewayConfig, UpConfig, WorkerConfig
@@ -32,19 +32,24 @@ def num_workers(config: UpConfig) -> int:
     return config.num_prefill + config.num_decode
 
 
-def stack(config: UpConfig, worker_ports: list[int], redis_port: int | None) -> Stack:
-    """The children of this configuration; worker_ports: one for each worker; redis_port: of a server of our own."""
+def stack(config: UpConfig, worker_ports: list[int], redis_port: int | None, http_fd: int) -> Stack:
+    """The children of this configuration.
+
+    worker_ports: one for each worker; redis_port: of a server of our own; http_fd: a socket that is bound to the
+    gateway's port.
+    """
+    gateway_url = local_url(config.serving.host, config.serving.port)
     roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
     numbers = [*range(config.num_prefill), *range(config.num_decode)]
     workers = [
-        _worker(f"{role.value}-{number}", worker_config(config, role, port, index))
+        _worker(f"{role.value}-{number}", worker_config(config, role, port, index), gateway_url)
         for index, (role, number, port) in enumerate(zip(roles, numbers, worker_ports, strict=True))
     ]
     addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
     return Stack(
         redis=None if redis_port is None else _redis(redis_port),
         workers=tuple(workers),
-        gateway=_gateway(gateway_config(config, addresses)),
+        gateway=_gateway(gateway_config(config, addresses, http_fd), gateway_url),
     )
 
 
@@ -65,11 +70,12 @@ def worker_config(config: UpConfig, role: WorkerRole, port: int, index: int) -> 
     return WorkerConfig(role=role, host=_WORKER_HOST, port=port, workers=workers, process=config.process)
 
 
-def gateway_config(config: UpConfig, addresses: tuple[str, ...]) -> GatewayConfig:
+def gateway_config(config: UpConfig, addresses: tuple[str, ...], http_fd: int) -> GatewayConfig:
     """The configuration of the stack's gateway. Without Redis it has the addresses of the workers."""
     return GatewayConfig(
         model=config.workers.engine.model,
         worker_addresses=() if config.process.redis_url else addresses,
+        http_fd=http_fd,
         serving=config.serving,
         process=config.process,
     )
@@ -96,15 +102,30 @@ def _redis_url(port: int) -> str:
     return f"redis://{_WORKER_HOST}:{port}"
 
 
-def _worker(name: str, config: WorkerConfig) -> ChildSpec:
-    probe = readiness.grpc_serving(f"{config.host}:{config.port}")
-    return ChildSpec(name, _baton(config.role.value, config.port), probe, child_config.environment(config))
+def _worker(name: str, config: WorkerConfig, gateway_url: str) -> ChildSpec:
+    serving = readiness.grpc_serving(f"{config.host}:{config.port}")
+    command = _baton(config.role.value, config.port)
+    if config.process.redis_url is None:  # the gateway was told all addresses that there are
+        return ChildSpec(name, command, serving, child_config.environment(config))
+
+    def successor() -> ChildSpec:
+        next_config = replace(config, port=ports.free_ports(config.host, 1)[0])
+        spec = _worker(name, next_config, gateway_url)
+        address = f"{next_config.host}:{next_config.port}"
+        return replace(spec, probe=readiness.known_worker(address, spec.probe, gateway_url))
+
+    return ChildSpec(name, command, serving, child_config.environment(config), successor=successor)
 
 
-def _gateway(config: GatewayConfig) -> ChildSpec:
-    serving = config.serving
-    probe = readiness.http_ready(f"{local_url(serving.host, serving.port)}/ready")
-    return ChildSpec("gateway", _baton("gateway", serving.port), probe, child_config.environment(config))
+def _gateway(config: GatewayConfig, url: str) -> ChildSpec:
+    return ChildSpec(
+        "gateway",
+        _baton("gateway", config.serving.port),
+        readiness.gateway_ready(url),
+        child_config.environment(config),
+        inherited_fds=() if config.http_fd is None else (config.http_fd,),
+        successor=lambda: _gateway(config, url),
+    )
 
 
 def _baton(command: str, port: int) -> tuple[str, ...]:

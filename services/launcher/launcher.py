@@ -3,18 +3,33 @@
 Redis first, then the workers, the gateway when they serve: a checkpoint that cannot be loaded so opens no port to
 clients. A child that fails before it was ever ready ends everything; later deaths are mended. SIGINT, SIGTERM and
 SIGHUP end the children in reverse; a second one ends their grace.
+
+A restart replaces the children one by one: the successor is ready before the child that it replaces is told to end.
 """
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
+from services.launcher import control
 from services.launcher.child import ChildFailed, ChildSpec, Listener, Supervisor
 from services.launcher.commands import Stack
 from services.launcher.restart import RestartPolicy
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A child that runs, and the task group of those that start and end together with it."""
+
+    supervisor: Supervisor
+    group: asyncio.TaskGroup
+    running: "asyncio.Task[ChildFailed | None]"
 
 
 class Launcher:
@@ -27,13 +42,16 @@ class Launcher:
         listener: Listener,
         policy: RestartPolicy,
         grace_s: float,
+        control_path: Path,
     ) -> None:
+        """control_path: of the socket at which `baton restart` asks."""
         self._stack = stack
         self._environment = environment
         self._listener = listener
         self._policy = policy
         self._grace_s = grace_s
-        self._supervisors: list[Supervisor] = []
+        self._control_path = control_path
+        self._members: list[_Member] = []
         self._ending = False
 
     async def run(self, on_ready: Callable[[], None]) -> None:
@@ -49,13 +67,41 @@ class Launcher:
             if not self._ending:
                 raise
 
+    async def restart(self, tell: control.Tell) -> None:
+        """Replaces one by one all children that have a successor. Raises CommandFailed where one does not start.
+
+        Cancelled, it leaves the rest as it is; a successor that is not ready yet ends.
+        """
+        for member in list(self._members):
+            make = member.supervisor.spec.successor
+            if make is not None:
+                await self._replace(member, make(), tell)
+
+    async def _replace(self, old: _Member, spec: ChildSpec, tell: control.Tell) -> None:
+        started = time.monotonic()
+        new = self._start(old.group, spec, is_successor=True)
+        ready = asyncio.create_task(new.supervisor.was_ready.wait())
+        try:
+            await asyncio.wait((new.running, ready), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not ready.done():
+                ready.cancel()
+                new.supervisor.retire()
+        if new.running.done() and (failure := new.running.result()) is not None:
+            raise control.CommandFailed(f"{failure}; the old one goes on")
+        replaced = time.monotonic()
+        old.supervisor.retire()
+        await asyncio.wait([old.running])
+        ready_s, ended_s = replaced - started, time.monotonic() - replaced
+        tell(f"{spec.name} is replaced: the new one was ready in {ready_s:.1f} s, the old one ended in {ended_s:.1f} s")
+
     def _on_signal(self, serving: "asyncio.Task[None]") -> None:
         if not self._ending:
             self._ending = True
             serving.cancel()
             return
-        for supervisor in self._supervisors:
-            supervisor.hurry()
+        for member in self._members:
+            member.supervisor.hurry()
 
     async def _serve(self, on_ready: Callable[[], None]) -> None:
         failures: list[BaseException] = []
@@ -63,21 +109,38 @@ class Launcher:
             async with AsyncExitStack() as groups:  # the last group ends first: no gateway without workers
                 for children in self._stack.in_order():
                     group = await groups.enter_async_context(asyncio.TaskGroup())
-                    await self._start(group, children)
+                    started = [self._start(group, spec) for spec in children]
+                    for member in started:
+                        await member.supervisor.was_ready.wait()
                 on_ready()
+                try:
+                    await groups.enter_async_context(control.listening(self._control_path, {"restart": self.restart}))
+                except OSError as error:
+                    self._listener.say(f"`baton restart` is not possible: {error}")
+                await asyncio.Event().wait()
         except* ChildFailed as group:
             failures += _leaves(group)
         if failures:
             raise failures[0]  # the others, if any, will have failed for the same reason
 
-    async def _start(self, children: asyncio.TaskGroup, specs: tuple[ChildSpec, ...]) -> None:
-        started = [Supervisor(spec, self._environment, self._listener, self._policy, self._grace_s) for spec in specs]
-        self._supervisors += started
-        for supervisor in started:
-            self._listener.starting(supervisor.spec.name, "loading")
-            children.create_task(supervisor.run())
-        for supervisor in started:
-            await supervisor.was_ready.wait()
+    def _start(self, group: asyncio.TaskGroup, spec: ChildSpec, is_successor: bool = False) -> _Member:
+        supervisor = Supervisor(spec, self._environment, self._listener, self._policy, self._grace_s)
+        self._listener.starting(spec.name, "loading")
+        member = _Member(supervisor, group, group.create_task(_run(supervisor, is_successor)))
+        self._members.append(member)
+        member.running.add_done_callback(lambda _: self._members.remove(member))
+        return member
+
+
+async def _run(supervisor: Supervisor, is_successor: bool) -> ChildFailed | None:
+    """Returns how a successor failed, or None when the child was retired. Raises ChildFailed for others."""
+    try:
+        await supervisor.run()
+    except ChildFailed as failure:
+        if is_successor:
+            return failure
+        raise
+    return None
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

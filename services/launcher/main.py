@@ -5,7 +5,7 @@ import os
 import sys
 from dataclasses import replace
 
-from services.launcher import commands, display, ports, random_model
+from services.launcher import commands, control, display, ports, random_model
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
 from services.launcher.restart import RestartPolicy
@@ -20,9 +20,10 @@ def run(config: UpConfig) -> int:
     try:
         config = _with_ports(config)
         *worker_ports, redis_port = ports.free_ports("127.0.0.1", commands.num_workers(config) + 1)
+        http = ports.bind(config.serving.host, config.serving.port)
     except ports.PortUnavailable as error:
         return _refuse(str(error))
-    with display.Display(config.process.log_format) as screen:
+    with http, display.Display(config.process.log_format) as screen:
         model = config.workers.engine.model
         if config.makes_model and not random_model.exists(model):
             screen.starting("random model", f"making it in {model}")
@@ -34,9 +35,15 @@ def run(config: UpConfig) -> int:
         own_redis = config.process.redis_url is None and commands.has_redis()
         if own_redis:
             config = commands.with_redis(config, redis_port)
-        stack = commands.stack(config, worker_ports, redis_port if own_redis else None)
-        environment = commands.environment(os.environ, len(stack.workers))
-        launcher = Launcher(stack, environment, screen, RestartPolicy(), config.process.drain_timeout_s + _ENDING_S)
+        stack = commands.stack(config, worker_ports, redis_port if own_redis else None, http.fileno())
+        launcher = Launcher(
+            stack,
+            commands.environment(os.environ, len(stack.workers)),
+            screen,
+            RestartPolicy(),
+            config.process.drain_timeout_s + _ENDING_S,
+            control.socket_path(config.serving.port),
+        )
         try:
             asyncio.run(launcher.run(lambda: display.print_ready(config)))
         except ChildFailed as failure:

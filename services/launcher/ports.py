@@ -19,13 +19,16 @@ class PortUnavailable(Exception):
 def check(host: str, port: int) -> None:
     """Raises PortUnavailable unless host:port can be listened on."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        with _bound(host, port) as probe:
             probe.listen(1)  # two sockets may be bound with SO_REUSEADDR, but only one may listen
     except OSError as error:
         raise PortUnavailable(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from error
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound to host:port and does not listen yet. Raises PortUnavailable."""
+    check(host, port)
+    return _bound(host, port)
 
 
 def free_ports(host: str, count: int) -> list[int]:
@@ -37,6 +40,18 @@ def free_ports(host: str, count: int) -> list[int]:
         if _is_free(host, port):
             found.append(port)
     raise PortUnavailable(f"there are no {count} free ports on {host}")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def _shuffled(ports: range) -> Iterator[int]:

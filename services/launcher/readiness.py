@@ -1,4 +1,7 @@
-"""Probes that ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis."""
+"""Probes that ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis.
+
+A probe is called with the child's process id.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-Probe = Callable[[], Awaitable[bool]]
+Probe = Callable[[int], Awaitable[bool]]
 
 _TIMEOUT_S = 2.0
 
@@ -16,7 +19,7 @@ _TIMEOUT_S = 2.0
 def grpc_serving(address: str) -> Probe:
     """True once the standard health service at host:port reports SERVING."""
 
-    async def probe() -> bool:
+    async def probe(_: int) -> bool:
         # A channel of its own for each question: an old one would wait out its back-off before it tries again.
         async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             check = channel.unary_unary(
@@ -33,25 +36,43 @@ def grpc_serving(address: str) -> Probe:
     return probe
 
 
-def http_ready(url: str) -> Probe:
-    """True once GET on the URL answers 200."""
+def gateway_ready(url: str) -> Probe:
+    """True once GET /ready of the gateway at this URL is answered with 200 by the child, and by no other gateway."""
 
-    async def probe() -> bool:
-        # Loopback: neither proxies nor certificates have a say.
-        async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
-            try:
-                answer = await client.get(url)
-            except httpx2.TransportError:
-                return False
-        return answer.status_code == httpx2.codes.OK
+    async def probe(pid: int) -> bool:
+        answer = await _get(f"{url}/ready")
+        return answer is not None and answer.json()["pid"] == pid
 
     return probe
+
+
+def known_worker(address: str, probe: Probe, gateway_url: str) -> Probe:
+    """True once the probe is, and the gateway at this URL has a connection to the worker at host:port."""
+
+    async def both(pid: int) -> bool:
+        if not await probe(pid):
+            return False
+        answer = await _get(f"{gateway_url}/debug/ledger")
+        return answer is not None and any(worker["address"] == address for worker in answer.json()["workers"])
+
+    return both
+
+
+async def _get(url: str) -> httpx2.Response | None:
+    """The answer where it is 200, else None."""
+    # Loopback: neither proxies nor certificates have a say.
+    async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
+        try:
+            answer = await client.get(url)
+        except httpx2.TransportError:
+            return None
+    return answer if answer.status_code == httpx2.codes.OK else None
 
 
 def redis_answers(url: str) -> Probe:
     """True once PING is answered."""
 
-    async def probe() -> bool:
+    async def probe(_: int) -> bool:
         async with Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S) as client:
             try:
                 return bool(await client.ping())

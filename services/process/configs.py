@@ -225,6 +225,8 @@ class GatewayConfig:
         ),
     ] = ()
     max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 429.")] = 4096
+    # A socket bound to the port for HTTP, of a launcher that also starts this gateway's successor at the same ports.
+    http_fd: int | None = None
     serving: ServingSettings
     process: ProcessSettings = field(default_factory=ProcessSettings)
 

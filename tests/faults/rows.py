@@ -70,7 +70,7 @@ ROWS = {
     47: Row("choices of one prompt aborted at block borders"),
     48: Row("prefill and decode silent towards each other"),
     49: Row("a firewall refuses a living worker's port"),
-    50: Row("every process restarted in turn by SIGTERM", NO_TEST_YET),
+    50: Row("every process restarted in turn by SIGTERM"),
 }
 
 

@@ -1,10 +1,13 @@
-"""A child for launcher tests: serves GET /ready on a port, after it said so.
+"""A child for launcher tests: serves GET /ready on a port, after it said so. Several may serve on one port.
 
 stand_in.py PORT [refuse | deaf]
     refuse: ends at once with a line that says why        deaf: does not end on SIGTERM
 """
 
+import json
+import os
 import signal
+import socket
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -15,9 +18,16 @@ class Ready(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        self.wfile.write(json.dumps({"pid": os.getpid()}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: a probe every tenth of a second is not worth a line."""
+
+
+class SharingServer(HTTPServer):
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
 
 
 def main(port: int, manner: str) -> None:
@@ -27,7 +37,7 @@ def main(port: int, manner: str) -> None:
         sys.exit("baton: missing tensor model.norm.weight")
     if manner == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    server = HTTPServer(("127.0.0.1", port), Ready)
+    server = SharingServer(("127.0.0.1", port), Ready)
     print("listening", flush=True)
     server.serve_forever()
 

@@ -1,6 +1,8 @@
 """A launcher over stand-ins, as a process of its own.
 
-stand_in_stack.py WORKER_PORT GATEWAY_PORT [manner of the worker] prints a line for each event, for a test to read.
+stand_in_stack.py CONTROL WORKER_PORT GATEWAY_PORT [manner of the worker] prints a line for each event, for a test to
+read. CONTROL: the path of the socket for commands. The gateway has no successor; the worker's has the manner that the
+file beside CONTROL says, if there is one.
 """
 
 import asyncio
@@ -11,7 +13,7 @@ from pathlib import Path
 from services.launcher.child import ChildFailed, ChildSpec
 from services.launcher.commands import Stack, environment
 from services.launcher.launcher import Launcher
-from services.launcher.readiness import http_ready
+from services.launcher.readiness import gateway_ready
 from services.launcher.restart import RestartPolicy
 
 GRACE_S = 3600.0  # a test that waits for it fails by its own limit
@@ -34,15 +36,23 @@ class Printer:
     def died(self, name: str, how: str, restart_in_s: float) -> None:
         print("died", name, how, flush=True)
 
+    def say(self, text: str) -> None:
+        print("say", text, flush=True)
 
-def stand_in(name: str, port: int, manner: str) -> ChildSpec:
-    return ChildSpec(name, (sys.executable, str(STAND_IN), str(port), manner), http_ready(f"http://127.0.0.1:{port}"))
+
+def stand_in(name: str, port: int, manner: str, next_manner: Path | None = None) -> ChildSpec:
+    command = (sys.executable, str(STAND_IN), str(port), manner)
+    successor = None
+    if next_manner is not None:
+        successor = lambda: stand_in(name, port, next_manner.read_text() if next_manner.exists() else "", next_manner)
+    return ChildSpec(name, command, gateway_ready(f"http://127.0.0.1:{port}"), successor=successor)
 
 
-def main(worker_port: int, gateway_port: int, manner: str) -> int:
-    worker, gateway = stand_in("worker", worker_port, manner), stand_in("gateway", gateway_port, "")
-    stack = Stack(redis=None, workers=(worker,), gateway=gateway)
-    launcher = Launcher(stack, environment(os.environ, 1), Printer(), RestartPolicy(first_s=0.01), GRACE_S)
+def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int:
+    worker = stand_in("worker", worker_port, manner, control.with_name("manner"))
+    stack = Stack(redis=None, workers=(worker,), gateway=stand_in("gateway", gateway_port, ""))
+    policy = RestartPolicy(first_s=0.01)
+    launcher = Launcher(stack, environment(os.environ, 1), Printer(), policy, GRACE_S, control)
     try:
         asyncio.run(launcher.run(lambda: print("all ready", flush=True)))
     except ChildFailed as failure:
@@ -53,4 +63,5 @@ def main(worker_port: int, gateway_port: int, manner: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ""))
+    path, first_port, second_port, *rest = sys.argv[1:]
+    sys.exit(main(Path(path), int(first_port), int(second_port), rest[0] if rest else ""))

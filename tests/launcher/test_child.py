@@ -34,9 +34,12 @@ class Log:
     def died(self, name: str, how: str, restart_in_s: float) -> None:
         self.events.append(("died", how))
 
+    def say(self, text: str) -> None:
+        self.events.append(("say", text))
+
 
 def supervisor(code: str, log: Log, ready: bool = True, grace_s: float = 5.0) -> Supervisor:
-    async def probe() -> bool:
+    async def probe(_: int) -> bool:
         await asyncio.sleep(0.05)
         return ready
 
@@ -100,6 +103,56 @@ async def test_ending_kills_a_deaf_child_after_its_grace() -> None:
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here'); time.sleep(60)"
     seconds = await run_until(supervisor(code, log, grace_s=0.3), log, ("line", "here"))
     assert 0.3 <= seconds < 30
+
+
+async def test_a_retired_child_tidies_up_once_and_is_not_started_again() -> None:
+    log = Log()
+    code = (
+        "import signal, sys, time\n"
+        "def tidy(*_): time.sleep(0.3); print('tidy', flush=True); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, tidy); print('here'); time.sleep(60)"
+    )
+    child = supervisor(code, log)
+    running = asyncio.create_task(child.run())
+    async with asyncio.timeout(60):
+        while ("line", "here") not in log.events:
+            await asyncio.sleep(0.01)
+        child.retire()
+        await running
+    assert log.events[-1] == ("line", "tidy")
+
+
+async def test_a_child_that_ends_with_its_launcher_while_it_is_retired_is_told_once() -> None:
+    log = Log()
+    code = (
+        "import signal, sys, time\n"
+        "def tidy(*_): print('told', flush=True); time.sleep(0.3); print('tidy', flush=True); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, tidy); print('here'); time.sleep(60)"
+    )
+    child = supervisor(code, log)
+    running = asyncio.create_task(child.run())
+    async with asyncio.timeout(60):
+        while ("line", "here") not in log.events:
+            await asyncio.sleep(0.01)
+        child.retire()
+        while ("line", "told") not in log.events:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+    assert log.events[-2:] == [("line", "told"), ("line", "tidy")]
+
+
+async def test_a_retired_child_that_waits_for_its_next_start_has_none() -> None:
+    log = Log()
+    child = supervisor("import time; time.sleep(0.3)", log)
+    child._policy = RestartPolicy(first_s=3600)
+    running = asyncio.create_task(child.run())
+    async with asyncio.timeout(60):
+        while ("died", "exit code 0") not in log.events:
+            await asyncio.sleep(0.01)
+        child.retire()
+        await running
 
 
 class EndsWithItsGrace:

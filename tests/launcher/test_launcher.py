@@ -4,14 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import psutil
 import pytest
 
+from services.launcher import control
 from services.launcher.ports import free_ports
 
 HERE = Path(__file__).parent
@@ -23,8 +26,11 @@ class Stack:
 
     def __init__(self, manner: str = "") -> None:
         self.ports = free_ports("127.0.0.1", 2)
+        self._directory = tempfile.TemporaryDirectory()
+        self.control = Path(self._directory.name) / "control"
+        arguments = [str(self.control), *map(str, self.ports), manner]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "stand_in_stack.py"), *map(str, self.ports), manner],
+            [sys.executable, str(HERE / "stand_in_stack.py"), *arguments],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             text=True,
@@ -51,6 +57,7 @@ class Stack:
         self.process.kill()
         self.process.wait()
         self.output.close()
+        self._directory.cleanup()
 
 
 @pytest.fixture
@@ -146,5 +153,75 @@ def test_a_second_signal_does_not_wait_for_a_deaf_child() -> None:
         assert stack.child(stack.ports[0]).is_running()
         stack.process.send_signal(signal.SIGINT)
         stack.read_until("ended")
+    finally:
+        stack.close()
+
+
+def ask(stack: Stack) -> list[str]:
+    """What a restart says."""
+    wait_for(stack.control.exists)
+    return list(control.ask(stack.control, "restart"))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_restart_replaces_a_child_once_its_successor_is_ready(stack: Stack) -> None:
+    worker, gateway = (stack.child(port) for port in stack.ports)
+    for _ in range(2):  # a successor has successors too
+        (line,) = ask(stack)
+        assert line.startswith("worker is replaced: the new one was ready in ")
+        assert not is_alive(worker)
+        assert is_alive(gateway)
+        stack.read_until("ready worker")
+        worker = stack.child(stack.ports[0])
+    worker.kill()  # a successor is started again as any child is
+    assert stack.read_until("died") == "died worker signal 9, Killed"
+    stack.read_until("ready worker")
+    stack.process.terminate()
+    stack.read_until("ended")
+
+
+def test_a_child_whose_successor_does_not_start_goes_on(stack: Stack) -> None:
+    worker = stack.child(stack.ports[0])
+    stack.control.with_name("manner").write_text("refuse")
+    with pytest.raises(
+        control.CommandFailed, match=r"worker did not start: missing tensor model.norm.weight; the old one goes on"
+    ):
+        ask(stack)
+    assert is_alive(worker)
+    stack.control.with_name("manner").unlink()
+    ask(stack)
+    assert not is_alive(worker)
+
+
+def test_a_stack_that_ends_during_a_restart_ends_all_and_says_so() -> None:
+    stack = Stack("deaf")  # its worker does not end when it is replaced
+    try:
+        stack.read_until("all ready")
+        failed: list[control.CommandFailed] = []
+
+        def restart() -> None:
+            try:
+                ask(stack)
+            except control.CommandFailed as failure:
+                failed.append(failure)
+
+        asking = threading.Thread(target=restart)
+        asking.start()
+        stack.read_until("ready worker")
+        wait_for(lambda: len(stack.children()) == 3)
+        children = stack.children()
+        time.sleep(0.2)  # the old worker is told to end
+        stack.process.terminate()
+        asking.join(60)
+        assert str(failed[0]) == "baton up ended before it had answered"
+        stack.process.terminate()
+        stack.read_until("ended")
+        assert not any(is_alive(child) for child in children)
     finally:
         stack.close()

@@ -29,8 +29,10 @@ class GrpcServer:
         generator: Generator,
         side: SideThread,
         max_message_bytes: int,
+        shares_port: bool = False,
     ) -> None:
-        options = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 0))
+        """shares_port: another gateway of the same user may serve at the same port, which is then never 0."""
+        options = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", int(shares_port)))
         self._server = grpc.aio.server(options=options, interceptors=[DecodingInterceptor(side)])
         self._generator = generator
         self._health = health.aio.HealthServicer()

@@ -1,5 +1,6 @@
 """The endpoints that generate nothing: models, probes, metrics, the ledger, recent requests."""
 
+import os
 from collections.abc import Callable
 
 import orjson
@@ -54,10 +55,13 @@ class Probes:
         await exchange.respond(200, b'{"status":"ok"}')
 
     async def ready(self, exchange: Exchange) -> None:
-        """Answers 200 when a request would find a worker. Raises ApiError."""
+        """Answers 200 when a request would find a worker. Raises ApiError.
+
+        The answer tells which process it is, for a launcher that starts one gateway beside another.
+        """
         if not self._generator.ready():
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
-        await exchange.respond(200, b'{"status":"ready"}')
+        await exchange.respond(200, orjson.dumps({"status": "ready", "pid": os.getpid()}))
 
     async def metrics(self, exchange: Exchange) -> None:
         """Sends the metrics in Prometheus' text format."""

@@ -1,0 +1,59 @@
+"""A running `baton up`."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.stack import Endpoint, wait_until
+
+_WORKERS = 4
+
+
+@dataclass
+class UpStack:
+    """Two workers of each role, a gateway and Redis, all started by one `baton up`."""
+
+    model: Path
+    directory: Path  # for the socket of its commands
+    gateway: Endpoint = field(default_factory=Endpoint)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Starts all; the context ends them."""
+        command = ["up", "--model", str(self.model), "--served-model-name", "tiny", "--prefill", "2", "--decode", "2"]
+        command += ["--port", str(self.gateway.port), "--grpc-port", str(self.gateway.grpc_port)]
+        command += ["--device", "cpu", "--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always"]
+        self.process = self._baton(command)
+        try:
+            self.heal()
+            wait_until((self.directory / "baton" / f"{self.gateway.port}.sock").exists, 60, "the socket for commands")
+            yield
+        finally:
+            self.gateway.client.close()
+            self.process.terminate()
+            assert self.process.wait(60) == 0
+
+    def heal(self) -> None:
+        """Waits until everything runs, which is the launcher's work."""
+        wait_until(lambda: self.gateway.get("/ready")[0] == 200, 240, "a gateway that is ready")
+        self.gateway.wait_for_workers(_WORKERS)
+
+    def restart(self) -> subprocess.Popen[str]:
+        """Starts `baton restart`."""
+        return self._baton(["restart", "--port", str(self.gateway.port)], stdout=subprocess.PIPE)
+
+    def children(self) -> set[int]:
+        """The ids of the processes that `baton up` runs now."""
+        found = psutil.Process(self.process.pid).children()
+        return {child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE}
+
+    def _baton(self, arguments: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "services.cli", *arguments]
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(self.directory)}
+        return subprocess.Popen(command, env=environment, stdout=stdout, text=True)

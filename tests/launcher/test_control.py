@@ -1,0 +1,89 @@
+"""Commands to a running launcher, over a real socket."""
+
+import asyncio
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.launcher import control
+
+
+async def asked(path: Path, command: str) -> list[str]:
+    """The lines of the answer. The client blocks, so it has a thread."""
+    return await asyncio.to_thread(lambda: list(control.ask(path, command)))
+
+
+async def test_lines_come_as_they_are_said_and_the_end_is_known(tmp_path: Path) -> None:
+    async def count(tell: control.Tell) -> None:
+        tell("one")
+        await asyncio.sleep(0)
+        tell("two")
+
+    path = tmp_path / "private" / "control"
+    async with control.listening(path, {"count": count}):
+        assert await asked(path, "count") == ["one", "two"]
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not path.exists()
+    with pytest.raises(OSError):
+        await asked(path, "count")
+
+
+async def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+    async def fail(tell: control.Tell) -> None:
+        raise control.CommandFailed("no room")
+
+    path = tmp_path / "private" / "control"
+    async with control.listening(path, {"fail": fail}):
+        with pytest.raises(control.CommandFailed, match=r"^no room$"):
+            await asked(path, "fail")
+        with pytest.raises(control.CommandFailed, match="there is no command 'other'"):
+            await asked(path, "other")
+
+
+async def test_there_is_one_command_at_a_time_and_a_client_that_leaves_cancels_its_own(tmp_path: Path) -> None:
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def wait(tell: control.Tell) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    path = tmp_path / "private" / "control"
+    async with asyncio.timeout(60), control.listening(path, {"wait": wait}):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(b"wait\n")
+            await begun.wait()
+            with pytest.raises(control.CommandFailed, match="another command is under way"):
+                await asked(path, "wait")
+        await cancelled.wait()
+
+
+async def test_a_socket_that_a_killed_launcher_left_is_replaced(tmp_path: Path) -> None:
+    async def nothing(tell: control.Tell) -> None:
+        """Does nothing."""
+
+    path = tmp_path / "private" / "control"
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    async with control.listening(path, {"nothing": nothing}):
+        assert await asked(path, "nothing") == []
+
+
+async def test_a_directory_that_others_can_open_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "open" / "control"
+    path.parent.mkdir()
+    path.parent.chmod(0o755)
+    with pytest.raises(PermissionError, match="is open to other users"):
+        async with control.listening(path, {}):
+            pass
+
+
+def test_the_socket_is_in_the_user_s_runtime_directory_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert control.socket_path(8000) == Path("/run/user/7/baton/8000.sock")
