@@ -119,6 +119,8 @@ def _report(result: Result, options: argparse.Namespace, arguments: list[str]) -
     sys.stdout.write(text)
     for wish in result.counts.wrong_wishes:
         sys.stdout.write(f"wrong: {wish}\n")
+    for wish in result.counts.lost_wishes:
+        sys.stdout.write(f"lost: {wish}\n")
     if options.out is not None:
         head = facts(["python -m loadtest soak", *arguments], None, None, [0, 1])
         lines = "\n".join(f"- {name}: {value}" for name, value in head.items())

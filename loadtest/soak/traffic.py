@@ -57,6 +57,7 @@ class Counts:
     longest_pause_s: float = 0.0
     longest_first_s: float = 0.0
     wrong_wishes: list[str] = field(default_factory=list)
+    lost_wishes: list[str] = field(default_factory=list)
 
 
 class Traffic:
@@ -133,7 +134,7 @@ class Traffic:
             if self._killed(gateway, began_s):
                 counts.gateway_killed += 1
                 return False
-        self._count(wish, reading, began_s, broke)
+        self._count(wish, gateway, reading, began_s, broke)
         return True
 
     def _check(self, wish: Wish, reading: Reading) -> None:
@@ -145,7 +146,7 @@ class Traffic:
                 f"instead of {wish.case.text!r}"
             )
 
-    def _count(self, wish: Wish, reading: Reading, began_s: float, broke: str | None) -> None:
+    def _count(self, wish: Wish, gateway: str, reading: Reading, began_s: float, broke: str | None) -> None:
         counts = self.counts
         if reading.times_s and not wish.rest_s:
             counts.longest_pause_s = max(counts.longest_pause_s, reading.longest_pause_s)
@@ -156,3 +157,9 @@ class Traffic:
             counts.finished += 1
         else:
             counts.lost[broke or "the connection ended before the answer"] += 1
+            ago_s = time.perf_counter() - began_s
+            counts.lost_wishes.append(
+                f"n={wish.n} stream={wish.stream} logprobs={wish.logprobs} rest_s={wish.rest_s:.3f} prompt of "
+                f"{len(wish.case.prompt)} tokens, {len(wish.case.tokens)} to be generated, {len(reading.times_s)} "
+                f"chunks came; at {gateway} for {ago_s:.1f} s, ended at {time.strftime('%H:%M:%S', time.gmtime())} UTC"
+            )
