@@ -111,11 +111,13 @@ class Traffic:
         body = wish.case.body(wish.n, wish.stream, wish.logprobs, self._model)
         leaves_s = HANGS_S if wish.abort_s is None else wish.abort_s
         broke: str | None = None
+        left = False
         try:
             async with asyncio.timeout(min(leaves_s, until - began_s)):
                 address = self._gateways[gateway]
                 await http_stream.ask(address, "/v1/completions", body, answer, wish.rest_s)
         except TimeoutError:
+            left = leaves_s < until - began_s  # of its own accord
             broke = f"no end within {HANGS_S:g} s"
         except NoConnection:
             counts.sent_elsewhere += 1
@@ -128,7 +130,7 @@ class Traffic:
         reading = read(answer, wish.stream)
         self._check(wish, reading)
         if not reading.whole:
-            if wish.abort_s is not None and time.perf_counter() - began_s >= wish.abort_s:
+            if left:
                 counts.aborted += 1
                 return True
             if self._killed(gateway, began_s):
