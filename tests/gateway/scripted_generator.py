@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, Sink
+from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, Sink, Unavailable
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 
@@ -36,6 +36,11 @@ class ScriptedGenerator:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    async def until_model_len_known(self) -> int:
+        if self.max_model_len is None:
+            raise Unavailable("no worker is connected")
+        return self.max_model_len
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator["ScriptedGeneration"]:

@@ -147,5 +147,8 @@ class Generator(Protocol):
     def ready(self) -> bool:
         """True when a request would find a worker."""
 
+    async def until_model_len_known(self) -> int:
+        """Returns `max_model_len`, at once where it is known. Raises Unavailable where no worker comes in time."""
+
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Starts a request; leaving the context ends it, wherever it is. Raises GenerationError when entered."""

@@ -16,7 +16,7 @@ from services.gateway.api.choice import Choice, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
-from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded
+from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.prompts import Prompt, check_token_ids
 from services.gateway.api.request_record import RequestRecord
@@ -102,8 +102,9 @@ class RequestRunner(Generic[Request]):
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         record.parsed = monotonic()
         try:
-            prompts, num_choices = await self.tokenize(request), request.n or 1
-            capsules = await self._capsules(request, prompts, num_choices)
+            max_model_len = await self.max_model_len()
+            prompts, num_choices = await self._tokenize(request, max_model_len), request.n or 1
+            capsules = await self._capsules(request, prompts, num_choices, max_model_len)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
             choices = await self._choices(request, prompts, capsules)
@@ -131,28 +132,32 @@ class RequestRunner(Generic[Request]):
 
     async def tokenize(self, request: Request) -> list[Prompt]:
         """Returns the prompts, at least one, each of at least one token. Raises ApiError."""
+        return await self._tokenize(request, await self.max_model_len())
+
+    async def max_model_len(self) -> int:
+        """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""
+        try:
+            return await self._generator.until_model_len_known()
+        except Unavailable as error:
+            raise unavailable("No worker is ready yet. Try again later.", error.retry_after_s) from error
+
+    async def _tokenize(self, request: Request, max_model_len: int) -> list[Prompt]:
         param = request.prompt_param
-        prompts = await self.dialect.prompts(request, self.max_model_len)
+        prompts = await self.dialect.prompts(request, max_model_len)
         for prompt in prompts:
             if not len(prompt.token_ids):
                 raise ApiError(400, f"Invalid '{param}': it has no tokens.", param, "empty_string")
             check_token_ids(prompt.token_ids, self.model.vocab_size, param)
         return prompts
 
-    @property
-    def max_model_len(self) -> int:
-        """The context length of the workers, in tokens. Raises ApiError before a worker is connected."""
-        max_model_len = self._generator.max_model_len
-        if max_model_len is None:
-            raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
-        return max_model_len
-
-    async def _capsules(self, request: Request, prompts: Sequence[Prompt], num_choices: int) -> tuple[Capsule, ...]:
+    async def _capsules(
+        self, request: Request, prompts: Sequence[Prompt], num_choices: int, max_model_len: int
+    ) -> tuple[Capsule, ...]:
         """Returns the capsules of all choices, ordered by prompt."""
         num_sequences = len(prompts) * num_choices
         if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
-        max_model_len, vocab_size = self.max_model_len, self.model.vocab_size
+        vocab_size = self.model.vocab_size
         bad_words = await self._bad_words(request.bad_words or [])
         first = resolve_sampling(
             request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words

@@ -66,9 +66,10 @@ class Dispatcher:
         model: str = "",
         no_worker_wait_s: float = 0.0,
     ) -> None:
-        """`model`: workers that name another model are refused; empty: no worker is.
+        """`addresses`: of all workers; none: `set_addresses` tells them.
 
-        no_worker_wait_s: where workers are known and none that could run a request is connected, it waits so long.
+        model: workers that name another model are refused; empty: no worker is.
+        no_worker_wait_s: where none that could run a request is connected, it waits so long, unless no worker is known.
         """
         self._no_worker_wait_s = no_worker_wait_s
         self._worker_came = asyncio.Event()  # replaced each time
@@ -85,6 +86,7 @@ class Dispatcher:
         self._ledger = Ledger(self._send, self._loop.time, observer, self._costs)
         self._placement = Placement(self._ledger, self._fleet, policy, self._costs, observer, self._begin_again)
         self._tried = False  # every address that was known at the start
+        self._told = len(self._links) > 0  # of all workers that there are
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
         self._draining = False
         self._ended = False
@@ -102,6 +104,7 @@ class Dispatcher:
 
         A link with a connected worker stays: its stream tells whether the worker lives, not the list.
         """
+        self._told = True
         wanted = set(addresses)
         for address in wanted - self._links.keys():
             self._links[address] = link = WorkerLink(address, self)
@@ -159,12 +162,23 @@ class Dispatcher:
         """Starts the first attempt. Raises Unavailable where no worker that could run it comes in time."""
         until = self._loop.time() + self._no_worker_wait_s
         while await self._placement.place(entries) is NoPlan.NO_WORKER:
-            came = self._worker_came
-            try:
-                async with asyncio.timeout_at(until if self._links else 0.0):
-                    await came.wait()
-            except TimeoutError:
-                raise Unavailable("no worker that can run the request is connected") from None
+            await self._next_worker(until)
+
+    async def until_model_len_known(self) -> int:
+        """See Generator."""
+        until = self._loop.time() + self._no_worker_wait_s
+        while self.max_model_len is None:
+            await self._next_worker(until)
+        return self.max_model_len
+
+    async def _next_worker(self, until: float) -> None:
+        """Returns when a worker has connected. Raises Unavailable at `until`, or at once where no worker is known."""
+        came = self._worker_came
+        try:
+            async with asyncio.timeout_at(until if self._links or not self._told else 0.0):
+                await came.wait()
+        except TimeoutError:
+            raise Unavailable("no worker that can run the request is connected") from None
 
     def _expire(self, entries: Sequence[LedgerEntry]) -> None:
         for entry in entries:

@@ -502,8 +502,27 @@ async def test_a_request_waits_for_workers_that_are_known_and_not_connected():
 
 async def test_where_no_worker_is_known_a_request_is_refused_at_once():
     async with running(no_worker_wait_s=3600) as stack, asyncio.timeout(60):
+        stack.dispatcher.set_addresses([])
         with pytest.raises(Unavailable):
             await answer_of(stack, request())
+        with pytest.raises(Unavailable):
+            await stack.dispatcher.until_model_len_known()
+
+
+async def test_a_request_waits_until_a_gateway_has_heard_which_workers_there_are():
+    """It has just started, and Redis has not answered yet."""
+    decode = decode_worker()
+    async with running(decode) as other, running() as stack:
+        length = asyncio.create_task(stack.dispatcher.until_model_len_known())
+        opening = asyncio.create_task(answer_of(stack, request()))
+        await asyncio.sleep(0.1)
+        assert not length.done()
+        assert not opening.done()
+        stack.dispatcher.set_addresses(link for link in other.dispatcher._links)
+        tokens = continuation(PROMPT, 8)
+        decode.say_tokens(await decode.submit(), tokens, finish=LENGTH)
+        assert await opening == tokens
+        assert await length == 256
 
 
 async def answer_of(stack: Stack, wanted: GenerationRequest) -> list[int]:
