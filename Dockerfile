@@ -17,7 +17,7 @@ COPY protos protos
 COPY services services
 COPY kvtransfer kvtransfer
 COPY loadtest loadtest
-RUN /opt/baton/bin/pip install --constraint constraints.txt .
+RUN /opt/baton/bin/pip install --constraint constraints.txt '.[otel]'
 
 FROM python:3.11-slim
 # With a compiler: Triton builds what starts a kernel on a GPU when a worker starts.

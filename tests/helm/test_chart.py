@@ -267,6 +267,8 @@ def marked(path: str, value: Any, number: int) -> Any:
             return {"key": f"text-{number}"}
         case _ if path.endswith(".extraArgs"):
             return [f"--option={number}"]
+        case _ if path.endswith(".extraEnv"):
+            return [{"name": "VARIABLE", "value": f"text-{number}"}]
         case _:
             return [{"name": f"text-{number}"}]
 
@@ -278,3 +280,14 @@ def test_choices_reach_what_is_rendered(helm: Helm):
         assert {"--transport=nixl", "--dtype=bfloat16", "--log-format=text"} <= set(by_name[role]["args"])
         assert by_name[role]["imagePullPolicy"] == "Always"
     assert of_kind(helm.render(EXTERNAL_REDIS), "Service")["demo-baton"]["spec"]["type"] == "LoadBalancer"
+
+
+def test_further_variables_come_after_those_of_the_chart(helm: Helm):
+    by_name = {container["name"]: container for _, container in containers(helm.render(TUNED))}
+    assert [each["name"] for each in by_name["gateway"]["env"]][-3:] == [
+        "BATON_REDIS_URL",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "NODE_NAME",
+    ]
+    for role in ("prefill", "decode"):
+        assert by_name[role]["env"][-1] == {"name": "UCX_TLS", "value": "rc,tcp"}
