@@ -118,6 +118,7 @@ class Stack:
     kv_memory: str = "16MiB"
     listen_on: str = "127.0.0.1"  # of the workers; elsewhere, something at 127.0.0.1 leads there
     environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
+    prepare: Callable[[], None] | None = None  # called in each worker before it begins
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
@@ -127,7 +128,7 @@ class Stack:
         arguments += ["--host", self.listen_on, "--num-threads", "1"]
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
         arguments += ["--device", "cpu", "--kv-memory", self.kv_memory, *self.options, *options]
-        self.workers[name] = WorkerProcess(arguments, os.environ | self.environment, prepare)
+        self.workers[name] = WorkerProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
     def heal(self) -> None:
         """Starts every worker that has ended, thaws every frozen one, and waits until all are connected."""

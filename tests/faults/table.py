@@ -67,17 +67,16 @@ class FaultTable:
         return [head, *(self._line(number) for number in ROWS)]
 
     def _line(self, number: int) -> str:
-        start = f"{number:>3}  {ROWS[number].title:<48} {self.result(number):<8}"
+        start = f"{number:>3}  {ROWS[number]:<48} {self.result(number):<8}"
         if verdicts := self._verdicts[number]:
             lost, wrong, leaked = (sum(getattr(v, name) for v in verdicts) for name in ("lost", "wrong", "leaked"))
             slowest = max(verdict.recovery_s for verdict in verdicts)
             start += f" {lost:>4} {wrong:>5} {leaked:>6} {slowest:>7.2f} s"
-        reason = ROWS[number].pending or self._skips.get(number, "")
-        return f"{start}  {reason}".rstrip()
+        return f"{start}  {self._skips.get(number, '')}".rstrip()
 
     def result(self, number: int) -> str:
         """The worst result of a row's tests."""
         outcomes = self._outcomes[number]
         if not outcomes:
-            return "pending" if ROWS[number].pending else NOT_RUN
+            return NOT_RUN
         return next(worst for worst in ("failed", "skipped", "passed") if worst in outcomes)
