@@ -32,13 +32,13 @@ class DecodeScheduler:
     def admit(self, sequences: Sequences, now: float) -> None:
         """Admits requests, after running sequences have grown."""
         if self._grow(sequences):
-            self._admit(sequences)
+            self._admit(sequences, now)
 
     def plan(self, sequences: Sequences, now: float) -> StepPlan:
         """Grows, admits, and takes all decoding sequences and chunks of prompts."""
         if not self._grow(sequences):
             return NOTHING
-        self._admit(sequences)
+        self._admit(sequences, now)
         batch = sequences.batch
         decoding = batch.slots_in(Phase.DECODE)
         ones = np.ones(len(decoding), dtype=np.int32)
@@ -66,15 +66,15 @@ class DecodeScheduler:
             sequences.preempt(int(running[np.argmax(batch.arrival[running])]))
         return True
 
-    def _admit(self, sequences: Sequences) -> None:
+    def _admit(self, sequences: Sequences, now: float) -> None:
         """Admits preempted requests first, without a watermark; no new one passes them while they wait for room."""
         if not sequences.requests.num_queued:
             return
         for request in sorted(sequences.requests.in_state(State.PREEMPTED), key=_arrival):
-            if sequences.admit(request) is Admission.NO_ROOM:
+            if sequences.admit(request, now) is Admission.NO_ROOM:
                 return
         for request in sorted(sequences.requests.in_state(State.WAITING), key=_arrival):
-            if sequences.admit(request, watermark=self._blocks_kept(sequences)) is Admission.NO_ROOM:
+            if sequences.admit(request, now, watermark=self._blocks_kept(sequences)) is Admission.NO_ROOM:
                 return
 
     def _blocks_kept(self, sequences: Sequences) -> int:

@@ -13,6 +13,8 @@ from services.engine.prefix_cache import Match
 from services.engine.request import Branch, Kind, Request
 from services.engine.request_table import RequestTable
 
+_TOKENS_COMPUTED_A_SECOND = 2000.0  # of prompts, about; a processor's core computes fewer, a GPU more
+
 
 class Admission(Enum):
     """The results of an attempt to admit a request."""
@@ -47,15 +49,15 @@ class Admitter:
         length = len(request.capsule.token_ids) + (request.kind is not Kind.PRODUCE)
         return -(-length // self._batch.block_size) + _own_blocks(request)
 
-    def admit(self, request: Request, watermark: int) -> Admission:
+    def admit(self, request: Request, watermark: int, now: float) -> Admission:
         """Allocates slots and blocks for a queued request, leaving `watermark` blocks; or changes nothing."""
         known = self._entries.known_match(request)
-        if known is not None and self._waits_for(known, request):
+        if known is not None and self._waits_for(known, request, now):
             return Admission.WAITS_FOR_PREFIX
         if self._batch.num_free_slots < 1 + len(request.branches):
             return Admission.NO_ROOM
         match = self._entries.match(request)
-        if self._waits_for(match, request):
+        if self._waits_for(match, request, now):
             return Admission.WAITS_FOR_PREFIX
         blocks = self._tables.allocate(match.blocks, self.blocks_needed(request), watermark)
         if blocks is None:
@@ -64,18 +66,25 @@ class Admitter:
         self._open(request, blocks, num_cached=len(match.blocks))
         return Admission.ADMITTED
 
-    def _waits_for(self, match: Match, request: Request) -> bool:
-        """True when another sequence computes or reads the request's next block, and gets on at least as fast.
+    def _waits_for(self, match: Match, request: Request, now: float) -> bool:
+        """True when another sequence computes or receives the request's next block, and gets on at least as fast.
 
         Of two handoffs of one prompt the later may have the faster producer: it waits for the earlier one as long as
-        that has as many blocks announced.
+        that has as many blocks announced. A prompt that is to be computed here waits for blocks that are announced; for
+        others only as long as computing takes, so that waiting in vain at most doubles its time.
         """
-        if not match.next_is_pending or request.kind is not Kind.CONSUME:
-            return match.next_is_pending
+        if not match.next_is_pending:
+            return False
         batch, at = self._batch, len(match.blocks)
         receiving = batch.slots_in(Phase.RECEIVING)
         owners = receiving[batch.block_table[receiving, at] == match.pending].tolist()
-        return not owners or batch.request(owners[0]).announced >= request.announced
+        if not owners:
+            return True
+        announced = batch.request(owners[0]).announced
+        if request.kind is Kind.CONSUME:
+            return announced >= request.announced
+        num_uncached = len(request.capsule.token_ids) - at * batch.block_size
+        return announced > at or now - request.arrival < num_uncached / _TOKENS_COMPUTED_A_SECOND
 
     def _open(self, request: Request, blocks: np.ndarray, num_cached: int) -> None:
         batch = self._batch

@@ -65,14 +65,14 @@ class Sequences:
         request.work = len(request.capsule.token_ids) - cached
         self.requests.add(request, State.PARKED if request.kind is Kind.CONSUME else State.WAITING)
 
-    def admit(self, request: Request, *, watermark: int = 0) -> Admission:
+    def admit(self, request: Request, now: float, *, watermark: int = 0) -> Admission:
         """Gives a queued request its slots and all its blocks, leaving `watermark` blocks; or changes nothing.
 
         A request that has become too large for the pool fails.
         """
         if self._fail_if_too_large(request):
             return Admission.FAILED
-        admission = self._admitter.admit(request, watermark)
+        admission = self._admitter.admit(request, watermark, now)
         if admission is Admission.ADMITTED and not request.started:
             self._outputs.admitted.append(request.id)
         if admission is Admission.ADMITTED and request.kind is Kind.CONSUME:

@@ -52,7 +52,7 @@ class PrefillScheduler:
         for request in sorted(waiting, key=lambda request: self._urgency(request, now)):
             if charged[request.paired_with] >= share and any(blocks < share for blocks in charged.values()):
                 continue
-            if sequences.admit(request) is Admission.NO_ROOM:
+            if sequences.admit(request, now) is Admission.NO_ROOM:
                 return
             charged[request.paired_with] = requests.blocks_charged_to(request.paired_with)
 

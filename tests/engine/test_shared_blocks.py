@@ -137,6 +137,33 @@ def test_a_handoff_does_not_wait_for_a_slower_one_of_the_same_prompt():
     assert not requests.ids
 
 
+def test_a_prompt_waits_for_blocks_that_are_announced_and_for_others_as_long_as_it_takes_to_compute_them():
+    driven, prompt = make_engine(), list(range(14))
+    requests = driven.engine.sequences.requests
+    slow = driven.submit(prompt, 3, kind=Kind.CONSUME)
+    requests.enqueue(id_of(slow), 1)
+    driven.step()
+    own = driven.submit(prompt, 3)
+    driven.now += 60
+    driven.step()
+    assert requests.slot_of(id_of(own)) is None  # its first block is on its way
+    land(driven, slow, 1)
+    late = driven.submit(prompt, 3)
+    driven.step()
+    assert requests.slot_of(id_of(own)) is not None
+    assert requests.slot_of(id_of(late)) is None
+    assert blocks_of(driven, own)[0] == blocks_of(driven, slow)[0]
+    driven.now += 10 / 2000
+    driven.run()
+    tokens = reference(prompt, 3)
+    assert (driven.tokens[own], driven.tokens[late]) == (tokens, tokens)
+    land(driven, slow, 4)
+    driven.engine.ready(id_of(slow), (FirstToken(slow, tokens[0], None),))
+    driven.run()
+    assert driven.tokens[slow] == tokens
+    assert not requests.ids
+
+
 class Traffic:
     """Requests for prompts that mostly end at a block border, in an engine with few blocks of two tokens."""
 
