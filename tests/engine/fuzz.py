@@ -206,10 +206,20 @@ class Traffic:
             self.abort(rng.choice(known))
         if self.leases and rng.random() < 0.3:
             self.release(rng.choice(sorted(self.leases)))
+        if rng.random() < 0.5:
+            self.admit()
         self.write_late()
         if self.quarantined and rng.random() < 0.3:
             self.sequences.free_quarantined(self.quarantined.pop(rng.randrange(len(self.quarantined))))
         self.step()
+
+    def admit(self) -> None:
+        """Admits requests while a step may be under way, as a worker does; blocks may arrive before that step ends."""
+        self.driven.engine.admit(self.driven.now)
+        self.driven.take()
+        for handle in self.receiving():
+            if self.rng.random() < 0.5:
+                self.read_on(handle)
 
     def release(self, handle: int) -> None:
         """Ends the lease of a prompt that was handed off as a whole."""

@@ -8,6 +8,7 @@ import pytest
 
 from kvtransfer.ids import AttemptId
 from services.engine.block_tables import BlockTables
+from services.engine.deferred_frees import DeferredFrees
 from services.engine.prefix_cache import PrefixCache
 from services.engine.queued_groups import QueuedGroups
 from tests.engine.fuzz import Oracle, Traffic
@@ -86,7 +87,18 @@ def find_pending_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PrefixCache, "match", matched)
 
 
-@pytest.mark.parametrize("plant", [forget_queued_branches, free_without_quarantine, find_pending_blocks])
+def free_under_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are free while a step that was launched before still uses them."""
+
+    def free(frees: DeferredFrees, blocks: np.ndarray, *, touches_above: bool = False) -> None:
+        frees._free(blocks, touches_above)
+
+    monkeypatch.setattr(DeferredFrees, "free", free)
+
+
+@pytest.mark.parametrize(
+    "plant", [free_under_a_step, forget_queued_branches, free_without_quarantine, find_pending_blocks]
+)
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
