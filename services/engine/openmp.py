@@ -10,8 +10,12 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 _WHEEL, _LIBRARY = "intel-openmp", "libiomp5.so"
 _LONGEST_SPIN_MS = 1_000_000
+_SHARED_MEMORY = Path("/dev/shm")
+_REGISTRATIONS = "__KMP_REGISTERED_LIB_"  # of Intel's and LLVM's libraries; then the process id and the user's
 
 
 class OpenMP:
@@ -63,7 +67,16 @@ def load_openmp() -> None:
     if path is not None:
         os.environ["KMP_BLOCKTIME"] = "0"  # the beginning; `OpenMP.spin` and `OpenMP.sleep` change it
         os.environ.pop("OMP_WAIT_POLICY", None)
+        remove_registrations(_SHARED_MEMORY)
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+def remove_registrations(directory: Path) -> None:
+    """Removes what Intel's library leaves of this user's processes that were killed: a file of each."""
+    for file in directory.glob(f"{_REGISTRATIONS}*_{os.getuid()}"):
+        pid = file.name.removeprefix(_REGISTRATIONS).partition("_")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            file.unlink(missing_ok=True)
 
 
 def loaded_openmp() -> OpenMP | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.openmp import loaded_openmp
+from services.engine.openmp import loaded_openmp, remove_registrations
 from services.engine.runner.cpu.cores import CoreLease
 from tests.machine import TWO_CORES, needs
 
@@ -209,6 +209,33 @@ def test_a_fixed_number_of_threads_is_kept_and_never_pauses(workers: Workers) ->
 
 
 @SHARED
+def test_the_table_goes_with_the_last_worker(workers: Workers) -> None:
+    def tables() -> list[Path]:
+        return list(workers.directory.glob("baton-cores-*"))
+
+    workers.here.leave()
+    assert len(tables()) == 1  # the other worker's
+    again = workers.lease()
+    workers.kill()
+    again.leave()
+    assert tables() == []
+    workers.lease().leave()
+    assert tables() == []
+
+
+def test_registrations_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    of_killed, of_living, of_another_user = (
+        tmp_path / f"__KMP_REGISTERED_LIB_{pid}_{user}"
+        for pid, user in ((killed.pid, os.getuid()), (os.getpid(), os.getuid()), (killed.pid, os.getuid() + 1))
+    )
+    for file in (of_killed, of_living, of_another_user):
+        file.touch()
+    remove_registrations(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([of_living, of_another_user])
+
+
 def test_no_thread_spins_that_its_worker_has_given_up() -> None:
     """Intel's OpenMP: a thread that leaves the team while threads spin would spin until it belongs to it again."""
     script = """

@@ -1,5 +1,6 @@
 """Makes a runner from a model directory and limits: decides all that they leave open, and refuses what does not fit."""
 
+import atexit
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,9 @@ def _cores(engine: EngineConfig, device: torch.device) -> CoreLease | None:
     """Returns the lease of a worker that computes on the CPU."""
     openmp = loaded_openmp()
     if openmp is not None and device.type == "cpu":
-        return CoreLease(openmp, engine.num_threads)
+        lease = CoreLease(openmp, engine.num_threads)
+        atexit.register(lease.leave)
+        return lease
     if engine.num_threads is not None:
         torch.set_num_threads(engine.num_threads)
     return None

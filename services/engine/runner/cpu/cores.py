@@ -24,7 +24,8 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
@@ -76,10 +77,18 @@ class CoreLease:
         self._cores = len(os.sched_getaffinity(0))
         self._fixed = num_threads
         self._clock_ns = clock_ns
-        self._table, self._row = _join(directory)
+        self._path = _path(directory)
+        self._table, self._row = _join(self._path)
         self._current = 0
         self._prompts = False  # True: the last step computed prompts
         self._pause_until = 0
+
+    def leave(self) -> None:
+        """Gives the row back. The last worker removes the table."""
+        with _locked(self._path):
+            self._table[self._row] = 0
+            if not any(pid and psutil.pid_exists(pid) for pid in self._table[:, _PID].tolist()):
+                self._path.unlink()
 
     def begin(self, *, prompts: bool) -> None:
         """Starts a step, on the thread that runs it. prompts: the step computes many tokens of prompts."""
@@ -146,22 +155,41 @@ class CoreLease:
         return stepping
 
 
-def _join(directory: Path) -> tuple[np.ndarray, int]:
-    """Returns the table of this user's workers on the same cores, int64[rows, columns], and this process's
-    row in it.
-    """
+def _path(directory: Path) -> Path:
+    """The file with the table of this user's workers on the same cores."""
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    name = f"baton-cores-{os.getuid()}-{_COLUMNS}-{blake2b(cores.encode(), digest_size=8).hexdigest()}"
-    descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return directory / f"baton-cores-{os.getuid()}-{_COLUMNS}-{blake2b(cores.encode(), digest_size=8).hexdigest()}"
+
+
+def _join(path: Path) -> tuple[np.ndarray, int]:
+    """Returns the table, int64[rows, columns], and this process's row in it."""
+    with _locked(path) as descriptor:
         os.ftruncate(descriptor, _ROWS * _COLUMNS * 8)
         table = np.frombuffer(mmap.mmap(descriptor, _ROWS * _COLUMNS * 8), dtype=np.int64).reshape(_ROWS, _COLUMNS)
         own, pids = os.getpid(), [int(pid) for pid in table[:, _PID]]
         free = [row for row, pid in enumerate(pids) if pid in (0, own) or not psutil.pid_exists(pid)]
         table[free] = 0
         table[free[0], _PID] = own
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: the mapping has a descriptor of its own
-        os.close(descriptor)
     return table, free[0]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Opens the file, and holds its lock. Where another process removed it meanwhile, it is made anew."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_at(path, descriptor):
+                yield descriptor
+                return
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a mapping has a descriptor of its own
+            os.close(descriptor)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
