@@ -17,7 +17,7 @@ from tests.faults.case import Case, busiest, case_of
 from tests.faults.rows import long, row
 from tests.faults.supervised import supervised
 from tests.faults.table import VERDICT
-from tests.faults.worker_hooks import POISON, fail_on_poison, jump_on_signal, speak_version
+from tests.faults.worker_hooks import POISON, fail_on_poison, hang_on_signal, jump_on_signal, speak_version
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,23 @@ def test_a_prompt_that_ends_engines_ends_in_one_error_and_the_others_go_on(stack
         restart(stack, name)
     stack.gateway.wait_for_workers(4)
     case.settle()
+
+
+@long
+def test_requests_at_a_worker_whose_engine_hangs_go_on_elsewhere(stack: Stack, case: Case):
+    """Its process lives, answers pings and sends pulses; it ends itself when a step has taken far too long."""
+    for name in ("decode-0", "decode-1"):
+        restart(stack, name, hang_on_signal)
+    stack.gateway.wait_for_workers(4)
+    case.stream()
+    victim = busiest(stack, "decode")
+    case.fault()
+    os.kill(stack.workers[victim].pid, signal.SIGUSR1)
+    wait_until(lambda: not stack.workers[victim].running, 120, f"the end of {victim}")
+    case.settle()
+    for name in ("decode-0", "decode-1"):
+        restart(stack, name)
+    stack.gateway.wait_for_workers(4)
 
 
 @long

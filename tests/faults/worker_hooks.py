@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -23,6 +24,22 @@ def fail_on_poison() -> None:
         launch(engine, plan)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # mypy knows no methods that are replaced
+
+
+def hang_on_signal() -> None:
+    """Has the engine hang for ever in its first step after SIGUSR1, while the rest of the process goes on."""
+    from services.engine.engine import Engine
+    from services.engine.scheduler import StepPlan
+
+    launch, hangs = Engine._launch, threading.Event()
+
+    def checked(engine: Engine, plan: StepPlan) -> None:
+        while hangs.is_set():
+            time.sleep(1)
+        launch(engine, plan)
+
+    setattr(Engine, "_launch", checked)  # noqa: B010  # likewise
+    signal.signal(signal.SIGUSR1, lambda *_: hangs.set())
 
 
 def speak_version(major: int, minor: int) -> None:

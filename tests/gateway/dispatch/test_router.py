@@ -337,3 +337,16 @@ def test_any_plan_keeps_the_rules(
         assert mode is not NEVER
         assert made.prefill.pairs_by == made.decode.pairs_by
         assert made.prefill.id not in made.decode.load.avoid
+
+
+def test_what_a_gateway_gave_a_worker_and_the_worker_reports_counts_once():
+    """Several gateways share the workers: each counts its own requests, and hears of all of them."""
+    reported = Load(running=4, waiting_tokens=300, available_blocks=1000)
+    for mine in (
+        decode(2, reported, assigned=4, generating=4, queued_tokens=300),  # all of it this gateway's
+        decode(2, reported),  # all of it another one's
+    ):
+        busier = decode(3, replace(reported, running=5), assigned=5, generating=5, queued_tokens=300)
+        idler = decode(3, replace(reported, running=3), assigned=3, generating=3, queued_tokens=300)
+        assert ids(plan(mine, busier, mode=HandoffMode.NEVER)) == (None, 2)
+        assert ids(plan(mine, idler, mode=HandoffMode.NEVER)) == (None, 3)
