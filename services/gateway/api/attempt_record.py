@@ -5,12 +5,14 @@ attempt something happened, and how long after that its word left. What is left 
 command and that word is the way there and back, of which each direction counts for half.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.config import WorkerRole
 from services.protocol.frames import Timing
+
+MAX_KEPT = 32  # attempts of one request
 
 
 class Decision(Protocol):
@@ -94,3 +96,27 @@ class AttemptRecord:
             self.first_token = now
         if self.second_worker is None and self.is_handoff and role is WorkerRole.DECODE:
             self.second_worker = now
+
+
+class AttemptRecords:
+    """The records of a request's attempts. Of more than MAX_KEPT, which only a request of many prompts has, the rest is
+    counted alone: what is kept of a request is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[AttemptRecord] = []
+        self.number = 0  # of attempts
+
+    @property
+    def is_full(self) -> bool:
+        """True when the next attempt's record will not be kept."""
+        return len(self._kept) >= MAX_KEPT
+
+    def add(self, record: AttemptRecord) -> None:
+        """Keeps the record of a further attempt, or counts it."""
+        self.number += 1
+        if not self.is_full:
+            self._kept.append(record)
+
+    def __iter__(self) -> Iterator[AttemptRecord]:
+        return iter(self._kept)

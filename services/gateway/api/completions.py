@@ -1,7 +1,6 @@
 """Completions: requests of texts or token ids, and the dialect that makes prompts of them."""
 
 import asyncio
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -95,8 +94,13 @@ class CompletionDialect:
         elif len(prompt) > max_tokens:
             raise too_long(max_tokens, f"your {param} have {len(prompt)} tokens", param)
 
-    def _make_all(self, prompts: Sequence[str | list[Any]], request: CompletionRequest) -> list[Prompt]:
-        return [self._make(prompt, request) for prompt in prompts]
+    def _make_all(self, prompts: list[str | list[Any]], request: CompletionRequest) -> list[Prompt]:
+        """Makes the prompts, and empties the list: every garbage collection would look at a million ids again."""
+        made = []
+        for number, prompt in enumerate(prompts):
+            made.append(self._make(prompt, request))
+            prompts[number] = ""
+        return made
 
     def _make(self, prompt: str | list[Any], request: CompletionRequest) -> Prompt:
         if isinstance(prompt, list):
@@ -134,14 +138,17 @@ def _check_prompt(prompt: str | list[Any]) -> None:
 
 
 def _as_token_ids(entries: list[Any], param: str) -> np.ndarray:
-    """Returns a client's own token ids, int32[n]. Raises ApiError for what no model has as token ids."""
+    """Returns a client's own token ids, int32[n]. Raises ApiError for what no model has as token ids.
+
+    numpy's concatenate and min give the interpreter lock away and take it back at once. A thread that calls them again
+    and again keeps it from one that waits: for a thousand prompts the event loop waited 30 to 100 ms.
+    """
     if not all(type(entry) is int for entry in entries):
         raise invalid(f"Invalid type for '{param}': expected strings or arrays of token ids.", param, "invalid_type")
     try:
         slices = [np.array(entries[start : start + _SLICE], np.int32) for start in range(0, len(entries), _SLICE)]
-        token_ids = np.concatenate(slices)
     except OverflowError:
-        token_ids = None
-    if token_ids is None or token_ids.min() < 0:
+        slices = []
+    if not slices or min(entries) < 0:
         raise invalid(f"Invalid '{param}': it has numbers that are no token ids.", param, "invalid_value")
-    return token_ids
+    return slices[0] if len(slices) == 1 else np.concatenate(slices)

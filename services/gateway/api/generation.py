@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from services.gateway.api.attempt_record import AttemptRecord
+from services.gateway.api.attempt_record import AttemptRecords
 from services.protocol.capsule import Capsule
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
@@ -86,7 +86,7 @@ class GenerationRequest:
     num_choices: int = 1  # of each prompt
     ttft_slo_s: float | None = None  # the request is refused where its first token is expected later; None: never
     tenant: str = ""
-    attempts: list[AttemptRecord] = field(default_factory=list)  # which the dispatch side adds to
+    attempts: AttemptRecords = field(default_factory=AttemptRecords)  # which the dispatch side adds to
 
 
 @dataclass(slots=True)

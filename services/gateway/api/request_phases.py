@@ -9,7 +9,7 @@
 workers, for room, and for attempts that brought nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from services.gateway.api.attempt_record import AttemptRecord
 from services.gateway.api.request_record import RequestRecord
@@ -38,7 +38,7 @@ def server_timing(record: RequestRecord, now: float) -> str:
     return ", ".join([f"{name};dur={seconds * 1e3:.3f}" for name, seconds in phases(record, now).items()])
 
 
-def first_attempt(attempts: Sequence[AttemptRecord]) -> AttemptRecord | None:
+def first_attempt(attempts: Iterable[AttemptRecord]) -> AttemptRecord | None:
     """The attempt that brought the first token; None: none did."""
     with_token = [attempt for attempt in attempts if attempt.first_token is not None]
     return min(with_token, key=lambda attempt: attempt.first_token or 0.0, default=None)

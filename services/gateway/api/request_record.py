@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from time import monotonic
 
-from services.gateway.api.attempt_record import AttemptRecord
+from services.gateway.api.attempt_record import AttemptRecords
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
@@ -35,7 +35,7 @@ class RequestRecord:
     cached_tokens: int | None = None
     generated_tokens: int | None = None
     finish_reason: str | None = None
-    attempts: list[AttemptRecord] = field(default_factory=list)
+    attempts: AttemptRecords = field(default_factory=AttemptRecords)
     arrived_at: float = field(default_factory=time.time)  # in seconds since 1970
     arrived: float = field(default_factory=monotonic)
     parsed: float | None = None  # read, and checked

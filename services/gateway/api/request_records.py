@@ -49,7 +49,7 @@ class RequestRecords:
             cached_tokens=record.cached_tokens,
             generated_tokens=record.generated_tokens,
             finish_reason=record.finish_reason,
-            attempts=len(record.attempts),
+            attempts=record.attempts.number,
             workers=" ".join(first.workers.values()) if first else None,
             ttft_s=None if record.ttft_s is None else round(record.ttft_s, 6),
             duration_s=round(now - record.arrived, 6),
@@ -86,7 +86,7 @@ def _in_short(record: RequestRecord) -> dict[str, object]:
         "finish_reason": record.finish_reason,
         "ttft_ms": None if record.ttft_s is None else _ms(record.ttft_s),
         "duration_ms": _ms(until - record.arrived),
-        "num_attempts": len(record.attempts),
+        "num_attempts": record.attempts.number,
         "workers": {role.value: address for role, address in first.workers.items()} if first else None,
     }
 

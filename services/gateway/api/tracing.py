@@ -74,7 +74,7 @@ class Tracing:
         attributes: dict[str, AttributeValue] = {
             "baton.request_id": record.request_id,
             "baton.status": str(record.status),
-            "baton.num_attempts": len(record.attempts),
+            "baton.num_attempts": record.attempts.number,
         }
         counts = {"input": record.prompt_tokens, "output": record.generated_tokens, "cached": record.cached_tokens}
         for name, count in counts.items():

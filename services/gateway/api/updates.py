@@ -45,6 +45,7 @@ class Updates:
         self._metrics = metrics
         self._last: list[float | None] = [None] * len(choices)  # by choice: when its last update came
         self._cached: list[int | None] = [None] * (len(choices) // choices_per_prompt)  # tokens, by prompt
+        self._num_cached = 0  # of all prompts
         self._num_open = len(choices)
 
     @property
@@ -124,10 +125,11 @@ class Updates:
         """Counts a prompt's tokens that no attempt at any of its choices computed, with the last delta of each."""
         prompt = delta.choice // self._choices_per_prompt
         known = self._cached[prompt]
-        self._cached[prompt] = delta.cached_tokens if known is None else min(known, delta.cached_tokens)
-        self._record.cached_tokens = sum(tokens or 0 for tokens in self._cached)
+        self._cached[prompt] = tokens = delta.cached_tokens if known is None else min(known, delta.cached_tokens)
+        self._num_cached += tokens - (known or 0)
+        self._record.cached_tokens = self._num_cached
         if not self._num_open:
-            self._metrics.prompt_cached.inc(self._record.cached_tokens)
+            self._metrics.prompt_cached.inc(self._num_cached)
 
     def _note_gap(self, choice: int) -> bool:
         """Notes the time since the choice's last update. False: this is its first one."""

@@ -105,7 +105,7 @@ class Ledger:
         assert self.highest_handle + handles_needed(len(entries)) <= MAX_HANDLE
         group = Group(self._allocate_handle()) if len(entries) > 1 else None
         record = _new_record(entries, plan)
-        entries[0].request.attempts.append(record)
+        entries[0].request.attempts.add(record)
         attempts = [self._begin(entry, plan, group, record) for entry in entries]
         self.workload.queue_blocks(attempts[0], blocks)
         if group is None:

@@ -89,7 +89,7 @@ class Placement:
         self._observer.planned(plan.kind, plan.why)
         most = self._fleet.most_choices(plan)
         blocks = self._fleet.missing_blocks(prefix, plan.computes)
-        decision = Decision(candidates, demand, plan)
+        decision = None if entry.request.attempts.is_full else Decision(candidates, demand, plan)
         for first in range(0, len(entries), most):
             record = self._start(entries[first : first + most], plan, blocks if first == 0 else ())
             record.look_up_began, record.looked_up, record.decision = look_up_began, looked_up, decision

@@ -1,5 +1,6 @@
 """Answers generating requests over HTTP: reads, checks and runs each, and writes its answer."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from services.gateway.api.updates import Updates
 from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
 from services.gateway.openai.exchange import Exchange
 from services.gateway.openai.http_protocol import StreamWriter
+
+_UPDATES_AT_ONCE = 64  # take a millisecond
+_FEW_CHOICES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +111,15 @@ class _EventStream:
 
 async def _collect(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread) -> None:
     parts: list[list[Update]] = [[] for _ in range(updates.num_choices)]
+    num_taken = 0
     while not updates.done:
         update = await updates.next()
         parts[update.choice].append(update)
+        num_taken += 1
+        if num_taken % _UPDATES_AT_ONCE == 0:
+            await asyncio.sleep(0)
     choices = [_joined(choice) for choice in parts]
-    if any(map(takes_long, choices)):
+    if len(choices) > _FEW_CHOICES or any(map(takes_long, choices)):
         body = await side.run(answer.body, choices, updates.usage())
     else:
         body = answer.body(choices, updates.usage())

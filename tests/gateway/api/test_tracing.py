@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from services.config import WorkerRole
-from services.gateway.api.attempt_record import AttemptRecord, AtWorker, Ended
+from services.gateway.api.attempt_record import AttemptRecord, AttemptRecords, AtWorker, Ended
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.tracing import TracingError, tracing_from
 
@@ -71,6 +71,8 @@ def a_record(arrived: float) -> RequestRecord:
     attempt.at[WorkerRole.DECODE] = AtWorker(
         arrived + 2.1, arrived + 3, arrived + 3.5, arrived + 4.5, arrived + 4.9, 0.2, "nixl"
     )
+    attempts = AttemptRecords()
+    attempts.add(attempt)
     return RequestRecord(
         "r1",
         "completions",
@@ -78,7 +80,7 @@ def a_record(arrived: float) -> RequestRecord:
         status=200,
         prompt_tokens=9,
         generated_tokens=7,
-        attempts=[attempt],
+        attempts=attempts,
         arrived=arrived,
         parsed=arrived + 0.25,
         tokenized=arrived + 0.75,

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvtransfer.messages import EndReason
-from services.config import WorkerRole
-from services.gateway.api.attempt_record import AttemptRecord
+from services.config import HandoffMode, WorkerRole
+from services.gateway.api.attempt_record import MAX_KEPT, AttemptRecord
 from services.protocol.frames import Failure, Load, Timing
 from services.protocol.outcomes import FailureCode
 from tests.gateway.dispatch_stack import (
@@ -97,3 +97,15 @@ async def test_an_attempt_that_failed_says_why_and_the_next_one_s_record_follows
     assert second.workers[WorkerRole.DECODE] == standing.address
     assert verdicts(second)[failing.address] == "no handoff with the other worker that was chosen"
     assert stack.counts.ends["handoff"] == 1
+
+
+async def test_of_a_request_of_many_prompts_the_first_attempts_are_kept_and_all_are_counted():
+    decode = decode_worker(num_blocks=1000)
+    many = MAX_KEPT + 5
+    wanted = replace(request(), capsules=request().capsules * many)
+    async with running(decode, handoff=HandoffMode.NEVER) as stack, stack.dispatcher.generate(wanted):
+        await decode.submit(many)
+    assert wanted.attempts.number == many
+    kept = list(wanted.attempts)
+    assert [each.choices for each in kept] == [[choice] for choice in range(MAX_KEPT)]
+    assert all(each.decision is not None for each in kept)
