@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sampling.proto\x12\x08\x62\x61ton.v1\"\xda\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12\x16\n\x0e\x62ias_token_ids\x18\x0f \x03(\x05\x12\x13\n\x0b\x62ias_values\x18\x10 \x03(\x01\x12$\n\tbad_words\x18\x11 \x03(\x0b\x32\x11.baton.v1.BadWordB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsB\x15\n\x13_repetition_penalty\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\\\n\x07\x43\x61psule\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\nnum_prompt\x18\x02 \x01(\r\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParamsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/sampling.proto\x12\x08\x62\x61ton.v1\"\xeb\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\r\n\x05top_k\x18\x03 \x01(\x05\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\x02\x88\x01\x01\x12\x16\n\x0e\x62ias_token_ids\x18\x0f \x03(\x05\x12\x13\n\x0b\x62ias_values\x18\x10 \x03(\x01\x12$\n\tbad_words\x18\x11 \x03(\x0b\x32\x11.baton.v1.BadWord\x12\x0f\n\x07grammar\x18\x12 \x01(\tB\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobsB\x15\n\x13_repetition_penalty\"\x1c\n\x07\x42\x61\x64Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\\\n\x07\x43\x61psule\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x12\n\nnum_prompt\x18\x02 \x01(\r\x12*\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.baton.v1.SamplingParamsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.sampling_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS']._serialized_start=36
-  _globals['_SAMPLINGPARAMS']._serialized_end=510
-  _globals['_BADWORD']._serialized_start=512
-  _globals['_BADWORD']._serialized_end=540
-  _globals['_CAPSULE']._serialized_start=542
-  _globals['_CAPSULE']._serialized_end=634
+  _globals['_SAMPLINGPARAMS']._serialized_end=527
+  _globals['_BADWORD']._serialized_start=529
+  _globals['_BADWORD']._serialized_end=557
+  _globals['_CAPSULE']._serialized_start=559
+  _globals['_CAPSULE']._serialized_end=651
 # @@protoc_insertion_point(module_scope)

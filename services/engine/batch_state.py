@@ -14,6 +14,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from services.engine.guidance import Guidance
 from services.engine.logit_edits import SequenceEdits, edits_of
 from services.engine.request import Kind, Request
 
@@ -44,7 +45,10 @@ class Phase(IntEnum):
 class BatchState:
     """Arrays with one entry for each of `max_num_seqs` slots."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, guidance: Guidance | None = None
+    ) -> None:
+        self._guidance = guidance
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -145,7 +149,7 @@ class BatchState:
         self.num_logprobs[slot] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self._set_stop_ids(slot, stop_ids)
-        self.edits[slot] = edits_of(sampling, capsule.num_prompt)
+        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)
         return slot

@@ -18,6 +18,7 @@ from kvtransfer.ids import AttemptId
 from kvtransfer.messages import Announcement, FirstToken
 from services.engine.batch_state import UNKNOWN, BatchState, Phase
 from services.engine.block_pool import BlockPool
+from services.engine.guidance import Guidance
 from services.engine.launch import Launched, decode_step, mixed_step
 from services.engine.outputs import EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
 from services.engine.prefix_cache import PrefixCache
@@ -34,7 +35,7 @@ class Engine:
     """One model replica: its sequences, their blocks, and the runner that computes them.
 
     pipeline_depth: steps launched before the one under way is collected, 0 or 1. Where logits depend on the tokens so
-    far (penalties, bad words) every step is collected before the next is planned.
+    far (penalties, bad words, grammars) every step is collected before the next is planned.
     """
 
     def __init__(
@@ -46,22 +47,26 @@ class Engine:
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
         pipeline_depth: int = 0,
+        guidance: Guidance | None = None,
     ) -> None:
         assert pipeline_depth in (0, 1)
-        batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size)
+        batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size, guidance)
         pool = BlockPool(runner.num_blocks, PrefixCache(runner.num_blocks, batch.block_size))
         self._outputs = EngineOutputs()
         self.sequences = Sequences(batch, pool, self._outputs, eos_token_ids, runner.window)
         self.runner = runner
         self._scheduler = scheduler
         self._depth = pipeline_depth
+        self._guides = guidance is not None
         self._under_way: deque[Launched] = deque()
         self._decoding = TokenRows(batch, batch.slots_in(Phase.DECODE))  # of the last step that only decoded
         self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
 
     def submit(self, request: Request) -> None:
         """Takes a request, or fails it; its tokens and its failure are in the outputs."""
-        if self._scheduler.accepts(request):
+        if request.capsule.sampling.grammar and not self._guides:
+            self.sequences.fail(request, FailureCode.UNSUPPORTED, "this worker guides no answers")
+        elif self._scheduler.accepts(request):
             self.sequences.submit(request)
         else:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "this role does not run such requests")
@@ -182,6 +187,8 @@ class Engine:
         launched, output = self._under_way.popleft(), self.runner.collect()
         sequences, batch = self.sequences, self.sequences.batch
         sequences.frees.step_collected()
+        for slot, error in launched.rows.lost():
+            sequences.fail(batch.request(slot), FailureCode.UNSUPPORTED, f"its grammar: {error}")
         if batch.num_closed != launched.num_closed:
             launched, output = launched.without_closed(batch, output)
         slots = launched.slots

@@ -1,4 +1,4 @@
-"""Changes that a request makes to the logits of single tokens: bias, bad words, penalties for repetition.
+"""Changes that a request makes to logits: bias, bad words, penalties for repetition, a grammar's masks.
 
 Only sequences whose request asks for such changes have an entry here, so a batch without any costs one look at a mask.
 All of this is derived from the request and the sequence's tokens, so a sequence that continues on another worker
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
 from services.engine.runner.base import LogitEdits
 from services.protocol.sampling import SamplingParams
 
@@ -16,17 +17,25 @@ _NO_IDS = np.zeros(0, dtype=np.int64)
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 
 
-def edits_of(sampling: SamplingParams, num_prompt: int) -> "SequenceEdits | None":
-    """Returns the edits of a sequence with these parameters; None: it has none."""
-    if sampling.logit_bias or sampling.bad_words or sampling.counts_tokens:
-        return SequenceEdits(sampling, num_prompt)
-    return None
+def edits_of(sampling: SamplingParams, num_prompt: int, guidance: Guidance | None = None) -> "SequenceEdits | None":
+    """Returns the edits of a sequence with these parameters; None: it has none.
+
+    guidance: computes masks; without it there must be no grammar.
+    """
+    if not (sampling.logit_bias or sampling.bad_words or sampling.counts_tokens or sampling.grammar):
+        return None
+    guided = None
+    if sampling.grammar:
+        assert guidance is not None
+        guided = GuidedSequence(guidance, sampling.grammar)
+    return SequenceEdits(sampling, num_prompt, guided)
 
 
 class SequenceEdits:
     """The edits of one sequence. `tokens` is always all of its tokens so far, prompt first, as int32[n]."""
 
-    def __init__(self, sampling: SamplingParams, num_prompt: int) -> None:
+    def __init__(self, sampling: SamplingParams, num_prompt: int, guided: GuidedSequence | None = None) -> None:
+        self.guided = guided
         self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self._num_prompt = num_prompt
         self._bias_tokens = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
@@ -35,7 +44,8 @@ class SequenceEdits:
         self._longest = max((len(word) for word in self._bad_words), default=0)
         self._counts_tokens = sampling.counts_tokens
         self._counts: TokenCounts | None = None  # created when the sequence is first seen
-        self.follows_tokens = self._counts_tokens or bool(self._bad_words)  # False: the edits never change
+        # False: the edits never change.
+        self.follows_tokens = self._counts_tokens or bool(self._bad_words) or guided is not None
 
     def biases(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns int64[B] token ids and float32[B] values: the request's bias, and bans of tokens that would complete
@@ -49,6 +59,14 @@ class SequenceEdits:
             np.concatenate([self._bias_tokens, np.array(banned, dtype=np.int64)]),
             np.concatenate([self._bias, np.full(len(banned), -np.inf, dtype=np.float32)]),
         )
+
+    def guided_row(self, row: int, tokens: np.ndarray, banned: np.ndarray) -> GuidedRow | None:
+        """Returns what the mask of the sequence's next token is made from; None: it has no grammar."""
+        if (guided := self.guided) is None:
+            return None
+        new_tokens = tokens[self._num_prompt + guided.num_followed :].tolist()
+        guided.num_followed += len(new_tokens)
+        return GuidedRow(row, guided, new_tokens, banned)
 
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""
@@ -91,16 +109,22 @@ def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.
     `rows` has an entry for each row with any: its number, its edits, its tokens so far, and token ids that it must not
     choose now.
     """
+    guided: list[GuidedRow] = []
     bias: list[tuple[int, np.ndarray, np.ndarray]] = []
     counts: list[tuple[int, np.ndarray, np.ndarray]] = []
     penalties = np.tile(np.array([[1.0], [0.0], [0.0]], dtype=np.float32), num_rows)
     for row, edits, tokens, banned in rows:
-        bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
+        if edits is not None and (guided_row := edits.guided_row(row, tokens, banned)) is not None:
+            guided.append(guided_row)  # its mask has what is banned
+        else:
+            bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
         if edits is not None:
             bias.append((row, *edits.biases(tokens)))
             counts.append((row, *edits.counts(tokens)))
             penalties[:, row] = edits.penalties
-    return LogitEdits(*_packed(bias), *_packed(counts), *penalties)
+    masks = guided[0].sequence.guidance.masks(guided) if guided else None
+    repetition, frequency, presence = penalties
+    return LogitEdits(*_packed(bias), *_packed(counts), repetition, frequency, presence, masks)
 
 
 def _packed(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput
+from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput, TokenMasks
 
 NUM_CANDIDATES = 1024  # a filtered row is sorted whole only if its filters reach beyond so many best tokens
 MIN_TEMPERATURE = 1e-5  # lower temperatures count as this one: apart from ties, one token has all the weight
@@ -58,7 +58,7 @@ def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:
 
 
 def _edit(logits: Tensor, edits: LogitEdits) -> None:
-    """Applies biases and penalties, in place."""
+    """Applies biases, penalties and masks, in place."""
     biased = torch.from_numpy(edits.bias_rows), torch.from_numpy(edits.bias_tokens)
     logits.index_put_(biased, torch.from_numpy(edits.bias), accumulate=True)
     rows, tokens = torch.from_numpy(edits.count_rows), torch.from_numpy(edits.count_tokens)
@@ -68,6 +68,16 @@ def _edit(logits: Tensor, edits: LogitEdits) -> None:
     values -= torch.from_numpy(edits.frequency)[rows] * counts
     values -= torch.from_numpy(edits.presence)[rows] * (counts > 0)
     logits[rows, tokens] = values
+    if edits.masks is not None:
+        _mask(logits, edits.masks)
+
+
+def _mask(logits: Tensor, masks: TokenMasks) -> None:
+    """Leaves the rows with masks no other tokens, in place. A bias of -inf bans no token that is the only one left."""
+    bits, rows = masks.bits(), torch.from_numpy(masks.rows)
+    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+    least = torch.finfo(torch.float32).min
+    logits[rows] = torch.where(torch.from_numpy(allowed), logits[rows].clamp_(min=least), -torch.inf)
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from services.engine.batch_state import EDITS, LOGPROBS, MIN_TOKENS, SAMPLES, STOPS, BatchState
+from services.engine.guidance import GuidedSequence
 from services.engine.logit_edits import gather_edits
 from services.engine.outputs import StepRows, sole_gateway
 from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs
@@ -36,6 +37,7 @@ class TokenRows:
         self._handles = batch.handle[slots]
         self._going_on = np.zeros(len(slots), dtype=np.uint8)
         self._reported: np.ndarray | None = None  # `cached`, when all rows have reported theirs
+        self._guided: list[tuple[int, int, GuidedSequence]] = []  # in the last step: slot, its serial, its sequence
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -67,6 +69,14 @@ class TokenRows:
             finish[stops.any(axis=0)] = _STOP
         return finish
 
+    def lost(self) -> list[tuple[int, str]]:
+        """Finds the slots whose sequence cannot go on in its grammar, each with the reason. The masks are computed."""
+        return [
+            (slot, guided.error)
+            for slot, serial, guided in self._guided
+            if guided.error and self._batch.serial[slot] == serial
+        ]
+
     def report(
         self, positions: np.ndarray, tokens: np.ndarray, finish: np.ndarray, logprobs: StepLogprobs | None
     ) -> StepRows:
@@ -97,12 +107,15 @@ class TokenRows:
         edited = np.flatnonzero((batch.features[slots] & EDITS != 0) | ~may_stop)
         if not len(edited):
             return None
-        rows = []
+        rows, self._guided = [], []
         for row in edited.tolist():
             slot = int(slots[row])
+            edits = batch.edits[slot]
+            if edits is not None and edits.guided is not None:
+                self._guided.append((slot, int(self.serials[row]), edits.guided))
             stop_ids = batch.stop_ids[slot]
             banned = stop_ids[(stop_ids >= 0) & ~may_stop[row]]
-            rows.append((row, batch.edits[slot], batch.known_tokens(slot), banned))
+            rows.append((row, edits, batch.known_tokens(slot), banned))
         return gather_edits(rows, len(slots))
 
 

@@ -51,6 +51,7 @@ class WorkerHello:
     vocab_size: int
     model: str = ""  # `model_digest`; empty: unknown
     kernels: str = ""  # the kernels' class of processors, "torch" or "cuda"; empty: unknown
+    guides: bool = False  # it has answers match grammars
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**31 - 1  # an int32 on the wire
+MAX_GRAMMAR = 1 << 18  # characters; gateways allow fewer
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0  # penalties in this range leave logits finite in float32
 
 
@@ -32,6 +33,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides (multiplies, if negative) the logit of each token in prompt or answer
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), no id twice
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed in what is generated
+    grammar: str = ""  # of llguidance, which the whole answer matches; empty: any answer does
 
     @property
     def counts_tokens(self) -> bool:

@@ -9,14 +9,15 @@ import sys
 import structlog
 
 from kvtransfer.transports.base import TransportError
-from services.engine.runner.load import load_runner
+from services.engine.guidance import Guidance
+from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
 from services.engine.scheduler import Scheduler
 from services.process.configs import WorkerConfig
 from services.process.gc_watch import GcWatch
 from services.process.logs import configure_logging
 from services.protocol.grpc_options import host_port
-from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest
 from services.protocol.model_files.open import open_model
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
@@ -68,9 +69,19 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
         advertised_host=config.advertised_host or config.host,
         gc_watch=gc_watch,
         pipeline_depth=loaded.pipeline_depth,
+        guidance=_guidance(open_model(engine.model), loaded),
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
         drain_timeout_s=config.process.drain_timeout_s,
     )
+
+
+def _guidance(files: ModelFiles, loaded: LoadedModel) -> Guidance | None:
+    """Returns None, and says why, for a tokenizer that the library cannot read."""
+    try:
+        return Guidance(files.tokenizer().decode(), loaded.vocab_size, loaded.eos_token_ids)
+    except (ModelError, ValueError) as error:
+        log.warning("answers cannot be made to match grammars", reason=str(error))
+        return None
 
 
 async def _serve(worker: Worker, address: str) -> int:

@@ -8,7 +8,14 @@ import math
 from itertools import chain
 
 from services.protocol.messages import MAX_HANDLE, Submit
-from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION, SamplingParams
+from services.protocol.sampling import (
+    MAX_GRAMMAR,
+    MAX_REPETITION,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
+    MIN_REPETITION,
+    SamplingParams,
+)
 
 _MAX_LENGTH = 2**31 - 1  # of a sequence: an int32
 _MAX_ALTERNATIVES = 128  # logprobs for each token; gateways allow 20
@@ -33,6 +40,8 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "a timeout that is no time"
     if submit.last_handle > MAX_HANDLE:
         return "more choices than there are handles"
+    if len(sampling.grammar) > MAX_GRAMMAR:
+        return "too large a grammar"
     return _wrong_choice(sampling) or _wrong_lists(sampling, vocab_size)
 
 

@@ -31,6 +31,7 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteStreamTransport, 
 from protos import kv_pb2_grpc, worker_pb2_grpc
 from services.config import WorkerRole
 from services.engine.engine import Engine
+from services.engine.guidance import Guidance
 from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
 from services.prefix_index.registry import WorkerRecord
@@ -78,6 +79,7 @@ class WorkerParts:
     advertised_host: str = "127.0.0.1"  # where gateways and other workers reach it, as the registry tells them
     gc_watch: GcWatch | None = None  # of this process, for the load that gateways are told
     pipeline_depth: int = 0  # see Engine
+    guidance: Guidance | None = None  # of answers that match grammars; None: it takes no requests for them
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
     drain_timeout_s: float = 30.0  # the time of a whole drain
 
@@ -98,6 +100,7 @@ class Worker:
             max_model_len=parts.max_model_len,
             eos_token_ids=parts.eos_token_ids,
             pipeline_depth=parts.pipeline_depth,
+            guidance=parts.guidance,
         )
         generations = engine.sequences.pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.
@@ -206,6 +209,7 @@ class Worker:
             vocab_size=parts.runner.vocab_size,
             model=parts.model,
             kernels=parts.kernels,
+            guides=parts.guidance is not None,
         )
 
     def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:

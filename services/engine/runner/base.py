@@ -1,6 +1,6 @@
 """The seam between the step loop and the runner that executes a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,9 +10,17 @@ from kvtransfer.block_memory import BlockMemory
 from kvtransfer.layout import KvLayout
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenMasks:
+    """The tokens that M rows may choose. Something computes them while the model runs."""
+
+    rows: np.ndarray  # int64[M]
+    bits: Callable[[], np.ndarray]  # waits for them, and returns uint32[M, ceil(vocab / 32)], lowest bit first; 1: may
+
+
 @dataclass(slots=True, eq=False)
 class LogitEdits:
-    """Changes to single logits before a token is chosen, for N rows: first the B biases, then the C penalties.
+    """Changes to logits before a token is chosen, for N rows: first the B biases, then the C penalties, then masks.
 
     A token that a row's answer has `c` times (0 if only its prompt has it) with the logit z gets the logit z /
     repetition (z * repetition if z is negative) - c * frequency - (c > 0) * presence, as in CTRL (Keskar et al. 2019)
@@ -28,6 +36,7 @@ class LogitEdits:
     repetition: np.ndarray  # float32[N]
     frequency: np.ndarray  # float32[N]
     presence: np.ndarray  # float32[N]
+    masks: TokenMasks | None = None  # None: each row may choose any token
 
 
 @dataclass(slots=True, eq=False)

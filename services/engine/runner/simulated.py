@@ -118,6 +118,11 @@ class SimulatedRunner:
         values = np.where(values > 0, values / edits.repetition[rows], values * edits.repetition[rows])
         values -= edits.frequency[rows] * counts + edits.presence[rows] * (counts > 0)
         logits[rows, edits.count_tokens] = values
+        if edits.masks is not None:
+            bits = edits.masks.bits().view(np.uint8)
+            allowed = np.unpackbits(bits, axis=1, count=self.vocab_size, bitorder="little").view(np.bool_)
+            masked = logits[edits.masks.rows].clip(min=np.finfo(np.float32).min)
+            logits[edits.masks.rows] = np.where(allowed, masked, -np.inf)
         chosen: np.ndarray = logits.argmax(axis=1).astype(np.int32)
         return chosen
 

@@ -51,6 +51,8 @@ class Decision:
         plan, demand = self.plan, self.demand
         if worker.id in [chosen.id for chosen in plan.workers()]:
             return "chosen"
+        if demand.guided and not worker.guides:
+            return "it guides no answers"
         if not fits(worker, demand):
             return "too small"
         if (reason := why_not_ready(worker, demand)) is not None:

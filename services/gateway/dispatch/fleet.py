@@ -146,6 +146,7 @@ class Fleet:
                 num_blocks=worker.hello.num_blocks,
                 max_model_len=worker.hello.max_model_len,
                 load=worker.load,
+                guides=worker.hello.guides,
                 depth=depths.get(worker.id, 0),
                 queued_tokens=workload.queued_tokens.get(worker.id, 0),
                 assigned=workload.assigned.get(worker.id, 0),

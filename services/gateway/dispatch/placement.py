@@ -127,6 +127,7 @@ class Placement:
             avoid=retries.still_avoided(now),
             avoid_pairs=self._ledger.pairs.avoided(now) | retries.failed_pairs,
             without_handoff=retries.without_handoff,
+            guided=bool(entry.request.capsules[0].sampling.grammar),
             suspect=retries.suspect,
             kept=self._isolation.kept(now),
         )

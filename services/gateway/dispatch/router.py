@@ -45,6 +45,7 @@ class Candidate:
     num_blocks: int
     max_model_len: int
     load: Load
+    guides: bool = False  # see WorkerHello
     depth: int = 0  # leading blocks of this prompt in its cache
     queued_tokens: int = 0  # see Workload
     assigned: int = 0  # see Workload
@@ -69,6 +70,7 @@ class Demand:
     avoid: frozenset[WorkerId] = frozenset()  # workers that refused it just now
     avoid_pairs: frozenset[Pair] = frozenset()  # pairs whose handoffs failed
     without_handoff: bool = False  # its handoffs failed at several pairs
+    guided: bool = False  # its answer matches a grammar
     suspect: bool = False  # it may be what ends workers, see isolation.py
     kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
 
@@ -188,7 +190,8 @@ def make_plan(
     candidates: Iterable[Candidate], demand: Demand, policy: Policy, turn: int, figures: Figures = _NOTHING_KNOWN
 ) -> Plan | NoPlan:
     """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
-    able = [worker for worker in candidates if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
+    guiding = (worker for worker in candidates if worker.guides or not demand.guided)
+    able = [worker for worker in guiding if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
     fitting = [worker for worker in able if fits(worker, demand)]
     ready = [worker for worker in fitting if why_not_ready(worker, demand) is None]
     prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)

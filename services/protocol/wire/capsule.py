@@ -18,6 +18,7 @@ _SHARED = SharedFields(
     "ignore_eos",
     "presence_penalty",
     "frequency_penalty",
+    "grammar",
 )
 
 

@@ -23,6 +23,7 @@ _OF_WORKER = SharedFields(
     "vocab_size",
     "model",
     "kernels",
+    "guides",
 )
 
 

@@ -1,6 +1,6 @@
 """Sampling on the device of the logits: parameters travel with the rest of a step, and ids stay for the next step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -18,8 +18,15 @@ class Wanted:
 
     params: DeviceSampling | None  # None: all greedy
     edits: DeviceEdits | None
+    masks: "_DeviceMasks | None"
     widths: Tensor | None  # int32[N], of logprobs; None: no row wants them
     width: int  # the largest of `widths`
+
+
+@dataclass(slots=True, eq=False)
+class _DeviceMasks:
+    rows: Tensor  # int64[M]
+    bits: Tensor  # int32[M, ceil(vocab / 32)], see TokenMasks
 
 
 class GpuSampler:
@@ -33,6 +40,7 @@ class GpuSampler:
         return Wanted(
             params=None if batch.all_greedy else _params(batch, buffer),
             edits=None if batch.edits is None else _edits(batch.edits, buffer),
+            masks=None if batch.edits is None else _masks(batch.edits, buffer),
             widths=buffer.put(batch.num_logprobs) if batch.any_logprobs else None,
             width=int(batch.num_logprobs.max(initial=0)) if batch.any_logprobs else 0,
         )
@@ -45,6 +53,8 @@ class GpuSampler:
         if wanted.edits is not None:
             logits = logits.to(torch.float32, copy=True)
             edit_logits(logits, wanted.edits)
+        if wanted.masks is not None:
+            _mask(logits, wanted.masks)
         if wanted.params is None:
             greedy(logits, sampled)
         else:
@@ -81,4 +91,18 @@ def _params(batch: SamplingBatch, buffer: StepBuffer) -> DeviceSampling:
 
 
 def _edits(edits: LogitEdits, buffer: StepBuffer) -> DeviceEdits:
-    return DeviceEdits(*(buffer.put(getattr(edits, name)) for name in LogitEdits.__slots__))
+    return DeviceEdits(*(buffer.put(getattr(edits, field.name)) for field in fields(DeviceEdits)))
+
+
+def _masks(edits: LogitEdits, buffer: StepBuffer) -> _DeviceMasks | None:
+    if edits.masks is None:
+        return None
+    return _DeviceMasks(buffer.put(edits.masks.rows), buffer.put(edits.masks.bits().view(np.int32)))
+
+
+def _mask(logits: Tensor, masks: _DeviceMasks) -> None:
+    """Leaves the rows with masks no other tokens, in place, as the sampler for CPUs does."""
+    tokens = torch.arange(logits.shape[1], device=logits.device)
+    allowed = (masks.bits[:, tokens >> 5] >> (tokens & 31).to(torch.int32)) & 1 != 0
+    least = torch.finfo(torch.float32).min
+    logits[masks.rows] = torch.where(allowed, logits[masks.rows].clamp(min=least), -torch.inf)

@@ -1,0 +1,148 @@
+"""Answers that match grammars, whatever happens to their sequences."""
+
+import re
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from services.decode.scheduler import DecodeScheduler
+from services.engine.engine import Engine
+from services.engine.guidance import Guidance
+from services.engine.runner.simulated import SimulatedRunner
+from services.engine.sequences import Sequences
+from services.protocol.outcomes import FailureCode, FinishReason
+from tests.engine.harness import Driven
+
+EOS = 261  # tokens are bytes, and a few more
+VOCAB = 262
+PROMPT = list(b"Call me at ")
+NUMBER = r"[0-9]{3}-[a-f]{2,9}(, [0-9]{3}-[a-f]{2,9}){0,3}"
+GRAMMAR = LLMatcher.grammar_from_regex(NUMBER)
+WARM: Any = {"temperature": 1.0}
+
+
+def make(depth: int = 0, num_blocks: int = 64, max_num_seqs: int = 8) -> Driven:
+    runner = SimulatedRunner(num_blocks, 4, vocab_size=VOCAB, late=depth > 0)
+    engine = Engine(
+        runner,
+        DecodeScheduler(64),
+        max_num_seqs=max_num_seqs,
+        max_model_len=128,
+        eos_token_ids=(EOS,),
+        pipeline_depth=depth,
+        guidance=Guidance("byte", VOCAB, (EOS,)),
+    )
+    return Driven(engine)
+
+
+def text(tokens: list[int]) -> str:
+    return bytes(token for token in tokens if token != EOS).decode()
+
+
+def assert_matches(driven: Driven, handle: int, pattern: str = NUMBER) -> None:
+    assert driven.finish[handle] == FinishReason.STOP
+    assert re.fullmatch(pattern, text(driven.tokens[handle])), driven.tokens[handle]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_answers_match_their_grammars_beside_others_that_have_none(depth: int):
+    driven = make(depth)
+    guided = [driven.submit(PROMPT, 60, grammar=GRAMMAR, seed=seed, **WARM) for seed in range(4)]
+    greedy = driven.submit(PROMPT, 60, grammar=GRAMMAR)
+    other = driven.submit(PROMPT, 20)
+    plain = make(depth)
+    alone = plain.submit(PROMPT, 20)
+    driven.run()
+    plain.run()
+    for handle in (*guided, greedy):
+        assert_matches(driven, handle)
+    assert len({text(driven.tokens[handle]) for handle in guided}) > 1
+    assert driven.tokens[other] == plain.tokens[alone]
+    driven.assert_baseline()
+
+
+def test_a_sequence_continues_on_another_worker_as_it_would_have_here():
+    here = make()
+    handle = here.submit(PROMPT, 60, grammar=GRAMMAR, seed=7, **WARM)
+    here.run()
+    whole = here.tokens[handle]
+    for cut in range(1, len(whole)):
+        there = make()
+        rest = there.submit([*PROMPT, *whole[:cut]], 60, num_prompt=len(PROMPT), grammar=GRAMMAR, seed=7, **WARM)
+        there.run()
+        assert whole[:cut] + there.tokens[rest] == whole
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_choices_of_one_prompt_each_match(depth: int):
+    driven = make(depth)
+    handle = driven.submit(PROMPT, 60, grammar=GRAMMAR, seeds=(1, 2, 3), **WARM)
+    driven.run()
+    for choice in range(handle + 1, handle + 4):
+        assert_matches(driven, choice)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_sequences_that_lose_their_blocks_come_back_in_their_grammars(depth: int, monkeypatch: pytest.MonkeyPatch):
+    preempted: list[int] = []
+    preempt = Sequences.preempt
+
+    def counted(sequences: Sequences, slot: int) -> None:
+        preempted.append(slot)
+        preempt(sequences, slot)
+
+    monkeypatch.setattr(Sequences, "preempt", counted)
+    address = "([0-9a-f]{2}:){12}[0-9a-f]{2}"
+    roomy, tight = make(depth), make(depth, num_blocks=30)
+    for driven in (roomy, tight):
+        assert not preempted
+        for seed in range(4):
+            driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex(address), seed=seed, **WARM)
+        driven.run()
+        for handle in range(1, 5):
+            assert_matches(driven, handle, address)
+    assert preempted
+    assert tight.tokens == roomy.tokens
+
+
+def test_a_grammar_that_is_none_fails_its_request_alone():
+    driven = make()
+    bad = driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex("a(b"))
+    good = driven.submit(PROMPT, 60, grammar=GRAMMAR)
+    driven.run()
+    (failure,) = driven.failures
+    assert (failure.handle, failure.code) == (bad, FailureCode.UNSUPPORTED)
+    assert "unclosed group" in failure.detail
+    assert bad not in driven.tokens
+    assert_matches(driven, good)
+    driven.assert_baseline()
+
+
+def test_a_worker_without_guidance_refuses_a_request_for_it():
+    runner = SimulatedRunner(64, 4, vocab_size=VOCAB)
+    driven = Driven(Engine(runner, DecodeScheduler(64), max_num_seqs=4, max_model_len=128, eos_token_ids=(EOS,)))
+    handle = driven.submit(PROMPT, 60, grammar=GRAMMAR)
+    driven.run()
+    assert [(failure.handle, failure.code) for failure in driven.failures] == [(handle, FailureCode.UNSUPPORTED)]
+
+
+def test_what_else_bans_tokens_never_leads_out_of_the_grammar():
+    """Bad words ban all that a grammar allows; a least number of tokens is above what it has."""
+    driven = make()
+    grammar = LLMatcher.grammar_from_regex("a{3}")
+    banned = driven.submit(PROMPT, 60, grammar=grammar, bad_words=((ord("a"),),), **WARM)
+    long = driven.submit(PROMPT, 60, grammar=grammar, min_tokens=20)
+    longer = driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex("[ab]{2,40}"), min_tokens=20)
+    driven.run()
+    assert_matches(driven, banned, "a{3}")
+    assert_matches(driven, long, "a{3}")
+    assert_matches(driven, longer, "[ab]{19,40}")
+
+
+def test_an_answer_that_is_cut_off_begins_as_its_grammar_does():
+    driven = make()
+    handle = driven.submit(PROMPT, 2, grammar=GRAMMAR)
+    driven.run()
+    assert driven.finish[handle] == FinishReason.LENGTH
+    assert re.fullmatch("[0-9]{2}", text(driven.tokens[handle]))
