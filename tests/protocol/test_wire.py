@@ -37,6 +37,7 @@ TOP64 = 2**64 - 1
 HELLO = WorkerHello(
     model="c0ffee",
     kernels="avx2",
+    guides=True,
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
     fingerprint="abc",
@@ -68,6 +69,7 @@ SAMPLING = SamplingParams(
     repetition_penalty=1.25,
     logit_bias=((3, -100.0), (7, 0.1)),
     bad_words=((1,), (2, 3)),
+    grammar='start: "é"',
 )
 
 

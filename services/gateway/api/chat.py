@@ -8,8 +8,9 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_text_length
-from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest, Strict, TokenCount
+from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest, TokenCount
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.strict import Strict
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 

@@ -24,6 +24,7 @@ from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.structured import GrammarChecks, grammar_of
 from services.gateway.api.terms import Terms
 from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
@@ -75,8 +76,10 @@ class RequestRunner(Generic[Request]):
         generator: Generator,
         metrics: GatewayMetrics,
         side: SideThread,
+        grammars: GrammarChecks,
     ) -> None:
         self.dialect = dialect
+        self._grammars = grammars
         self.model = model
         self._tokenizer = tokenizer
         self._generator = generator
@@ -158,9 +161,9 @@ class RequestRunner(Generic[Request]):
         if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
         vocab_size = self.model.vocab_size
-        bad_words = await self._bad_words(request.bad_words or [])
+        bad_words, grammar = await self._bad_words(request.bad_words or []), await self._grammar(request)
         first = resolve_sampling(
-            request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words
+            request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
         )
         if num_sequences * _named_tokens(first) > MAX_NAMED_TOKENS:
             names = "'logit_bias', 'stop_token_ids' and 'bad_words' name more than"
@@ -174,6 +177,12 @@ class RequestRunner(Generic[Request]):
                 capsules.append(Capsule(token_ids, len(token_ids), own))
                 await _let_others_run(len(capsules))
         return tuple(capsules)
+
+    async def _grammar(self, request: Request) -> str:
+        grammar, param = grammar_of(request.response_format, request.structured_outputs)
+        if grammar:
+            await self._grammars.check(grammar, param)
+        return grammar
 
     async def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
         if sum(map(len, words)) <= _SHORT_WORDS:
@@ -235,11 +244,11 @@ def make_runners(
     served = ServedModel(
         name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
     )
-    side = SideThread()
+    side, grammars = SideThread(), GrammarChecks(tokenizer)
     chat, completions = ChatDialect(tokenizer, chat_template, side), CompletionDialect(tokenizer, side)
     return Runners(
-        RequestRunner(chat, served, tokenizer, generator, metrics, side),
-        RequestRunner(completions, served, tokenizer, generator, metrics, side),
+        RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
+        RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
         tokenizer,
         side,
         RequestRecords(metrics, tracing),

@@ -26,11 +26,12 @@ def resolve_sampling(
     max_model_len: int,
     vocab_size: int,
     bad_words: tuple[tuple[int, ...], ...] = (),
+    grammar: str = "",
 ) -> SamplingParams:
     """Returns the parameters of the first choice for a prompt of `num_prompt` tokens.
 
-    bad_words: the request's, as tokens. Raises ApiError where the prompt does not fit the context, or a token is not in
-    the vocabulary.
+    bad_words: the request's, as tokens; grammar: of its answer, see SamplingParams. Raises ApiError where the prompt
+    does not fit the context, or a token is not in the vocabulary.
     """
     max_tokens = _max_tokens(request, num_prompt, max_model_len)
     stop_token_ids = tuple(request.stop_token_ids or ())
@@ -55,6 +56,7 @@ def resolve_sampling(
         repetition_penalty=_first(request.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=logit_bias,
         bad_words=bad_words,
+        grammar=grammar,
     )
 
 

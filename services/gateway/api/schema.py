@@ -6,19 +6,18 @@ CommonRequest, in the module of its dialect.
 
 import re
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid
+from services.gateway.api.strict import Strict
+from services.gateway.api.structured import PLAIN, ResponseFormat, StructuredOutputs
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 MAX_STOPS = 4
@@ -30,7 +29,6 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_CHARS = 8192  # of all of them together: each is tokenized twice
 MAX_LOGPROBS = 20
 TOKEN_ID_LIMIT = 2**31
-MAX_FIELDS = 128  # of an object, whether known or not: each unknown one is an error of its own
 
 _TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
@@ -84,38 +82,12 @@ TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT)]
 TokenCount = Annotated[int, Field(ge=1)]
 
 
-class Strict(BaseModel):
-    """A model that converts nothing and refuses unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_fields(cls, value: object) -> object:
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            raise PydanticCustomError("too_many_fields", "It must have at most {limit} fields.", {"limit": MAX_FIELDS})
-        return value
-
-
 class StreamOptions(Strict):
     """The `stream_options` of a request: what a stream carries beside its text."""
 
     include_usage: bool | None = None
     continuous_usage_stats: Literal[False] | None = None  # vLLM: usage in every chunk
     include_obfuscation: Literal[False] | None = None  # OpenAI: padding against an eavesdropper
-
-
-class ResponseFormat(Strict):
-    """The `response_format` of a request; only text is supported."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Any = None
-
-    @model_validator(mode="after")
-    def _only_text(self) -> Self:
-        if self.type != "text":
-            raise PydanticCustomError("unsupported", "Only 'text' is supported by this server.")
-        return self
 
 
 class CommonRequest(Strict, ABC):
@@ -148,6 +120,7 @@ class CommonRequest(Strict, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # The client's own notes, which ask for nothing.
     user: str | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -182,6 +155,9 @@ class CommonRequest(Strict, ABC):
         """Checks fields that only make sense together. Raises ApiError."""
         if self.stream_options is not None and not self.stream:
             raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        structured = self.structured_outputs is not None or (self.response_format or PLAIN).type != "text"
+        if structured and self.ignore_eos:
+            raise invalid("'ignore_eos' excludes structured output, which ends where its form does.", "ignore_eos")
 
 
 Request = TypeVar("Request", bound=CommonRequest)

@@ -10,7 +10,8 @@ from pydantic_core import ErrorDetails
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
 from services.gateway.api.large_json import JsonError, read_large, takes_long
-from services.gateway.api.schema import MAX_FIELDS, Request
+from services.gateway.api.schema import Request
+from services.gateway.api.strict import MAX_FIELDS
 
 # Fields that clients know and Baton does not act on, each with the values that ask for nothing. null always does.
 Neutral = Mapping[str, tuple[object, ...]]

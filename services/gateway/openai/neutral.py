@@ -28,7 +28,6 @@ _COMMON: Neutral = {
     "session_id": _NOTHING,
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "structured_outputs": _NOTHING,
     "thinking_token_budget": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "truncation_side": _NOTHING,
