@@ -1,0 +1,117 @@
+"""Structured output through the whole stack: every answer was handed off, and has the form that was asked for."""
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from pydantic import BaseModel
+
+from tests.e2e.conftest import prompt_of
+from tests.e2e.schemas import draw
+from tests.e2e.stack import Stack, running_stack, wait_until
+from tests.faults.case import busiest
+
+NUM_SCHEMAS = 100
+ADDRESS = "([0-9a-f]{2}:){99}[0-9a-f]{2}"
+WARM: dict[str, Any] = {"model": "tiny", "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def stack(llama: Path) -> Iterator[Stack]:
+    """A prefill worker and two decode workers."""
+    with running_stack(llama, decode=2, options=["--max-num-batched-tokens", "37"]) as running:
+        yield running
+
+
+def complete(stack: Stack, structured: dict[str, Any], seed: int = 0, **fields: Any) -> Any:
+    return stack.gateway.client.completions.create(
+        prompt=prompt_of(900 + seed, 40),
+        extra_body={"structured_outputs": structured},
+        **{**WARM, "seed": seed, "max_tokens": 400, **fields},
+    )
+
+
+def test_answers_validate_against_schemas_of_every_kind(stack: Stack):
+    def ask(seed: int) -> tuple[str, str]:
+        (choice,) = complete(stack, {"json": draw(seed)}, seed).choices
+        return choice.text, choice.finish_reason
+
+    before = stack.gateway.metric("baton_handoffs_total", outcome="completed")
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(ask, range(NUM_SCHEMAS)))
+    assert stack.gateway.metric("baton_handoffs_total", outcome="completed") > before
+    whole = [seed for seed, (_, reason) in enumerate(answers) if reason == "stop"]
+    for seed in whole:
+        jsonschema.Draft202012Validator(draw(seed)).validate(json.loads(answers[seed][0]))
+    print(f"{len(whole)} of {NUM_SCHEMAS} answers ended by themselves")
+    assert len(whole) >= 0.95 * NUM_SCHEMAS
+
+
+@pytest.mark.parametrize(
+    ("structured", "pattern"),
+    [
+        ({"regex": "[0-9]{3}-[a-z]{2,4}"}, "[0-9]{3}-[a-z]{2,4}"),
+        ({"choice": ["yes", 'no "thanks"', "größer"]}, '(yes|no "thanks"|größer)'),
+        ({"choice": ["one"]}, "one"),
+        ({"grammar": 'start: "a" digits "b"\ndigits: /[0-9]{1,5}/'}, "a[0-9]{1,5}b"),
+        ({"grammar": 'root ::= "x" [0-9] "y"'}, "x[0-9]y"),
+    ],
+)
+def test_every_form_and_every_choice(stack: Stack, structured: dict[str, Any], pattern: str):
+    answer = complete(stack, structured, 5, n=3, logprobs=2)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        assert re.fullmatch(pattern, choice.text)
+        assert len(choice.logprobs.tokens) == len(choice.logprobs.top_logprobs)
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in complete(stack, structured, 5, n=3, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == {choice.index: choice.text for choice in answer.choices}
+
+
+def test_an_answer_goes_on_in_its_grammar_when_its_worker_dies(stack: Stack):
+    expected = complete(stack, {"regex": ADDRESS}, 7).choices[0].text
+    assert re.fullmatch(ADDRESS, expected)
+    text, killed = "", False
+    for chunk in complete(stack, {"regex": ADDRESS}, 7, stream=True):
+        text += chunk.choices[0].text
+        if len(text) > 60 and not killed:
+            killed = True
+            stack.workers[busiest(stack, "decode")].kill()
+    assert killed
+    assert text == expected
+    stack.heal()
+
+
+def test_the_official_client_parses_a_chat(stack: Stack):
+    class Answer(BaseModel):
+        kind: bool
+        year: int
+
+    schema = {
+        "type": "object",
+        "properties": {"kind": {"type": "boolean"}, "year": {"type": "integer", "minimum": 1900, "maximum": 2100}},
+        "required": ["kind", "year"],
+        "additionalProperties": False,
+    }
+    named = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    chat: Any = stack.gateway.client.chat.completions.create(
+        messages=[{"role": "user", "content": "Which year?"}], response_format=named, max_tokens=50, **WARM
+    )
+    answer = Answer.model_validate_json(chat.choices[0].message.content)
+    assert 1900 <= answer.year <= 2100
+    assert chat.choices[0].finish_reason == "stop"
+
+
+def test_a_grammar_that_no_worker_could_follow_is_refused(stack: Stack):
+    from openai import BadRequestError
+
+    with pytest.raises(BadRequestError, match="unclosed group"):
+        complete(stack, {"regex": "a(b"})
+    wait_until(stack.gateway.at_baseline)
