@@ -75,6 +75,10 @@ _PARTS = {
         "a decode step beside the publishing of the blocks that it fills",
         (("batch", 256, "sequences"),),
     ),
+    "structured": _Part(
+        "grammars: the first mask of a schema, masks of a batch, decode steps with masks beside steps without",
+        (("model", None, "the checkpoint, instead of the demo model"),),
+    ),
     "transport": _Part("KV blocks between two processes of this host, over NIXL and over gRPC"),
 }
 

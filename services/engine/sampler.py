@@ -5,27 +5,38 @@ randomness is one uniform number, a pure function of (seed, position), put throu
 distribution's cumulative sum.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput, TokenMasks
+from services.engine.kernels.torch_operations import TorchOperations
+from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput
+
+Mask = Callable[[Tensor, Tensor, Tensor], None]
+_BY_TORCH = TorchOperations()
 
 NUM_CANDIDATES = 1024  # a filtered row is sorted whole only if its filters reach beyond so many best tokens
 MIN_TEMPERATURE = 1e-5  # lower temperatures count as this one: apart from ties, one token has all the weight
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> StepOutput:
-    """Samples one token for each row of `logits` (floating-point [N, vocab], on the CPU), which it may overwrite."""
-    if batch.all_greedy and batch.edits is None and not batch.any_logprobs:
+def sample(logits: Tensor, batch: SamplingBatch, mask: Mask = _BY_TORCH.mask) -> StepOutput:
+    """Samples one token for each row of `logits` (floating-point [N, vocab], on the CPU), which it may overwrite.
+
+    mask: see `Operations.mask`.
+    """
+    if batch.all_greedy and not batch.any_logprobs and (batch.edits is None or batch.edits.only_masks):
+        if batch.edits is not None:
+            _mask(logits, batch.edits, mask)
         return StepOutput(likeliest(logits), None)
     logits = logits.to(torch.float32)
     raw = logits
     if batch.edits is not None:
         raw = logits.clone() if batch.any_logprobs else logits
         _edit(logits, batch.edits)
+        _mask(logits, batch.edits, mask)
     chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))  # torch's own takes ten times as long on a CPU
     if not batch.all_greedy:
         rows = np.flatnonzero(batch.temperature > 0)
@@ -58,7 +69,7 @@ def score(logits: Tensor, tokens: np.ndarray, width: int) -> StepLogprobs:
 
 
 def _edit(logits: Tensor, edits: LogitEdits) -> None:
-    """Applies biases, penalties and masks, in place."""
+    """Applies biases and penalties, in place."""
     biased = torch.from_numpy(edits.bias_rows), torch.from_numpy(edits.bias_tokens)
     logits.index_put_(biased, torch.from_numpy(edits.bias), accumulate=True)
     rows, tokens = torch.from_numpy(edits.count_rows), torch.from_numpy(edits.count_tokens)
@@ -68,16 +79,11 @@ def _edit(logits: Tensor, edits: LogitEdits) -> None:
     values -= torch.from_numpy(edits.frequency)[rows] * counts
     values -= torch.from_numpy(edits.presence)[rows] * (counts > 0)
     logits[rows, tokens] = values
-    if edits.masks is not None:
-        _mask(logits, edits.masks)
 
 
-def _mask(logits: Tensor, masks: TokenMasks) -> None:
-    """Leaves the rows with masks no other tokens, in place. A bias of -inf bans no token that is the only one left."""
-    bits, rows = masks.bits(), torch.from_numpy(masks.rows)
-    allowed = np.unpackbits(bits.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
-    least = torch.finfo(torch.float32).min
-    logits[rows] = torch.where(torch.from_numpy(allowed), logits[rows].clamp_(min=least), -torch.inf)
+def _mask(logits: Tensor, edits: LogitEdits, mask: Mask) -> None:
+    if (masks := edits.masks) is not None:
+        mask(logits, torch.from_numpy(masks.rows), torch.from_numpy(masks.bits().view(np.int32)))
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

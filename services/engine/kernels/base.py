@@ -45,6 +45,17 @@ class Operations(Protocol):
         """Returns SiLU(gate) * up, [T, 2 * width] -> [T, width] (Shazeer 2020, arXiv 2002.05202)."""
 
 
+class HostOperations(Operations, Protocol):
+    """`Operations` on the CPU, where sampling is, too."""
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """Sets logits [N, vocab] of tokens whose bit is 0 to -inf, in place. They may be float32 or the kernels' dtype.
+
+        rows: int64[M], those that have bits; bits: int32[M, ceil(vocab / 32)], lowest bit first. Of a word with zeros,
+        the other tokens' logits are finite afterwards.
+        """
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Singles:
     """R rows of the batch with one query token each. Tensors are int32 and contiguous."""

@@ -8,7 +8,7 @@ import importlib.util
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.kernels.base import Operations, Paged, PagedTiles
+from services.engine.kernels.base import HostOperations, Paged, PagedTiles
 from services.engine.kernels.cpu.isa import this_isa
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.openmp import loaded_openmp
@@ -29,7 +29,7 @@ def why_not_fused(dtype: str) -> str | None:
     return None
 
 
-def make_operations(dtype: str, *, fused: bool) -> Operations:
+def make_operations(dtype: str, *, fused: bool) -> HostOperations:
     """Makes the small operations of a decoder layer."""
     if not fused:
         return TorchOperations()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -43,3 +44,10 @@ class TorchOperations:
         """See `Operations.silu_mul`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """See `Operations.mask`."""
+        by_byte = bits.contiguous().view(torch.uint8).numpy()
+        allowed = np.unpackbits(by_byte, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
+        finite = logits[rows].clamp_(min=torch.finfo(logits.dtype).min)
+        logits[rows] = finite.masked_fill_(~torch.from_numpy(allowed), -torch.inf)

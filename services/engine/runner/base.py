@@ -38,6 +38,11 @@ class LogitEdits:
     presence: np.ndarray  # float32[N]
     masks: TokenMasks | None = None  # None: each row may choose any token
 
+    @property
+    def only_masks(self) -> bool:
+        """True when there are neither biases nor penalties."""
+        return not len(self.bias_rows) and not len(self.count_rows)
+
 
 @dataclass(slots=True, eq=False)
 class SamplingBatch:

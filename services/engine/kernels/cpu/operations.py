@@ -9,6 +9,7 @@ from functools import cache
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
@@ -24,6 +25,8 @@ from services.engine.kernels.cpu.tile_attention import TileAttention
 
 T = TypeVar("T")
 
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
 
 class FusedOperations:
     """`Operations` by compiled kernels, for the dtypes of `elements.ELEMENTS`."""
@@ -33,6 +36,7 @@ class FusedOperations:
         self._add_norm = _compiled("make_add_norm", dtype)
         self._rotate = _compiled("make_rotate", dtype)
         self._silu_mul = _compiled("make_silu_mul", dtype)
+        self._mask = {_DTYPES[of]: _compiled("make_mask", of) for of in (dtype, "float32")}
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
@@ -91,6 +95,20 @@ class FusedOperations:
             self._silu_mul, rows, gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), width
         )
         return out
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """See `Operations.mask`."""
+        self._team.run(
+            self._mask[logits.dtype],
+            len(rows),
+            logits.data_ptr(),
+            logits.stride(0),
+            logits.shape[1],
+            rows.data_ptr(),
+            bits.data_ptr(),
+            bits.shape[1],
+            at_a_time=1,
+        )
 
 
 class PagedKernels:

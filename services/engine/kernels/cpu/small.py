@@ -1,4 +1,4 @@
-"""The small operations of a decoder layer: norms, rotation, activation.
+"""The small operations of a decoder layer: norms, rotation, activation; and the masks of its logits.
 
 They round where `transformers` rounds, so that both choose the same tokens.
 """
@@ -6,15 +6,17 @@ They round where `transformers` rounds, so that both choose the same tokens.
 import math
 from typing import Any
 
-from numba import float32
+from numba import float32, uint32
 
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import silu
-from services.engine.kernels.cpu.intrinsics import address_of, float64_of, long_pointer, njit, stack
+from services.engine.kernels.cpu.intrinsics import address_of, float64_of, long_pointer, njit, stack, word_pointer
 from services.engine.kernels.cpu.per_item import per_item, places
 from services.engine.kernels.cpu.vectors import LANES
 
 _THREE_VECTORS = 3 * LANES
+_ALL = uint32(0xFFFFFFFF)  # of 32 tokens
+_NEVER, _LEAST = float32(-math.inf), float32(-3.3e38)
 
 
 @per_item
@@ -170,5 +172,34 @@ def make_store_kv(dtype: str) -> Any:
             target = a[arg.pool] + (long_pointer(a[arg.offsets])[token] + head * a[arg.head_stride]) * size
             copy(pointer(a[arg.k] + source), pointer(target), head_dim)
             copy(pointer(a[arg.v] + source), pointer(target + a[arg.plane] * size), head_dim)
+
+    return work
+
+
+@per_item
+def make_mask(dtype: str) -> Any:
+    """Makes a kernel that sets logits of tokens which must not come to -inf. An item is a row that has a mask.
+
+    Arguments of the kernel: logits, elements from row to row in them, vocabulary; rows, int64; bits, words of a row.
+    """
+    element = ELEMENTS[dtype]
+    load, store, pointer, size = element.load, element.store, element.pointer, element.size
+    arg = places("logits stride vocab rows bits words")
+
+    @njit
+    def work(a: Any, item: int, _thread: int) -> None:
+        row = long_pointer(a[arg.rows])[item]
+        x = pointer(a[arg.logits] + row * a[arg.stride] * size)
+        bits = word_pointer(a[arg.bits] + item * a[arg.words] * 4)
+        for word in range(a[arg.words]):
+            allowed = bits[word]
+            if allowed == _ALL:
+                continue
+            first = word * 32
+            for bit in range(min(32, a[arg.vocab] - first)):
+                if (allowed >> uint32(bit)) & uint32(1):
+                    store(x, first + bit, max(load(x, first + bit), _LEAST))
+                else:
+                    store(x, first + bit, _NEVER)
 
     return work

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from services.engine.kernels.base import Operations, Rows
+from services.engine.kernels.base import HostOperations, Rows
 from services.engine.runner.cpu.cores import CoreLease
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ class LeasedOperations:
     between any two operations.
     """
 
-    def __init__(self, operations: Operations, cores: CoreLease) -> None:
+    def __init__(self, operations: HostOperations, cores: CoreLease) -> None:
         self._operations = operations
         self._cores = cores
 
@@ -51,3 +51,7 @@ class LeasedOperations:
         """See `Operations.silu_mul`."""
         self._cores.adjust_for_prompts()
         return self._operations.silu_mul(gate_up)
+
+    def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+        """See `Operations.mask`."""
+        self._operations.mask(logits, rows, bits)

@@ -57,6 +57,7 @@ class TorchRunner:
         operations = make_operations(self.layout.dtype, fused=fused)
         if cores is not None:
             operations = LeasedOperations(operations, cores)
+        self._mask = operations.mask
         self._model = make_model(config, weights, self._attention, operations)
         self._done: deque[StepOutput] = deque()
 
@@ -91,11 +92,11 @@ class TorchRunner:
         token_ids, positions = torch.from_numpy(step.token_ids).to(torch.int64), torch.from_numpy(step.positions)
         sampled = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
         if step.scored is None and np.array_equal(sampled, np.arange(len(token_ids))):
-            return sample(self._model.all_logits(token_ids, positions, plan), step.sampling)
+            return sample(self._model.all_logits(token_ids, positions, plan), step.sampling, self._mask)
         queries = sampled if step.scored is None else np.concatenate([sampled, step.scored.queries])
         hidden = self._model.forward(token_ids, positions, plan, torch.from_numpy(queries))
         if len(sampled):
-            output = sample(self._model.logits(hidden[: len(sampled)]), step.sampling)
+            output = sample(self._model.logits(hidden[: len(sampled)]), step.sampling, self._mask)
         else:
             output = _nothing(step.sampling.any_logprobs)
         if step.scored is not None:
