@@ -62,10 +62,20 @@ def other_fields(request: inference_pb2.GenerateRequest | inference_pb2.Tokenize
         "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()} or None,
         "bad_words": list(request.bad_words) or None,
     }
+    if request.HasField("structured_outputs"):
+        fields["structured_outputs"] = _structured(request.structured_outputs)
     if request.HasField("logprobs"):
         chat = request.WhichOneof("prompt") == "chat"
         fields |= {"logprobs": True, "top_logprobs": request.logprobs} if chat else {"logprobs": request.logprobs}
     return fields
+
+
+def _structured(wanted: inference_pb2.StructuredOutputs) -> dict[str, Any]:
+    form = wanted.WhichOneof("form")
+    if form is None:
+        return {}
+    value = getattr(wanted, form)
+    return {form: list(value.texts) if isinstance(value, inference_pb2.Choices) else value}
 
 
 def prompt_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:

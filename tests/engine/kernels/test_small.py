@@ -46,3 +46,26 @@ def test_heads_are_rotated_in_place_and_others_left_alone(with_norm: bool, dtype
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 2**-7}
     torch.testing.assert_close(found, expected, **tolerance)
     assert torch.equal(found[:, 5:], heads[:, 5:])
+
+
+@pytest.mark.parametrize("vocab", [31, 96, 1000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masks_leave_no_other_tokens(vocab: int, dtype: torch.dtype) -> None:
+    """Rows without a mask stay as they are; words of only ones too, where there may be tokens that are banned."""
+    name = str(dtype).removeprefix("torch.")
+    generator = torch.Generator().manual_seed(vocab)
+    rows, num_words = torch.tensor([0, 3, 4]), -(-vocab // 32)
+    allowed = torch.rand(3, num_words * 32, generator=generator) < 0.5
+    allowed[1, :32] = True
+    weights = 2 ** torch.arange(32, dtype=torch.int64)
+    bits = (allowed.view(3, num_words, 32) * weights).sum(-1)
+    bits = torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32)
+    logits = random(6, vocab, dtype=dtype)
+    logits[0, int(allowed[0].nonzero()[0])] = -torch.inf  # banned, and in a word with zeros
+    for fused in (True, False):
+        found = logits.clone()
+        make_operations(name, fused=fused).mask(found, rows, bits)
+        assert torch.equal(found[[1, 2, 5]], logits[[1, 2, 5]])
+        assert torch.equal(found[rows] > -torch.inf, allowed[:, :vocab])
+        may = allowed[:, :vocab] & (logits[rows] > -torch.inf)
+        assert torch.equal(found[rows][may], logits[rows][may])

@@ -17,6 +17,7 @@ from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.structured import StructuredOutputs, grammar_of
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError
@@ -132,6 +133,27 @@ async def test_every_parameter_reaches_the_capsule(served: Served):
     assert (sampling.stop_token_ids, sampling.num_logprobs, sampling.num_prompt_logprobs) == ((8,), 4, 3)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (0.5, -0.5, 1.5)
     assert (sampling.logit_bias, len(sampling.bad_words)) == (((6, -1.0),), 2)
+
+
+@pytest.mark.parametrize(
+    ("form", "over_http"),
+    [
+        ({"json": '{"type":"boolean"}'}, {"json": '{"type":"boolean"}'}),
+        ({"json_object": True}, {"json_object": True}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"choice": {"texts": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
+        ({"grammar": 'start: "x"'}, {"grammar": 'start: "x"'}),
+    ],
+)
+async def test_structured_output_is_that_of_http(served: Served, form: dict[str, Any], over_http: dict[str, Any]):
+    await served.generate(text="Hello", structured_outputs=form)
+    expected, _ = grammar_of(None, StructuredOutputs.model_validate(over_http))
+    assert served.generator.requests[0].capsules[0].sampling.grammar == expected
+
+
+async def test_structured_output_without_a_form_is_refused(served: Served):
+    with pytest.raises(grpc.aio.AioRpcError, match="structured_outputs"):
+        await served.generate(text="Hello", structured_outputs={})
 
 
 async def test_choices_and_the_prompt_s_logprobs(served: Served):

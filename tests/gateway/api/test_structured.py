@@ -1,0 +1,75 @@
+"""Grammars of requests: which answers they accept, by the library that follows them, and what is refused."""
+
+from typing import Any
+
+import llguidance
+import pytest
+
+from services.gateway.api.errors import ApiError
+from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
+from services.gateway.text.tokenizer import Tokenizer
+from tests.gateway.tokenizer_files import byte_level
+
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+
+def structured(**form: Any) -> str:
+    return grammar_of(None, StructuredOutputs.model_validate(form))[0]
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ({"json": {"type": "array", "items": {"type": "integer"}}}, ["[]", "[1, -2]"], ["[1,2]", "[1", "{}"]),
+        ({"json": '{"enum": ["x", null]}'}, ['"x"', "null"], ["x"]),
+        ({"json_object": True}, ["{}", '{"a": [1.5, true]}'], ["[]", '{"a" : 1}']),
+        ({"regex": "a{2}|é"}, ["aa", "é"], ["a", "aaa"]),
+        ({"choice": ["a b", '"q"', "\\", "x\ny", "größe"]}, ["a b", '"q"', "\\", "x\ny", "größe"], ["a", "", "größ"]),
+        ({"grammar": 'start: word ("," word)*\nword: /[a-z]+/'}, ["a", "a,bc"], [",", "a,"]),
+        ({"grammar": 'root ::= "x" [0-9]+'}, ["x1", "x22"], ["x", "1"]),
+    ],
+)
+def test_answers_have_the_form_that_is_asked_for(form: dict[str, Any], right: list[str], wrong: list[str]) -> None:
+    grammar = structured(**form)
+    assert [text for text in right if not accepts(grammar, text)] == []
+    assert [text for text in wrong if accepts(grammar, text)] == []
+
+
+def test_response_formats_are_those_of_openai() -> None:
+    def of(**fields: Any) -> tuple[str, str]:
+        return grammar_of(ResponseFormat.model_validate(fields), None)
+
+    assert of(type="text") == ("", "")
+    assert grammar_of(None, None) == ("", "")
+    grammar, param = of(type="json_object")
+    assert param == "response_format"
+    assert accepts(grammar, '{"a": 1}')
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    grammar, _ = of(type="json_schema", json_schema={"name": "n", "schema": schema, "strict": True})
+    assert accepts(grammar, '{"a": true}')
+    assert not accepts(grammar, '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"json": {"type": "strin"}}, "Invalid type: strin"),
+        ({"json": {"uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"$ref": "http://elsewhere/x"}}, "elsewhere"),
+        ({"regex": "a(b"}, "unclosed group"),
+        ({"grammar": "start: nothing"}, "nothing"),
+    ],
+)
+async def test_what_is_wrong_with_a_grammar_is_said(form: dict[str, Any], words: str) -> None:
+    checks = GrammarChecks(Tokenizer(byte_level(), {}))
+    for _ in range(2):
+        with pytest.raises(ApiError, match=words) as refused:
+            await checks.check(structured(**form), "structured_outputs")
+        assert refused.value.code == "invalid_grammar"
+    await checks.check(structured(json_object=True), "structured_outputs")
