@@ -1,4 +1,4 @@
-"""The cost of structured output to a worker: a grammar's first mask, masks of a batch, and decode steps beside plain ones.
+"""The cost of structured output to a worker: first masks of grammars, masks of a batch, decode steps beside plain ones.
 
 Steps are those of a model, over the demo model unless another is named. A batch with masks and the same batch without
 decode in turn, on all cores; each step's time is that of the engine's whole round. The schema is one object with forty

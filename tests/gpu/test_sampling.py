@@ -8,6 +8,8 @@ import torch
 
 from services.engine import sampler
 from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
+from services.engine.kernels.torch_operations import TorchOperations
+from services.engine.runner.gpu.sampler import DeviceMasks, mask_logits
 from tests.gpu.checks import sampling as checks
 from tests.gpu.checks import sampling_cases as cases
 from tests.gpu.checks.sampling_oracle import Settings, at_the_edge, kept, lateness, race_numbers
@@ -127,6 +129,16 @@ def test_edits_are_those_of_the_cpus_sampler(device: torch.device) -> None:
     sampler._edit(logits, edits)
     assert logits.isneginf().any()
     torch.testing.assert_close(found.cpu(), logits, rtol=1e-6, atol=1e-6)
+
+
+def test_masks_are_those_of_the_cpus_sampler(device: torch.device) -> None:
+    rng = np.random.default_rng(11)
+    logits = torch.from_numpy(rng.normal(0, 5, (4, 300)).astype(np.float32))
+    rows, bits = torch.tensor([0, 2]), torch.from_numpy(rng.integers(-(2**31), 2**31, (2, 10)).astype(np.int32))
+    found = logits.to(device, copy=True)
+    mask_logits(found, DeviceMasks(rows.to(device), bits.to(device)))
+    TorchOperations().mask(logits, rows, bits)
+    assert torch.equal(found.cpu(), logits)
 
 
 @pytest.mark.parametrize("width", [0, 1, 20])

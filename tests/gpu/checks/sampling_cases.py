@@ -1,5 +1,7 @@
 """Random rows for checks of sampling, on any device, in the middle of memory that must not be touched."""
 
+from dataclasses import fields
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -73,7 +75,7 @@ def random_edits(rng: np.random.Generator, num_rows: int, vocab: int) -> LogitEd
 
 def edits_on_device(edits: LogitEdits, device: torch.device) -> DeviceEdits:
     """Copies the arrays to tensors on the device."""
-    return DeviceEdits(*(torch.from_numpy(getattr(edits, name)).to(device) for name in LogitEdits.__dataclass_fields__))
+    return DeviceEdits(*(torch.from_numpy(getattr(edits, field.name)).to(device) for field in fields(DeviceEdits)))
 
 
 def padded(logits: Tensor, device: torch.device) -> Tensor:

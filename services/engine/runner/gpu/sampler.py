@@ -18,13 +18,15 @@ class Wanted:
 
     params: DeviceSampling | None  # None: all greedy
     edits: DeviceEdits | None
-    masks: "_DeviceMasks | None"
+    masks: "DeviceMasks | None"
     widths: Tensor | None  # int32[N], of logprobs; None: no row wants them
     width: int  # the largest of `widths`
 
 
 @dataclass(slots=True, eq=False)
-class _DeviceMasks:
+class DeviceMasks:
+    """`TokenMasks` on the device."""
+
     rows: Tensor  # int64[M]
     bits: Tensor  # int32[M, ceil(vocab / 32)], see TokenMasks
 
@@ -54,7 +56,7 @@ class GpuSampler:
             logits = logits.to(torch.float32, copy=True)
             edit_logits(logits, wanted.edits)
         if wanted.masks is not None:
-            _mask(logits, wanted.masks)
+            mask_logits(logits, wanted.masks)
         if wanted.params is None:
             greedy(logits, sampled)
         else:
@@ -94,14 +96,14 @@ def _edits(edits: LogitEdits, buffer: StepBuffer) -> DeviceEdits:
     return DeviceEdits(*(buffer.put(getattr(edits, field.name)) for field in fields(DeviceEdits)))
 
 
-def _masks(edits: LogitEdits, buffer: StepBuffer) -> _DeviceMasks | None:
+def _masks(edits: LogitEdits, buffer: StepBuffer) -> DeviceMasks | None:
     if edits.masks is None:
         return None
-    return _DeviceMasks(buffer.put(edits.masks.rows), buffer.put(edits.masks.bits().view(np.int32)))
+    return DeviceMasks(buffer.put(edits.masks.rows), buffer.put(edits.masks.bits().view(np.int32)))
 
 
-def _mask(logits: Tensor, masks: _DeviceMasks) -> None:
-    """Leaves the rows with masks no other tokens, in place, as the sampler for CPUs does."""
+def mask_logits(logits: Tensor, masks: DeviceMasks) -> None:
+    """Leaves the rows with masks no other tokens, in place."""
     tokens = torch.arange(logits.shape[1], device=logits.device)
     allowed = (masks.bits[:, tokens >> 5] >> (tokens & 31).to(torch.int32)) & 1 != 0
     least = torch.finfo(torch.float32).min
