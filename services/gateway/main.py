@@ -19,7 +19,8 @@ from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
-from services.gateway.openai.app import DEFAULT_MAX_BODY_BYTES, create_app
+from services.gateway.openai.app import create_app
+from services.gateway.openai.endpoint import Limits
 from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
@@ -30,7 +31,7 @@ from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
 from services.prefix_index.registry import Registry
-from services.process.configs import GatewayConfig
+from services.process.configs import GatewayConfig, ServingSettings
 from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
@@ -85,17 +86,18 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     )
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
+    limits = _limits(config.serving)
     app = create_app(
         runners=runners,
         generator=dispatcher,
         metrics=metrics,
         describe_ledger=dispatcher.describe,
-        request_timeout_s=config.serving.request_timeout_s,
-        ttft_slo_s=config.serving.ttft_slo_s,
+        limits=limits,
+        allowed_origins=config.serving.allowed_origins,
     )
-    servicer = InferenceServicer(runners, metrics, config.serving.request_timeout_s, config.serving.ttft_slo_s)
+    servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(
-        servicer, dispatcher, runners.side, DEFAULT_MAX_BODY_BYTES, shares_port=config.http_fd is not None
+        servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
     )
     with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
@@ -126,6 +128,14 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await redis.aclose()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
+
+
+def _limits(serving: ServingSettings) -> Limits:
+    return Limits(
+        request_timeout_s=serving.request_timeout_s,
+        ttft_slo_s=serving.ttft_slo_s,
+        strict_fields=serving.strict_fields,
+    )
 
 
 def _listener(config: GatewayConfig) -> socket.socket:

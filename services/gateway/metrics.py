@@ -50,6 +50,9 @@ class GatewayMetrics:
         self.registry = registry
         self.requests = Counter("baton_requests", "Finished requests.", ["endpoint", "status"], registry=registry)
         self.in_flight = Gauge("baton_requests_in_flight", "Requests being answered.", registry=registry)
+        self.ignored_fields = Counter(
+            "baton_ignored_fields", "Fields of requests that nothing acts on.", registry=registry
+        )
         self.prompt_tokens = Counter("baton_prompt_tokens", "Tokens of accepted prompts.", registry=registry)
         self.prompt_cached = Counter(
             "baton_cached_tokens", "Prompt tokens that no attempt computed.", registry=registry

@@ -40,6 +40,15 @@ def parse_workers(text: str) -> tuple[str, ...]:
     return addresses
 
 
+def parse_origins(text: str) -> tuple[str, ...]:
+    """The origins of `https://a,https://b`, or `*`. Raises OptionError."""
+    origins = tuple(part.strip() for part in text.split(",") if part.strip())
+    for origin in origins:
+        if origin != "*" and re.fullmatch(r"https?://[^/\s]+", origin) is None:
+            raise OptionError(f"{origin!r} is not an origin, such as https://chat.example.com")
+    return origins
+
+
 def parse_redis_url(text: str) -> str:
     """The URL of a Redis or Valkey server, or of a node of a cluster. Raises OptionError."""
     from redis.asyncio.connection import parse_url
@@ -158,6 +167,22 @@ class ServingSettings:
             "or more, by the header x-slo-ttft-ms.",
         ),
     ] = None
+    strict_fields: Annotated[
+        bool,
+        Option(
+            help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them."
+        ),
+    ] = False
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            flag="--allow-origin",
+            parse=parse_origins,
+            metavar="ORIGIN,...",
+            default="",
+            help="Pages whose scripts may use the API from a browser, as https://chat.example.com; *: all pages.",
+        ),
+    ] = ()
     no_worker_wait_s: Annotated[
         float,
         Option(

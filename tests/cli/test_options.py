@@ -75,6 +75,8 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--request-timeout=2.5": ("request_timeout_s", 2.5),
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
+    "--strict-fields": ("strict_fields", True),
+    "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {
     "--redis-url=redis://r": ("redis_url", "redis://r"),

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from services.gateway.api.request_runner import make_runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
+from services.gateway.openai.endpoint import Limits
 from services.gateway.openai.http_protocol import Shutdown
 from services.gateway.openai.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
@@ -53,7 +54,12 @@ class Api:
 
 @asynccontextmanager
 async def running_api(
-    *, template: str | None = CHATML, defaults: GenerationDefaults | None = None, request_timeout_s: float = 300.0
+    *,
+    template: str | None = CHATML,
+    defaults: GenerationDefaults | None = None,
+    request_timeout_s: float = 300.0,
+    strict_fields: bool = False,
+    allowed_origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -66,8 +72,8 @@ async def running_api(
         generator=generator,
         metrics=metrics,
         describe_ledger=lambda: {"rows": []},
-        request_timeout_s=request_timeout_s,
-        max_body_bytes=MAX_BODY_BYTES,
+        limits=Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields),
+        allowed_origins=allowed_origins,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

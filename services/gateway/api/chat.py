@@ -1,5 +1,6 @@
 """Chats: requests of messages, and the dialect that makes prompts of them by the model's chat template."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -8,9 +9,9 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_text_length
-from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest, TokenCount
+from services.gateway.api.schema import CommonRequest, TokenCount, Top
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.strict import Strict
+from services.gateway.api.strict import Open
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ def _as_parts(value: object) -> object:
     raise PydanticCustomError("content_type", "It must be a string or a list of content parts.")
 
 
-class ContentPart(Strict):
+class ContentPart(Open):
     """A part of a message; only text is supported."""
 
     type: Literal["text"]
@@ -37,10 +38,10 @@ class ContentPart(Strict):
 Parts = Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)]
 
 
-class Message(Strict):
-    """One message of a chat. Templates call the role `developer` `system`."""
+class Message(Open):
+    """One message of a chat. The model's template decides which roles there are; it calls `developer` `system`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Parts | None, BeforeValidator(_as_parts)] = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -51,6 +52,12 @@ class Message(Strict):
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        for number, part in enumerate(self.content or ()):
+            yield from (f"content[{number}].{name}" for name in part.unknown_fields())
 
     @property
     def text(self) -> str:
@@ -72,10 +79,16 @@ class ChatRequest(CommonRequest):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Top | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        for number, message in enumerate(self.messages):
+            yield from (f"messages[{number}].{name}" for name in message.unknown_fields())
 
     @property
     def asked_tokens(self) -> int | None:

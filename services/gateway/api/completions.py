@@ -5,13 +5,13 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, Field, SkipValidation
+from pydantic import BeforeValidator, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_text_length, too_long
-from services.gateway.api.schema import MAX_LOGPROBS, CommonRequest
+from services.gateway.api.schema import CommonRequest, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -35,8 +35,8 @@ class CompletionRequest(CommonRequest):
     prompt_param: ClassVar[str] = "prompt"
 
     prompt: Annotated[SkipValidation[str | list[Any]], BeforeValidator(_prompt_type)]  # lists are not copied
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Top | None = None
+    prompt_logprobs: Top | None = None
     echo: bool | None = None
 
     @property

@@ -30,5 +30,6 @@ def too_long(max_tokens: int, found: str, param: str) -> ApiError:
 
 def check_token_ids(token_ids: np.ndarray, vocab_size: int, param: str) -> None:
     """Raises ApiError for numbers that are not below `vocab_size`."""
-    if token_ids.max() >= vocab_size:
-        raise invalid(f"Invalid '{param}': token ids must be 0 to {vocab_size - 1}.", param, "invalid_value")
+    if (largest := int(token_ids.max())) >= vocab_size:
+        message = f"Invalid '{param}': token id {largest} is out of the vocabulary; ids are 0 to {vocab_size - 1}."
+        raise invalid(message, param, "invalid_value")

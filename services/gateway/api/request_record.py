@@ -31,6 +31,7 @@ class RequestRecord:
     generates: bool = False
     status: int | str = 0
     error: str | None = None  # the code of the error that the client got
+    ignored_fields: tuple[str, ...] = ()  # of the request: nothing acts on them
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None

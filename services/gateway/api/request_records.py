@@ -37,6 +37,7 @@ class RequestRecords:
         self._metrics.requests.labels(record.endpoint, str(record.status)).inc()
         if not record.generates:
             return
+        self._metrics.ignored_fields.inc(len(record.ignored_fields))
         record.ended = now = monotonic()
         took = phases(record, now)
         self._metrics.phases.add(took)

@@ -58,9 +58,9 @@ class ServedModel:
     defaults: GenerationDefaults
     created: int
 
-    def check(self, name: str) -> None:
-        """Raises ApiError when `name` is another model's."""
-        if name != self.name:
+    def check(self, name: str | None) -> None:
+        """Raises ApiError when `name` is another model's; None is this one."""
+        if name is not None and name != self.name:
             message = f"The model '{name[:200]}' does not exist; this server serves '{self.name}'."
             raise ApiError(404, message, "model", "model_not_found")
 

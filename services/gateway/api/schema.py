@@ -16,11 +16,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid
-from services.gateway.api.strict import Strict
+from services.gateway.api.strict import Open, Strict
 from services.gateway.api.structured import PLAIN, ResponseFormat, StructuredOutputs
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
-MAX_STOPS = 4
+MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_CHOICES = 128
@@ -39,6 +39,8 @@ def _logit_bias(value: object) -> object:
         raise PydanticCustomError("logit_bias", "It must have at most {limit} entries.", {"limit": MAX_BIASES})
     if not isinstance(value, dict) or not all(_TOKEN_KEY.fullmatch(str(key)) for key in value):
         raise PydanticCustomError("logit_bias", "It must be an object whose keys are token ids.")
+    if len(set(map(int, value))) < len(value):
+        raise PydanticCustomError("logit_bias", "It must not name a token twice.")
     if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
         raise PydanticCustomError("logit_bias", "Its values must be numbers from -100 to 100.")
     return {int(token): float(bias) for token, bias in value.items()}
@@ -67,6 +69,13 @@ def _all_bad_words(words: list[str]) -> list[str]:
     return words
 
 
+def _whole(value: object) -> object:
+    """Takes 5.0 for 5: some languages know no other numbers."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
 def _top_k(value: int) -> int:
     if value < -1:
         raise PydanticCustomError("top_k", "It must be -1 or 0 (off), or at least 1.")
@@ -78,8 +87,10 @@ LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS), AfterValidator(_all_bad_words)]
 Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STOPS), AfterValidator(_stop_lengths)]
-TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT)]
-TokenCount = Annotated[int, Field(ge=1)]
+TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)]
+Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
+TopK = Annotated[int, Field(le=MAX_TOP_K), BeforeValidator(_whole), AfterValidator(_top_k)]
+TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 
 
 class StreamOptions(Strict):
@@ -90,7 +101,7 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None  # OpenAI: padding against an eavesdropper
 
 
-class CommonRequest(Strict, ABC):
+class CommonRequest(Open, ABC):
     """The fields of every kind of request.
 
     prompt_param: the field that the prompt is made of.
@@ -98,20 +109,22 @@ class CommonRequest(Strict, ABC):
 
     prompt_param: ClassVar[str]
 
-    model: str
+    model: str | None = None  # None: the one that is served
     max_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(le=MAX_TOP_K), AfterValidator(_top_k)] | None = None  # -1 and 0: off
+    top_k: Annotated[int, Field(le=MAX_TOP_K), BeforeValidator(_whole), AfterValidator(_top_k)] | None = (
+        None  # -1 and 0: off
+    )
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_whole)] | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0), BeforeValidator(_whole)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), BeforeValidator(_whole)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=MAX_REPETITION, allow_inf_nan=False)] | None = None
@@ -153,8 +166,8 @@ class CommonRequest(Strict, ABC):
 
     def check_combinations(self) -> None:
         """Checks fields that only make sense together. Raises ApiError."""
-        if self.stream_options is not None and not self.stream:
-            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        if self.include_usage and not self.stream:
+            raise invalid("'include_usage' is only allowed when 'stream' is true.", "stream_options")
         structured = self.structured_outputs is not None or (self.response_format or PLAIN).type != "text"
         if structured and self.ignore_eos:
             raise invalid("'ignore_eos' excludes structured output, which ends where its form does.", "ignore_eos")

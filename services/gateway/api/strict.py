@@ -1,4 +1,6 @@
-"""The base of all request models."""
+"""The bases of all request models."""
+
+from collections.abc import Iterator
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,3 +19,13 @@ class Strict(BaseModel):
         if isinstance(value, dict) and len(value) > MAX_FIELDS:
             raise PydanticCustomError("too_many_fields", "It must have at most {limit} fields.", {"limit": MAX_FIELDS})
         return value
+
+
+class Open(Strict):
+    """A model that keeps fields which it does not know, for them to be named."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    def unknown_fields(self) -> Iterator[str]:
+        """Yields the paths of fields that nothing acts on, in an answer's words: `messages[0].cache_control`."""
+        yield from self.model_extra or ()

@@ -22,7 +22,6 @@ _INTERNAL = ("ec_transfer_params", "kv_transfer_params", "vllm_xargs")
 # OpenAI's codes for pydantic's error types. {int, decimal} fields have codes of their own for their bounds.
 _CODES = {
     "missing": "missing_required_parameter",
-    "extra_forbidden": "unknown_parameter",
     "literal_error": "invalid_value",
     "finite_number": "invalid_value",
     "string_too_short": "string_below_min_length",
@@ -101,12 +100,20 @@ def _without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:
         if value is None:
             if name not in table and name not in _INTERNAL:
                 rest[name] = value
+        elif name in _INTERNAL:
+            raise unknown_field(name)
         elif name in table:
             if not any(type(value) is type(neutral) and value == neutral for neutral in table[name]):
                 raise _not_neutral(name, table[name])
         else:
             rest[name] = value
     return rest
+
+
+def unknown_field(path: str) -> ApiError:
+    """The error for a field that nobody knows."""
+    param = path[:_MAX_PARAM_CHARS]
+    return invalid(f"Unrecognized request argument supplied: {param}", param, "unknown_parameter")
 
 
 def _not_neutral(name: str, neutral: tuple[object, ...]) -> ApiError:
@@ -122,7 +129,7 @@ def _from_details(details: ErrorDetails) -> ApiError:
     if kind == "missing":
         return invalid(f"Missing required parameter: '{param}'.", param, _CODES[kind])
     if kind == "extra_forbidden":
-        return invalid(f"Unrecognized request argument supplied: {param}", param, _CODES[kind])
+        return unknown_field(param)
     if kind in _BOUNDS:
         suffix, allowed = _BOUNDS[kind]
         number = "decimal" if isinstance(details["input"], float) or param.endswith("penalty") else "integer"

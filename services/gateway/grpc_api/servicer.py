@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.choice import Update, Usage
@@ -18,7 +19,7 @@ from services.gateway.api.request_record import RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
-from services.gateway.api.validation import Neutral, validate_request
+from services.gateway.api.validation import Neutral, unknown_field, validate_request
 from services.gateway.grpc_api.requests import NOT_FOR_CHATS, grpc_message, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.frames import TokenLogprobs
@@ -40,6 +41,7 @@ _NO_FIELDS: Neutral = {}
 _PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 _AnyRequest = _PromptRequest | inference_pb2.ListModelsRequest
 
+_MAX_SHOWN = 10  # of fields that nothing acts on
 _SMALL_BYTES = 16 << 10  # of a message that is translated within 2 ms, whatever it holds
 
 log = structlog.get_logger()
@@ -49,8 +51,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Answers the calls of baton.v1.Inference."""
 
     def __init__(
-        self, runners: Runners, metrics: GatewayMetrics, request_timeout_s: float, ttft_slo_s: float | None = None
+        self,
+        runners: Runners,
+        metrics: GatewayMetrics,
+        request_timeout_s: float,
+        ttft_slo_s: float | None = None,
+        strict_fields: bool = False,
     ) -> None:
+        """strict_fields: calls with fields that are not in inference.proto are refused."""
+        self._strict_fields = strict_fields
         self._runners = runners
         self._model = runners.chat.model
         self._metrics = metrics
@@ -139,10 +148,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[RequestRecord]:
         """Gives the call its record, and sees to it that it is answered and counted."""
         record = RequestRecord(sane_or_new_id(_metadata(context)("x-request-id")), endpoint)
-        context.set_trailing_metadata((("x-request-id", record.request_id),))
+        record.ignored_fields = _unknown_fields(request)
+        context.set_trailing_metadata(_about(record))
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             self._metrics.in_flight.inc()
             try:
+                if self._strict_fields and record.ignored_fields:
+                    raise unknown_field(record.ignored_fields[0])
                 yield record
                 record.status = grpc.StatusCode.OK.name
                 _show_phases(record, context)
@@ -171,7 +183,21 @@ def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, 
     """Sends the phases of a whole generation after it."""
     if record.first_token is not None:
         phases = server_timing(record, monotonic())
-        context.set_trailing_metadata((("x-request-id", record.request_id), ("server-timing", phases)))
+        context.set_trailing_metadata((*_about(record), ("server-timing", phases)))
+
+
+def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
+    """Names fields that a newer inference.proto has. In a large message they are not looked for: that could take long."""
+    if request.ByteSize() > _SMALL_BYTES:
+        return ()
+    found: Any = UnknownFieldSet(request)  # its stub knows no iteration
+    return tuple(f"field {field.field_number}" for field in found)
+
+
+def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
+    """Makes the metadata that every answer ends with."""
+    ignored = ", ".join(record.ignored_fields[:_MAX_SHOWN])
+    return (("x-request-id", record.request_id), *([("x-baton-ignored-fields", ignored)] if ignored else []))
 
 
 async def _fail(

@@ -1,9 +1,10 @@
 """The gateway's HTTP application: routes, one log line and one count for every request, and errors as envelopes."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -15,10 +16,8 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
-from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.openai.exchange import IGNORED_FIELDS, STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes, RecentRequests
-
-DEFAULT_MAX_BODY_BYTES = 8 << 20
 
 log = structlog.get_logger()
 
@@ -31,12 +30,13 @@ def create_app(
     generator: Generator,
     metrics: GatewayMetrics,
     describe_ledger: Callable[[], object],
-    request_timeout_s: float,
-    ttft_slo_s: float | None = None,
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    limits: Limits,
+    allowed_origins: Sequence[str] = (),
 ) -> ASGIApp:
-    """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows."""
-    limits = Limits(request_timeout_s=request_timeout_s, ttft_slo_s=ttft_slo_s, max_body_bytes=max_body_bytes)
+    """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows.
+
+    allowed_origins: of pages whose scripts may use the API from a browser.
+    """
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
@@ -53,7 +53,16 @@ def create_app(
         _route("/debug/requests", requests.list),
         _route("/debug/requests/{request_id:path}", requests.retrieve),
     ]
-    return Application(Router(routes, redirect_slashes=False), metrics, runners.records)
+    app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
+    if not allowed_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["server-timing", "x-request-id", IGNORED_FIELDS],
+    )
 
 
 class Application:

@@ -4,7 +4,9 @@ Streams write straight to the server: no middleware wraps `send`, so a chunk cos
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import re
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -16,6 +18,10 @@ from services.gateway.api.request_record import RequestRecord, sane_or_new_id
 from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
+
+IGNORED_FIELDS = "x-baton-ignored-fields"  # of answers: fields of the request that nothing acts on
+_MAX_SHOWN = 10
+_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
 
@@ -45,10 +51,16 @@ class Exchange:
         return self._headers.get(name.encode(), b"").decode("latin-1").strip()
 
     async def read_json(self, limit: int) -> bytes:
-        """Returns the whole body. Raises ClientGone, and ApiError if it is no JSON, above `limit` bytes or too slow."""
+        """Returns the whole body, unzipped. Raises ClientGone, and ApiError if it is no JSON, too large or too slow.
+
+        limit: in bytes, as it comes and as it is read.
+        """
         media_type = self._headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             raise ApiError(415, "The body must be JSON, with 'Content-Type: application/json'.")
+        encoding = self.header("content-encoding").lower()
+        if encoding not in ("", "identity", "gzip"):
+            raise ApiError(415, "The body's Content-Encoding must be gzip, or there must be none.")
         announced = self._headers.get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > limit:
             raise _too_large(limit)
@@ -60,6 +72,8 @@ class Exchange:
             raise ApiError(408, message, code="request_timeout", headers={"connection": "close"}) from None
         if not body:
             raise invalid("The body is empty; it must be a JSON object.", None)
+        if encoding == "gzip":
+            return await asyncio.to_thread(_unzipped, bytes(body), limit)
         return bytes(body)
 
     async def _read_body(self, limit: int) -> bytearray:
@@ -143,8 +157,30 @@ class Exchange:
         pairs = [(b"x-request-id", self.record.request_id.encode())]
         if self.record.first_token is not None:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
+        if self.record.ignored_fields:
+            pairs.append((IGNORED_FIELDS.encode(), _shown(self.record.ignored_fields).encode()))
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+def _shown(fields: Sequence[str]) -> str:
+    """Returns the names of some fields for a header. Names are the client's own: odd ones are left out."""
+    sane = [name for name in fields[:_MAX_SHOWN] if _FIELD.fullmatch(name)]
+    return ", ".join(sane + (["..."] if len(sane) < len(fields) else []))
+
+
+def _unzipped(body: bytes, limit: int) -> bytes:
+    """Returns what a gzip file holds. Raises ApiError for one that is none, or holds more than `limit` bytes."""
+    unzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # gzip's header and checksum
+    try:
+        found = unzip.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise invalid("The body is not what its Content-Encoding says.", None) from error
+    if len(found) > limit:
+        raise _too_large(limit)
+    if not unzip.eof:
+        raise invalid("The body is not what its Content-Encoding says: it ends too early.", None)
+    return found
 
 
 def _too_large(limit: int) -> ApiError:

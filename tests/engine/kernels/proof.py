@@ -14,7 +14,7 @@ from services.config.engine import EngineConfig
 from services.engine.runner.base import Runner, SamplingBatch, StepOutput
 from services.engine.runner.cpu import torch_runner
 from services.engine.runner.load import load_runner
-from services.engine.sampler import sample
+from services.engine.sampler import Mask, sample
 from tests.engine.kernels.machine_code import assembly_of, name_of
 from tests.engine.stepping import Row, step
 
@@ -85,9 +85,9 @@ def _watch_logits(patch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """What is sampled from, from now on."""
     seen: list[np.ndarray] = []
 
-    def watched(logits: Tensor, batch: SamplingBatch) -> StepOutput:
+    def watched(logits: Tensor, batch: SamplingBatch, mask: Mask) -> StepOutput:
         seen.append(logits.to(float32).numpy().copy())
-        return sample(logits, batch)
+        return sample(logits, batch, mask)
 
     patch.setattr(torch_runner, "sample", watched)
     return seen

@@ -151,6 +151,15 @@ async def test_structured_output_is_that_of_http(served: Served, form: dict[str,
     assert served.generator.requests[0].capsules[0].sampling.grammar == expected
 
 
+async def test_fields_of_a_newer_version_are_named(served: Served):
+    request = inference_pb2.GenerateRequest(text="Hello")
+    request.MergeFromString(bytes([0xF8, 0x3F, 1]))  # field 1023
+    call = served.stub.Generate(request)
+    async for _ in call:
+        pass
+    assert ("x-baton-ignored-fields", "field 1023") in tuple(await call.trailing_metadata())
+
+
 async def test_structured_output_without_a_form_is_refused(served: Served):
     with pytest.raises(grpc.aio.AioRpcError, match="structured_outputs"):
         await served.generate(text="Hello", structured_outputs={})
@@ -226,11 +235,11 @@ async def test_logprobs_come_beside_their_tokens(served: Served):
         ({"token_ids": {"ids": []}}, "token_ids"),
         ({"token_ids": {"ids": [2**32 - 1]}}, "token_ids"),
         ({"chat": {"messages": []}}, "chat.messages"),
-        ({"chat": {"messages": [{"role": "robot", "content": "x"}]}}, "chat.messages[0].role"),
+        ({"chat": {"messages": [{"role": "", "content": "x"}]}}, "chat.messages[0].role"),
         ({"chat": {"messages": [{"role": "user", "content": "x"}]}, "logprobs": 21}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": [""]}, "stop"),
-        ({"stop": list("abcde")}, "stop"),
+        ({"stop": ["a"] * 65}, "stop"),
         ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
         ({"min_tokens": 99}, "min_tokens"),
     ],

@@ -186,9 +186,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
     ({"min_tokens": -1}, "min_tokens", "integer_below_min_value"),
     ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", None),
-    ({"model": None}, "model", "missing_required_parameter"),
     ({"model": 5}, "model", "invalid_type"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "array_above_max_length"),
+    ({"stop": ["a"] * 65}, "stop", "array_above_max_length"),
     ({"stop": ""}, "stop", None),
     ({"stop": ["a", ""]}, "stop", None),
     ({"stop": 5}, "stop", None),
@@ -205,8 +204,6 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"seed": 2**64}, "seed", None),
     ({"seed": -(2**63) - 1}, "seed", None),
     ({"seed": "x"}, "seed", "invalid_type"),
-    ({"nobody_knows_this": 1}, "nobody_knows_this", "unknown_parameter"),
-    ({"nobody_knows_this": None}, "nobody_knows_this", "unknown_parameter"),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
     ({"logit_bias": {"abc": 1}}, "logit_bias", None),
@@ -217,6 +214,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logit_bias": {"99999999999": 1}}, "logit_bias", None),
     ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias", None),
     ({"logit_bias": [[5, 1]]}, "logit_bias", None),
+    ({"logit_bias": {"77": 1, "077": 2}}, "logit_bias", None),
     ({"bad_words": "word"}, "bad_words", "invalid_type"),
     ({"bad_words": [""]}, "bad_words[0]", None),
     ({"bad_words": ["x"] * 129}, "bad_words", "array_above_max_length"),
@@ -286,8 +284,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"messages": 5}, "messages", "invalid_type"),
     ({"messages": [5]}, "messages[0]", "invalid_type"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
-    ({"messages": [*user("x"), {"role": "foo", "content": "x"}]}, "messages[1].role", "invalid_value"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [*user("x"), {"role": "", "content": "x"}]}, "messages[1].role", "string_below_min_length"),
+    ({"messages": [{"role": 5, "content": "x"}]}, "messages[0].role", "invalid_type"),
     ({"messages": user(None)}, "messages[0]", None),
     ({"messages": user(5)}, "messages[0].content", None),
     ({"messages": user([])}, "messages[0].content", "empty_array"),
@@ -298,7 +296,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
         "invalid_value",
     ),
     ({"messages": user([{"type": "text"}])}, "messages[0].content[0].text", "missing_required_parameter"),
-    ({"messages": [{"role": "user", "content": "x", "nobody": 1}]}, "messages[0].nobody", "unknown_parameter"),
     ({"top_logprobs": 3}, "top_logprobs", None),
     ({"logprobs": False, "top_logprobs": 3}, "top_logprobs", None),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
@@ -381,9 +378,3 @@ async def test_prompt_longer_than_the_context(api: Api, length: int):
 async def test_prompt_and_max_tokens_over_the_context(api: Api):
     response = await api.complete(prompt=[5] * 60, max_tokens=5)
     assert_refused(response, "prompt", "context_length_exceeded", says="60 in the prompt, 5 in the completion")
-
-
-async def test_hostile_names_are_cut(api: Api):
-    response = await api.complete(**{"x" * 100_000: 1})
-    assert len(response.content) < 1000
-    assert response.status_code == 400
