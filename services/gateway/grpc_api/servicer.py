@@ -187,7 +187,7 @@ def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, 
 
 
 def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
-    """Names fields that a newer inference.proto has. In a large message they are not looked for: that could take long."""
+    """Names fields that a newer inference.proto has. In a large message, looking for them could take long."""
     if request.ByteSize() > _SMALL_BYTES:
         return ()
     found: Any = UnknownFieldSet(request)  # its stub knows no iteration
