@@ -81,6 +81,10 @@ class GatewayMetrics:
         self._loads = WorkerLoads()
         registry.register(self._loads)
 
+    def num_in_flight(self) -> int:
+        """Counts the requests that are being answered."""
+        return int(next(iter(next(iter(self.in_flight.collect())).samples)).value)
+
     def render(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

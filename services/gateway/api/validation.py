@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -11,7 +11,9 @@ from pydantic_core import ErrorDetails
 from services.gateway.api.errors import ApiError, invalid, unsupported
 from services.gateway.api.large_json import JsonError, read_large, takes_long
 from services.gateway.api.schema import Request
-from services.gateway.api.strict import MAX_FIELDS
+from services.gateway.api.strict import MAX_FIELDS, Open, Strict
+
+Checked = TypeVar("Checked", bound=Strict)
 
 # Fields that clients know and Baton does not act on, each with the values that ask for nothing. null always does.
 Neutral = Mapping[str, tuple[object, ...]]
@@ -53,12 +55,20 @@ def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request
     A body that `takes_long` should be parsed beside the event loop.
     """
     try:
-        value = read_large(body) if takes_long(body) else orjson.loads(body)
-    except JsonError as error:
-        raise _not_json() from error
+        return validate_request(read_value(body), kind, neutral)
     except orjson.JSONDecodeError as error:
         raise _malformed(body, kind, neutral) from error
-    return validate_request(value, kind, neutral)
+
+
+def read_value(body: bytes) -> Any:
+    """Returns the JSON value of a body. Raises orjson.JSONDecodeError, and ApiError for one of a large body.
+
+    A body that `takes_long` should be read beside the event loop.
+    """
+    try:
+        return read_large(body) if takes_long(body) else orjson.loads(body)
+    except JsonError as error:
+        raise not_json() from error
 
 
 def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
@@ -72,25 +82,39 @@ def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
                     return _from_details(details)
     except (ValueError, RecursionError):
         pass  # not even Python's JSON: the error below is all there is to say
-    return _not_json()
+    return not_json()
 
 
-def _not_json() -> ApiError:
+def not_json() -> ApiError:
+    """The error for a body that is no JSON."""
     return invalid("The body is not valid JSON in UTF-8, or it is nested too deeply.", None)
 
 
-def validate_request(value: object, kind: type[Request], neutral: Neutral) -> Request:
+def validate_request(value: object, kind: type[Checked], neutral: Neutral) -> Checked:
     """Returns the request in a JSON value. Raises ApiError."""
-    if not isinstance(value, dict):
-        raise invalid("The body must be a JSON object.", None)
-    if len(value) > MAX_FIELDS:
-        raise invalid(f"The body has more than {MAX_FIELDS} fields.", None)
-    asked = _without_neutral(value, neutral)
+    asked = _without_neutral(check_object(value), neutral)
     given = {name: field for name, field in asked.items() if field is not None or name not in kind.model_fields}
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         raise _from_details(error.errors(include_url=False, include_input=True)[0]) from error
+
+
+def ignored_fields(request: Open, strict: bool) -> tuple[str, ...]:
+    """Names the fields of a request that nothing acts on. strict: raises ApiError where there are any."""
+    unknown = tuple(request.unknown_fields())
+    if strict and unknown:
+        raise unknown_field(unknown[0])
+    return unknown
+
+
+def check_object(value: object) -> Mapping[str, Any]:
+    """Returns a JSON object of few fields. Raises ApiError for any other value."""
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.", None)
+    if len(value) > MAX_FIELDS:
+        raise invalid(f"The body has more than {MAX_FIELDS} fields.", None)
+    return value
 
 
 def _without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
 from services.gateway.openai.exchange import IGNORED_FIELDS, STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes, RecentRequests
+from services.gateway.openai.tokens import Tokens
 
 log = structlog.get_logger()
 
@@ -38,6 +39,7 @@ def create_app(
     allowed_origins: of pages whose scripts may use the API from a browser.
     """
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
+    tokens = Tokens(runners, limits)
     requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
@@ -46,6 +48,11 @@ def create_app(
         _route("/v1/completions", completions, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model:path}", models.retrieve),
+        _route("/tokenize", tokens.tokenize, "POST"),
+        _route("/detokenize", tokens.detokenize, "POST"),
+        _route("/version", probes.version),
+        _route("/load", probes.load),
+        _route("/ping", probes.health),
         _route("/health", probes.health),
         _route("/ready", probes.ready),
         _route("/metrics", probes.metrics),

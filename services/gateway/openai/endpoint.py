@@ -13,7 +13,7 @@ from services.gateway.api.schema import Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
-from services.gateway.api.validation import unknown_field
+from services.gateway.api.validation import ignored_fields
 from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
 from services.gateway.openai.exchange import Exchange
 from services.gateway.openai.http_protocol import StreamWriter
@@ -56,9 +56,7 @@ class GenerationEndpoint(Generic[Request]):
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._format.neutral)
         del body
-        exchange.record.ignored_fields = tuple(request.unknown_fields())
-        if limits.strict_fields and exchange.record.ignored_fields:
-            raise unknown_field(exchange.record.ignored_fields[0])
+        exchange.record.ignored_fields = ignored_fields(request, limits.strict_fields)
         answer = self._format.answer(request, exchange.record.request_id, self._runner.model.name, int(time.time()))
         async with (
             exchange.while_connected(terms.timeout_s + READING_GRACE_S),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from importlib.metadata import version
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -62,6 +63,14 @@ class Probes:
         if not self._generator.ready():
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
         await exchange.respond(200, orjson.dumps({"status": "ready", "pid": os.getpid()}))
+
+    async def version(self, exchange: Exchange) -> None:
+        """Sends the version of this program."""
+        await exchange.respond(200, orjson.dumps({"version": version("baton-serve")}))
+
+    async def load(self, exchange: Exchange) -> None:
+        """Sends the number of requests that are being answered, this one not counted."""
+        await exchange.respond(200, orjson.dumps({"server_load": self._metrics.num_in_flight() - 1}))
 
     async def metrics(self, exchange: Exchange) -> None:
         """Sends the metrics in Prometheus' text format."""

@@ -1,0 +1,89 @@
+"""vLLM's endpoints for tokens: /tokenize, which also shows what a chat's prompt is, and /detokenize."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import orjson
+from pydantic import Field
+
+from services.gateway.api.chat import ChatRequest
+from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.errors import invalid
+from services.gateway.api.large_json import takes_long
+from services.gateway.api.prompts import Prompt
+from services.gateway.api.request_runner import RequestRunner, Runners
+from services.gateway.api.schema import Request, TokenId
+from services.gateway.api.strict import Open
+from services.gateway.api.validation import check_object, ignored_fields, not_json, read_value, validate_request
+from services.gateway.openai.endpoint import Limits
+from services.gateway.openai.exchange import Exchange
+from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
+
+_MAX_TOKENS = 1 << 17  # of one call of /detokenize
+
+
+class DetokenizeRequest(Open):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=_MAX_TOKENS)]
+
+
+class Tokens:
+    """POST /tokenize and POST /detokenize."""
+
+    def __init__(self, runners: Runners, limits: Limits) -> None:
+        self._runners = runners
+        self._limits = limits
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        """Sends the token ids of a text or of a chat. Raises ApiError, ClientGone."""
+        value = await self._read(exchange)
+        with_texts = value.pop("return_token_strs", None)
+        if with_texts not in (None, False, True):
+            raise invalid("Invalid type for 'return_token_strs': expected a boolean.", "return_token_strs")
+        if "messages" in value:
+            chat = validate_request(value, ChatRequest, CHAT_NEUTRAL)
+            prompt = await self._prompt(exchange, self._runners.chat, chat)
+        else:
+            if not isinstance(value.get("prompt"), str):
+                raise invalid("Invalid 'prompt': it must be a string; a chat has 'messages'.", "prompt")
+            text = validate_request(value, CompletionRequest, COMPLETIONS_NEUTRAL)
+            prompt = await self._prompt(exchange, self._runners.completions, text)
+        ids: list[int] = prompt.token_ids.tolist()
+        backend = self._runners.tokenizer.backend
+        answer = {
+            "count": len(ids),
+            "max_model_len": await self._runners.chat.max_model_len(),
+            "tokens": ids,
+            "token_strs": [backend.id_to_token(token) for token in ids] if with_texts else None,
+        }
+        await exchange.respond(200, orjson.dumps(answer))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        """Sends the text of token ids, with the special tokens. Raises ApiError, ClientGone."""
+        request = validate_request(await self._read(exchange), DetokenizeRequest, {})
+        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+        model = self._runners.chat.model
+        model.check(request.model)
+        if (largest := max(request.tokens)) >= model.vocab_size:
+            raise invalid(f"Invalid 'tokens': token id {largest} is out of the vocabulary.", "tokens", "invalid_value")
+        decode = self._runners.tokenizer.backend.decode_batch
+        (text,) = await asyncio.to_thread(decode, [request.tokens], skip_special_tokens=False)
+        await exchange.respond(200, orjson.dumps({"prompt": text}))
+
+    async def _read(self, exchange: Exchange) -> dict[str, Any]:
+        body = await exchange.read_json(self._limits.max_body_bytes)
+        try:
+            value = await self._runners.side.run(read_value, body) if takes_long(body) else read_value(body)
+        except orjson.JSONDecodeError as error:
+            raise not_json() from error
+        fields: Mapping[str, Any] = check_object(value)
+        return dict(fields)
+
+    async def _prompt(self, exchange: Exchange, runner: RequestRunner[Request], request: Request) -> Prompt:
+        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+        runner.check(request)
+        (prompt,) = await runner.tokenize(request)
+        return prompt
