@@ -44,6 +44,7 @@ class SequenceEdits:
         self._longest = max((len(word) for word in self._bad_words), default=0)
         self._counts_tokens = sampling.counts_tokens
         self._counts: TokenCounts | None = None  # created when the sequence is first seen
+        self.names_tokens = self._counts_tokens or bool(self._bad_words) or len(self._bias) > 0
         # False: the edits never change.
         self.follows_tokens = self._counts_tokens or bool(self._bad_words) or guided is not None
 
@@ -116,9 +117,9 @@ def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.
     for row, edits, tokens, banned in rows:
         if edits is not None and (guided_row := edits.guided_row(row, tokens, banned)) is not None:
             guided.append(guided_row)  # its mask has what is banned
-        else:
+        elif len(banned):
             bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
-        if edits is not None:
+        if edits is not None and edits.names_tokens:
             bias.append((row, *edits.biases(tokens)))
             counts.append((row, *edits.counts(tokens)))
             penalties[:, row] = edits.penalties
