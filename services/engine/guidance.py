@@ -93,7 +93,9 @@ class Guidance:
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         compiled = self._compiled.get(grammar)
         if compiled is None:
-            compiled = self._compiled[grammar] = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+            compiled = self._compiled[grammar] = llguidance.LLMatcher(
+                self._tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False)
+            )
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)

@@ -5,10 +5,12 @@ costly is refused with the library's words, before any work is done for it.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from typing import Annotated, Any, Literal, Self
 
 import llguidance
+import numpy as np
 import orjson
 from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import ConfigDict, Field, model_validator
@@ -20,7 +22,9 @@ from services.gateway.text.tokenizer import Tokenizer
 
 MAX_CHARS = 1 << 16  # of a schema as JSON, a regular expression, a grammar, or all choices together
 MAX_CHOICES = 1024
-_MAX_CHECKED = 256  # grammars that are known to be right
+_MAX_CHECKED = 256  # grammars that are known to be right or wrong
+_LONGEST_S = 1.0  # to compile a grammar, and to follow it for one token
+_NO_BITS = np.zeros(0, dtype=np.uint8)
 
 # Compact JSON, with a space after commas and colons. Small models that may write any white space often write nothing
 # else any more.
@@ -133,28 +137,44 @@ def _as_lark(grammar: str) -> str:
 
 
 class GrammarChecks:
-    """Compiles grammars before they are sent to workers."""
+    """Compiles grammars before they are sent to workers, one at a time: one that is too costly costs no more than that.
+
+    A grammar of large counts, as `(a{1000}){1000}`, shows what it costs with its second mask.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._compiler: llguidance.LLTokenizer | None = None  # takes a while to make, and is made when it is needed
-        self._right: OrderedDict[str, None] = OrderedDict()  # least recently used first
+        self._known: OrderedDict[str, str] = OrderedDict()  # why not, or empty; least recently used first
+        self._compiling = asyncio.Lock()
 
     async def check(self, grammar: str, param: str) -> None:
         """Raises ApiError for a grammar that workers could not follow. `param`: the field that it comes from."""
-        if grammar not in self._right:
-            reason = await asyncio.to_thread(self._why_not, grammar)
-            if reason:
-                raise _wrong(param, reason)
-            self._right[grammar] = None
-            if len(self._right) > _MAX_CHECKED:
-                self._right.popitem(last=False)
-        self._right.move_to_end(grammar)
+        if grammar not in self._known:
+            async with self._compiling:
+                if grammar not in self._known:
+                    self._known[grammar] = await asyncio.to_thread(self._why_not, grammar)
+            if len(self._known) > _MAX_CHECKED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(grammar)
+        if reason := self._known[grammar]:
+            raise _wrong(param, reason)
 
     def _why_not(self, grammar: str) -> str:
+        """Follows the grammar for one token. Empty: it can be followed at a cost that can be borne."""
+        began = time.monotonic()
         if self._compiler is None:
             self._compiler = llguidance.LLTokenizer(self._tokenizer.backend.to_str())
-        return llguidance.LLMatcher(self._compiler, grammar, log_level=0).get_error()
+            began = time.monotonic()
+        limits = llguidance.LLParserLimits(verbose_errors=False)  # the others are for the parser's inside
+        matcher = llguidance.LLMatcher(self._compiler, grammar, log_level=0, limits=limits)
+        allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8) if not matcher.is_error() else _NO_BITS
+        first = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))[:1].tolist()
+        if first and matcher.consume_tokens(first) and not matcher.is_stopped():
+            matcher.compute_bitmask()
+        if not matcher.is_error() and time.monotonic() - began > _LONGEST_S:
+            return f"it takes longer than {_LONGEST_S:g} s to follow it for one token"
+        return matcher.get_error()
 
 
 def _wrong(param: str, reason: str) -> ApiError:
