@@ -105,41 +105,39 @@ async def test_ending_kills_a_deaf_child_after_its_grace() -> None:
     assert 0.3 <= seconds < 30
 
 
-async def test_a_retired_child_tidies_up_once_and_is_not_started_again() -> None:
-    log = Log()
-    code = (
-        "import signal, sys, time\n"
-        "def tidy(*_): time.sleep(0.3); print('tidy', flush=True); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, tidy); print('here'); time.sleep(60)"
-    )
-    child = supervisor(code, log)
-    running = asyncio.create_task(child.run())
+TIDIES = (
+    "import signal, sys, time\n"
+    "def tidy(*_): print('told', flush=True); time.sleep(0.3); print('tidy', flush=True); sys.exit()\n"
+    "signal.signal(signal.SIGTERM, tidy); print('here'); time.sleep(60)"
+)
+
+
+async def until(log: Log, *event: str) -> None:
     async with asyncio.timeout(60):
-        while ("line", "here") not in log.events:
+        while event not in log.events:
             await asyncio.sleep(0.01)
-        child.retire()
-        await running
-    assert log.events[-1] == ("line", "tidy")
+
+
+async def test_a_retired_child_tidies_up_and_is_not_started_again() -> None:
+    log = Log()
+    child = supervisor(TIDIES, log)
+    running = asyncio.create_task(child.run())
+    await until(log, "line", "here")
+    child.retire()
+    await running
+    assert log.events[-2:] == [("line", "told"), ("line", "tidy")]
 
 
 async def test_a_child_that_ends_with_its_launcher_while_it_is_retired_is_told_once() -> None:
     log = Log()
-    code = (
-        "import signal, sys, time\n"
-        "def tidy(*_): print('told', flush=True); time.sleep(0.3); print('tidy', flush=True); sys.exit()\n"
-        "signal.signal(signal.SIGTERM, tidy); print('here'); time.sleep(60)"
-    )
-    child = supervisor(code, log)
+    child = supervisor(TIDIES, log)
     running = asyncio.create_task(child.run())
-    async with asyncio.timeout(60):
-        while ("line", "here") not in log.events:
-            await asyncio.sleep(0.01)
-        child.retire()
-        while ("line", "told") not in log.events:
-            await asyncio.sleep(0.01)
-        running.cancel()
-        with suppress(asyncio.CancelledError):
-            await running
+    await until(log, "line", "here")
+    child.retire()
+    await until(log, "line", "told")
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
     assert log.events[-2:] == [("line", "told"), ("line", "tidy")]
 
 
@@ -148,11 +146,9 @@ async def test_a_retired_child_that_waits_for_its_next_start_has_none() -> None:
     child = supervisor("import time; time.sleep(0.3)", log)
     child._policy = RestartPolicy(first_s=3600)
     running = asyncio.create_task(child.run())
-    async with asyncio.timeout(60):
-        while ("died", "exit code 0") not in log.events:
-            await asyncio.sleep(0.01)
-        child.retire()
-        await running
+    await until(log, "died", "exit code 0")
+    child.retire()
+    await asyncio.wait_for(running, 60)
 
 
 class EndsWithItsGrace:
