@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in a shell's background job. Children would inherit it, and Ctrl-C be no way to end them.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.addinivalue_line("markers", "needs(feature): needs a feature of the machine, see tests/machine.py")
     config.addinivalue_line("markers", "fault_row(number): shows a row of tests/faults/rows.py")
     config.addinivalue_line("markers", "faults_long: runs with --long-faults alone")
