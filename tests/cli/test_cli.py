@@ -234,3 +234,16 @@ def test_an_address_to_advertise_is_one() -> None:
         checks.advertised_host("0.0.0.0", None, "redis://r")
     with pytest.raises(Refusal, match="--redis-url"):
         checks.advertised_host("127.0.0.1", "10.0.0.2", None)
+
+
+def test_sigterm_ends_a_process_that_collects_garbage_in_that_moment() -> None:
+    script = """
+import gc, os, signal, time
+from services import cli
+signal.signal(signal.SIGTERM, cli._end)
+gc.callbacks.append(lambda phase, info: os.kill(os.getpid(), signal.SIGTERM))
+gc.collect()
+time.sleep(600)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=120)
+    assert ended.returncode == 128 + signal.SIGTERM
