@@ -15,7 +15,7 @@ import os
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 Tell = Callable[[str], None]  # called with each line for the person who gave the command
@@ -61,9 +61,10 @@ def ask(path: Path, command: str) -> Iterator[str]:
     """Yields the lines of the answer as they come. Raises CommandFailed, or OSError where nobody listens."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(path))
-        connection.sendall(command.encode() + b"\n")
-        with connection.makefile() as lines:
-            for line in lines:
+        with suppress(ConnectionError), connection.makefile("rw") as stream:
+            stream.write(f"{command}\n")
+            stream.flush()
+            for line in stream:
                 answer = json.loads(line)
                 if "failed" in answer:
                     raise CommandFailed(answer["failed"])

@@ -1,7 +1,8 @@
 """A child for launcher tests: serves GET /ready on a port, after it said so. Several may serve on one port.
 
-stand_in.py PORT [refuse | deaf]
+stand_in.py PORT [refuse | deaf | slow]
     refuse: ends at once with a line that says why        deaf: does not end on SIGTERM
+    slow: never listens
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from services.process import lifeline
@@ -37,6 +39,8 @@ def main(port: int, manner: str) -> None:
         sys.exit("baton: missing tensor model.norm.weight")
     if manner == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if manner == "slow":
+        time.sleep(3600)
     server = SharingServer(("127.0.0.1", port), Ready)
     print("listening", flush=True)
     server.serve_forever()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -225,3 +226,18 @@ def test_a_stack_that_ends_during_a_restart_ends_all_and_says_so() -> None:
         assert not any(is_alive(child) for child in children)
     finally:
         stack.close()
+
+
+def test_a_restart_whose_client_leaves_ends_the_successor_and_leaves_the_old_child(stack: Stack) -> None:
+    worker = stack.child(stack.ports[0])
+    stack.control.with_name("manner").write_text("slow")
+    wait_for(stack.control.exists)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(stack.control))
+        client.sendall(b"restart\n")
+        wait_for(lambda: len(stack.children()) == 3)
+    wait_for(lambda: len([child for child in stack.children() if is_alive(child)]) == 2)
+    assert is_alive(worker)
+    stack.control.with_name("manner").unlink()
+    ask(stack)
+    assert not is_alive(worker)
