@@ -13,7 +13,8 @@ from services.engine.prefix_cache import Match
 from services.engine.request import Branch, Kind, Request
 from services.engine.request_table import RequestTable
 
-_TOKENS_COMPUTED_A_SECOND = 2000.0  # of prompts, about; a processor's core computes fewer, a GPU more
+# A bound on waiting in vain, by the length of what is to be computed: a guess of a worker's rate, which none measures.
+_TOKENS_A_WAITED_SECOND = 2000.0
 
 
 class Admission(Enum):
@@ -71,7 +72,7 @@ class Admitter:
 
         Of two handoffs of one prompt the later may have the faster producer: it waits for the earlier one as long as
         that has as many blocks announced. A prompt that is to be computed here waits for blocks that are announced; for
-        others only as long as computing takes, so that waiting in vain at most doubles its time.
+        others only about as long as computing takes.
         """
         if not match.next_is_pending:
             return False
@@ -84,7 +85,7 @@ class Admitter:
         if request.kind is Kind.CONSUME:
             return announced >= request.announced
         num_uncached = len(request.capsule.token_ids) - at * batch.block_size
-        return announced > at or now - request.arrival < num_uncached / _TOKENS_COMPUTED_A_SECOND
+        return announced > at or now - request.arrival < num_uncached / _TOKENS_A_WAITED_SECOND
 
     def _open(self, request: Request, blocks: np.ndarray, num_cached: int) -> None:
         batch = self._batch

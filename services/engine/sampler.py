@@ -25,7 +25,7 @@ MIN_TEMPERATURE = 1e-5  # lower temperatures count as this one: apart from ties,
 def sample(logits: Tensor, batch: SamplingBatch, mask: Mask = _BY_TORCH.mask) -> StepOutput:
     """Samples one token for each row of `logits` (floating-point [N, vocab], on the CPU), which it may overwrite.
 
-    mask: see `Operations.mask`.
+    mask: see `HostOperations.mask`.
     """
     if batch.all_greedy and not batch.any_logprobs and (batch.edits is None or batch.edits.only_masks):
         if batch.edits is not None:

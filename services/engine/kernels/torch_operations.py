@@ -46,7 +46,7 @@ class TorchOperations:
         return functional.silu(gate).mul_(up)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """See `Operations.mask`."""
+        """See `HostOperations.mask`."""
         by_byte = bits.contiguous().view(torch.uint8).numpy()
         allowed = np.unpackbits(by_byte, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)
         finite = logits[rows].clamp_(min=torch.finfo(logits.dtype).min)

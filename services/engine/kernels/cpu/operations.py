@@ -97,7 +97,7 @@ class FusedOperations:
         return out
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """See `Operations.mask`."""
+        """See `HostOperations.mask`."""
         self._team.run(
             self._mask[logits.dtype],
             len(rows),

@@ -53,5 +53,5 @@ class LeasedOperations:
         return self._operations.silu_mul(gate_up)
 
     def mask(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """See `Operations.mask`."""
+        """See `HostOperations.mask`."""
         self._operations.mask(logits, rows, bits)
