@@ -11,6 +11,9 @@ from time import monotonic
 
 from services.gateway.api.attempt_record import AttemptRecords
 
+IGNORED_FIELDS = "x-baton-ignored-fields"  # of answers: fields of the request that nothing acts on
+_MAX_SHOWN = 10
+_FIELD = re.compile(r"[A-Za-z0-9_.\[\] -]{1,80}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 
@@ -44,6 +47,12 @@ class RequestRecord:
     first_token: float | None = None  # it could be sent to the client
     ended: float | None = None
     trace_context: dict[str, str] | None = None  # the client's, in W3C's headers; None: spans are not wanted
+
+    @property
+    def shown_ignored_fields(self) -> str:
+        """The names of some ignored fields, for IGNORED_FIELDS. They are the client's own: odd ones are left out."""
+        sane = [name for name in self.ignored_fields[:_MAX_SHOWN] if _FIELD.fullmatch(name)]
+        return ", ".join(sane + (["..."] if len(sane) < len(self.ignored_fields) else []))
 
     @property
     def ttft_s(self) -> float | None:

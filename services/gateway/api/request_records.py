@@ -35,9 +35,9 @@ class RequestRecords:
     def end(self, record: RequestRecord) -> None:
         """Counts a request that ended. One that generates also gets its log line and its spans."""
         self._metrics.requests.labels(record.endpoint, str(record.status)).inc()
+        self._metrics.ignored_fields.inc(len(record.ignored_fields))
         if not record.generates:
             return
-        self._metrics.ignored_fields.inc(len(record.ignored_fields))
         record.ended = now = monotonic()
         took = phases(record, now)
         self._metrics.phases.add(took)

@@ -15,7 +15,7 @@ from services.gateway.api.choice import Update, Usage
 from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
 from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import RequestRecord, sane_or_new_id
+from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
@@ -41,7 +41,6 @@ _NO_FIELDS: Neutral = {}
 _PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 _AnyRequest = _PromptRequest | inference_pb2.ListModelsRequest
 
-_MAX_SHOWN = 10  # of fields that nothing acts on
 _SMALL_BYTES = 16 << 10  # of a message that is translated within 2 ms, whatever it holds
 
 log = structlog.get_logger()
@@ -196,8 +195,8 @@ def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
 
 def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Makes the metadata that every answer ends with."""
-    ignored = ", ".join(record.ignored_fields[:_MAX_SHOWN])
-    return (("x-request-id", record.request_id), *([("x-baton-ignored-fields", ignored)] if ignored else []))
+    ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.ignored_fields else []
+    return (("x-request-id", record.request_id), *ignored)
 
 
 async def _fail(

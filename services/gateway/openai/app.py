@@ -10,13 +10,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.generation import Generator
+from services.gateway.api.request_record import IGNORED_FIELDS
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
-from services.gateway.openai.exchange import IGNORED_FIELDS, STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes, RecentRequests
 from services.gateway.openai.tokens import Tokens
 

@@ -4,9 +4,8 @@ Streams write straight to the server: no middleware wraps `send`, so a chunk cos
 """
 
 import asyncio
-import re
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -14,14 +13,10 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import RequestRecord, sane_or_new_id
+from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
 from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
-
-IGNORED_FIELDS = "x-baton-ignored-fields"  # of answers: fields of the request that nothing acts on
-_MAX_SHOWN = 10
-_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
 
@@ -158,15 +153,9 @@ class Exchange:
         if self.record.first_token is not None:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
         if self.record.ignored_fields:
-            pairs.append((IGNORED_FIELDS.encode(), _shown(self.record.ignored_fields).encode()))
+            pairs.append((IGNORED_FIELDS.encode(), self.record.shown_ignored_fields.encode()))
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
-
-
-def _shown(fields: Sequence[str]) -> str:
-    """Returns the names of some fields for a header. Names are the client's own: odd ones are left out."""
-    sane = [name for name in fields[:_MAX_SHOWN] if _FIELD.fullmatch(name)]
-    return ", ".join(sane + (["..."] if len(sane) < len(fields) else []))
 
 
 def _unzipped(body: bytes, limit: int) -> bytes:
