@@ -179,9 +179,10 @@ class RequestRunner(Generic[Request]):
         return tuple(capsules)
 
     async def _grammar(self, request: Request) -> str:
-        grammar, param = grammar_of(request.response_format, request.structured_outputs)
-        if grammar:
-            await self._grammars.check(grammar, param)
+        if not request.asks_for_a_form:
+            return ""
+        grammar, param = await asyncio.to_thread(grammar_of, request.response_format, request.structured_outputs)
+        await self._grammars.check(grammar, param)
         return grammar
 
     async def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.strict import Open, Strict
-from services.gateway.api.structured import PLAIN, ResponseFormat, StructuredOutputs
+from services.gateway.api.structured import ResponseFormat, StructuredOutputs
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
 MAX_STOPS = 64
@@ -113,9 +113,7 @@ class CommonRequest(Open, ABC):
     max_tokens: TokenCount | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    top_k: Annotated[int, Field(le=MAX_TOP_K), BeforeValidator(_whole), AfterValidator(_top_k)] | None = (
-        None  # -1 and 0: off
-    )
+    top_k: TopK | None = None  # -1 and 0: off
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_whole)] | None = None
     stop: Stops | None = None
@@ -139,6 +137,12 @@ class CommonRequest(Open, ABC):
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+    @property
+    def asks_for_a_form(self) -> bool:
+        """True for structured output."""
+        plain = self.response_format is None or self.response_format.type == "text"
+        return not plain or self.structured_outputs is not None
 
     @property
     def include_usage(self) -> bool:
@@ -168,8 +172,7 @@ class CommonRequest(Open, ABC):
         """Checks fields that only make sense together. Raises ApiError."""
         if self.include_usage and not self.stream:
             raise invalid("'include_usage' is only allowed when 'stream' is true.", "stream_options")
-        structured = self.structured_outputs is not None or (self.response_format or PLAIN).type != "text"
-        if structured and self.ignore_eos:
+        if self.asks_for_a_form and self.ignore_eos:
             raise invalid("'ignore_eos' excludes structured output, which ends where its form does.", "ignore_eos")
 
 

@@ -22,6 +22,7 @@ from services.gateway.text.tokenizer import Tokenizer
 
 MAX_CHARS = 1 << 16  # of a schema as JSON, a regular expression, a grammar, or all choices together
 MAX_CHOICES = 1024
+_MAX_RULES = 512  # in GBNF, whose translation takes the square of their number: 3,500 took 7.6 s
 _MAX_CHECKED = 256  # grammars that are known to be right or wrong
 _LONGEST_S = 1.0  # to compile a grammar, and to follow it for one token
 _NO_BITS = np.zeros(0, dtype=np.uint8)
@@ -58,9 +59,6 @@ class ResponseFormat(Strict):
         return self
 
 
-PLAIN = ResponseFormat(type="text")
-
-
 class StructuredOutputs(Strict):
     """vLLM's `structured_outputs`: one of these."""
 
@@ -84,9 +82,9 @@ class StructuredOutputs(Strict):
 def grammar_of(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> tuple[str, str]:
     """Returns the grammar of the answer, and the field that it comes from; both empty where any answer will do.
 
-    Raises ApiError.
+    Raises ApiError. A grammar of some size takes long to translate: this is not for the event loop.
     """
-    if response_format is not None and response_format.type != PLAIN.type:
+    if response_format is not None and response_format.type != "text":
         if structured is not None:
             raise invalid("'response_format' and 'structured_outputs' exclude each other.", "structured_outputs")
         wanted = response_format.json_schema
@@ -128,8 +126,10 @@ def _lark_string(text: str) -> str:
 
 def _as_lark(grammar: str) -> str:
     """Returns a grammar in Lark's notation. One in GBNF, llama.cpp's, is known by its `::=`."""
-    if "::=" not in grammar:
+    if not (num_rules := grammar.count("::=")):
         return grammar
+    if num_rules > _MAX_RULES:
+        raise _wrong("structured_outputs.grammar", f"a grammar in GBNF must have at most {_MAX_RULES} rules.")
     try:
         return gbnf_to_lark(grammar)
     except Exception as error:  # the parser raises nothing more precise

@@ -232,6 +232,11 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"structured_outputs": {"choice": ["a" * 65_536, "b"]}}, "structured_outputs.choice", None),
     ({"structured_outputs": {"grammar": "start: nothing"}}, "structured_outputs", "invalid_grammar"),
     ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar", "invalid_grammar"),
+    (
+        {"structured_outputs": {"grammar": "root ::= r1\n" + "\n".join(f'r{rule} ::= "a"' for rule in range(512))}},
+        "structured_outputs.grammar",
+        "invalid_grammar",
+    ),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "unknown_parameter"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs", None),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", None),
