@@ -27,6 +27,8 @@ class PagedQueries:
 
 PlanT = TypeVar("PlanT")
 
+KernelInputs = tuple[tuple[int, ...], tuple[Tensor, ...]]  # see `Attention.kernel_inputs`
+
 # Parameters: plan, layer, heads, cos, signed_sin, weight, eps; see `Attention.rotate_and_write`.
 RotateAndWrite = Callable[[Any, int, Tensor, Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor, Tensor]]
 
@@ -49,7 +51,7 @@ class Attention(Protocol[PlanT]):
         anything is not read, whatever its entry in the table is.
         """
 
-    def kernel_inputs(self, plan: PlanT) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+    def kernel_inputs(self, plan: PlanT) -> KernelInputs | None:
         """Returns the numbers and tensors of the plan on which `write` and `attend` depend, if they only run kernels;
         else None. The step's tokens are not among the numbers.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvtransfer.layout import KvLayout
-from services.engine.attention.base import PagedQueries
+from services.engine.attention.base import KernelInputs, PagedQueries
 from services.engine.attention.flash_attention import FlashAttention
 from services.engine.attention.paged_pool import begin_tokens
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
@@ -27,6 +27,13 @@ from services.engine.kernels.base import Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
 _MIN_SAVED_BLOCKS = 64  # with fewer, decoding a group together costs more than it saves
+
+
+class SeveralPlan(Protocol):
+    """What `Several.prepare` returns."""
+
+    def kernel_inputs(self) -> KernelInputs | None:
+        """Returns what `Attention.kernel_inputs` does, of this part of a step."""
 
 
 class Several(Protocol):
@@ -52,10 +59,10 @@ class CpuPlan:
     """The part of a step's work that all its layers share."""
 
     offsets: Tensor  # int64[T]: the pool's element at which each token's K in head 0 of layer 0 begins
-    several: Any  # the plan of `Several`; None: it has nothing to do
+    several: SeveralPlan | None  # None: `Several` has nothing to do
     singles: Singles | None
     masked: _Masked | None
-    outputs: tuple[Tensor, Tensor] | None  # results of `attend`, layer after layer, if only kernels run; else None
+    outputs: tuple[Tensor, Tensor]  # results of `attend`, layer after layer
 
 
 class CpuAttention:
@@ -96,22 +103,25 @@ class CpuAttention:
         by_mask = ~by_kernel & (is_single | (window is not None)) & (self._kernels is None)
         several = np.flatnonzero(~by_kernel & ~by_mask)
         singles, shared = self._singles(queries, np.flatnonzero(by_kernel), window)
-        is_kernels = bool(by_kernel.all()) and not shared
         return CpuPlan(
             offsets=self._offsets(queries),
             several=self._several.prepare(queries, several, shared, window) if len(several) or shared else None,
             singles=singles,
             masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
-            outputs=self._outputs(int(queries.query_starts[-1])) if is_kernels else None,
+            outputs=self._outputs(int(queries.query_starts[-1])),
         )
 
-    def kernel_inputs(self, plan: CpuPlan) -> tuple[tuple[int, ...], tuple[Tensor, ...]] | None:
+    def kernel_inputs(self, plan: CpuPlan) -> KernelInputs | None:
         """See `Attention.kernel_inputs`."""
-        if plan.outputs is None or plan.singles is None:
+        several: KernelInputs | None = ((), ()) if plan.several is None else plan.several.kernel_inputs()
+        if self._kernels is None or several is None:
             return None
-        singles = plan.singles
-        tensors = singles.tokens, singles.tables, singles.first_keys, singles.seq_lens
-        return (singles.tables.stride(0),), (plan.offsets, *plan.outputs, *tensors)
+        numbers, tensors = several
+        if (singles := plan.singles) is None:
+            return (0, *numbers), (plan.offsets, *plan.outputs, *tensors)
+        own = singles.tokens, singles.tables, singles.first_keys, singles.seq_lens
+        numbers = len(singles.tokens), singles.tables.stride(0), int(singles.begun), *numbers
+        return numbers, (plan.offsets, *plan.outputs, *own, *tensors)
 
     @property
     def rotate_and_write(self) -> None:
@@ -133,7 +143,7 @@ class CpuAttention:
 
     def attend(self, plan: CpuPlan, layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """See `Attention.attend`."""
-        out, lse = plan.outputs or self._outputs(len(q))
+        out, lse = plan.outputs
         if plan.several is not None:
             self._several.attend(plan.several, layer, q, k, v, out, lse)
         if plan.singles is not None and self._kernels is not None:

@@ -48,6 +48,9 @@ class FlashPlan:
     fresh: list[_Fresh]
     contexts: list[_Context]
 
+    def kernel_inputs(self) -> None:
+        """See `SeveralPlan`."""
+
 
 class FlashAttention:
     """`Several` by torch, for every dtype."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.attention.base import PagedQueries
+from services.engine.attention.base import KernelInputs, PagedQueries
 from services.engine.attention.shared_prefix import SharedPrefix, shared_prefixes, tokens_of
 from services.engine.kernels.base import PagedTiles, Tiles
 
@@ -22,6 +22,14 @@ class TilePlan:
 
     tables: Tensor  # int32[R, B]
     passes: list[Tiles]  # computed one after the other
+
+    def kernel_inputs(self) -> KernelInputs:
+        """See `SeveralPlan`."""
+        numbers, tensors = [self.tables.stride(0)], [self.tables]
+        for tiles in self.passes:
+            numbers += len(tiles.rows), tiles.window, int(tiles.begun)
+            tensors += tiles.tokens, tiles.limits, tiles.starts, tiles.rows, tiles.first_keys
+        return tuple(numbers), tuple(tensors)
 
 
 class TileAttention:

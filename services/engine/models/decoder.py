@@ -15,7 +15,7 @@ from services.engine.models.config import DecoderConfig
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
-_MAX_RECORDED_TOKENS = 96  # in longer steps, the way from Python into each kernel is a small part of the time
+_MAX_RECORDED_TOKENS = 160  # longer steps are long beside the way from Python into each kernel, or run by rows
 
 
 class Decoder:
