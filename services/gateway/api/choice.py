@@ -1,6 +1,6 @@
 """A choice as its client sees it: text and finish reasons instead of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,15 +12,31 @@ from services.protocol.outcomes import FinishReason
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
+class ToolCallPart(NamedTuple):
+    """The next part of a call of a tool.
+
+    call: its number in the message, from 0.
+    id, name: of the call, in its first part; None in later ones.
+    arguments: the next piece of their JSON; the pieces of all parts joined are the whole.
+    """
+
+    call: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
 class Update(NamedTuple):
     """The part of an answer that one delta adds.
 
+    text: the content; where the model's reasoning and calls of tools are told apart, without them.
     tokens: without those after the end of a stop string.
     logprobs: one entry for each of `tokens`; None: not asked for. The entry of a prompt's first token is None, since
     that token follows nothing.
     finish_reason: OpenAI's; None: the choice goes on.
     prompt_logprobs: the prompt's tokens from the second on, with their logprobs, in the first update where they were
     asked for.
+    reasoning: the part of the text that is the model's reasoning, without the marks around it.
     """
 
     choice: int
@@ -29,11 +45,40 @@ class Update(NamedTuple):
     logprobs: list[TokenLogprobs | None] | None
     finish_reason: str | None
     prompt_logprobs: list[tuple[int, TokenLogprobs]] | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallPart, ...] = ()
 
     @property
     def worth_a_chunk(self) -> bool:
         """True when a client could see the update."""
-        return bool(self.text) or self.finish_reason is not None or bool(self.logprobs)
+        shown = self.text or self.reasoning or self.tool_calls or self.logprobs
+        return bool(shown) or self.finish_reason is not None
+
+
+def joined(parts: Sequence[Update]) -> Update:
+    """Joins all updates of one choice to one, whose tool calls have one part each."""
+    first, last = parts[0], parts[-1]
+    return Update(
+        first.choice,
+        "".join(part.text for part in parts),
+        [token for part in parts for token in part.tokens],
+        None if first.logprobs is None else [entry for part in parts for entry in part.logprobs or ()],
+        last.finish_reason,
+        first.prompt_logprobs,
+        "".join(part.reasoning for part in parts),
+        _whole_calls([call for part in parts for call in part.tool_calls]),
+    )
+
+
+def _whole_calls(parts: Sequence[ToolCallPart]) -> tuple[ToolCallPart, ...]:
+    calls: list[ToolCallPart] = []
+    for part in parts:
+        if part.call == len(calls):
+            calls.append(part)
+        else:
+            begun = calls[part.call]
+            calls[part.call] = begun._replace(arguments=begun.arguments + part.arguments)
+    return tuple(calls)
 
 
 @dataclass(frozen=True, slots=True)

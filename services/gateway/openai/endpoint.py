@@ -2,11 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from services.gateway.api.choice import Update
+from services.gateway.api.choice import Update, joined
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.schema import Request
@@ -121,22 +120,9 @@ async def _collect(exchange: Exchange, updates: Updates, answer: Answer, side: S
         num_taken += 1
         if num_taken % _UPDATES_AT_ONCE == 0:
             await asyncio.sleep(0)
-    choices = [_joined(choice) for choice in parts]
+    choices = [joined(choice) for choice in parts]
     if len(choices) > _FEW_CHOICES or any(map(takes_long, choices)):
         body = await side.run(answer.body, choices, updates.usage())
     else:
         body = answer.body(choices, updates.usage())
     await exchange.respond(200, body)
-
-
-def _joined(parts: Sequence[Update]) -> Update:
-    """Joins all updates of one choice to one."""
-    first, last = parts[0], parts[-1]
-    return Update(
-        first.choice,
-        "".join(part.text for part in parts),
-        [token for part in parts for token in part.tokens],
-        None if first.logprobs is None else [entry for part in parts for entry in part.logprobs or ()],
-        last.finish_reason,
-        first.prompt_logprobs,
-    )
