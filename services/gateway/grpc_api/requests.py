@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf.json_format import Error as JsonFormatError
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
@@ -29,12 +30,13 @@ _OPTIONAL = (
     "prompt_logprobs",
 )
 _SLICE = 16_384  # token ids
+_KWARGS = "chat_template_kwargs"
 # Fields of a GenerateRequest that a chat does not take.
 NOT_FOR_CHATS: Neutral = {"prompt_logprobs": ()}
 # OpenAI's name of a field, and its name here, where they differ.
 _CHAT_NAMES = {
     "messages": "chat.messages",
-    "chat_template_kwargs": "chat.template_kwargs",
+    _KWARGS: "chat.template_kwargs",
     "add_generation_prompt": "chat.add_generation_prompt",
     "continue_final_message": "chat.continue_final_message",
     "top_logprobs": "logprobs",
@@ -101,10 +103,18 @@ def _chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
         "continue_final_message": chat.continue_final_message,
     }
     if chat.HasField("template_kwargs"):
-        fields["chat_template_kwargs"] = MessageToDict(chat.template_kwargs)
+        fields[_KWARGS] = _template_kwargs(chat)
     if chat.HasField("add_generation_prompt"):
         fields["add_generation_prompt"] = chat.add_generation_prompt
     return fields
+
+
+def _template_kwargs(chat: inference_pb2.Chat) -> dict[str, Any]:
+    try:
+        kwargs: dict[str, Any] = MessageToDict(chat.template_kwargs)
+    except (ValueError, JsonFormatError) as error:  # NaN, an infinity
+        raise invalid(f"Invalid '{_KWARGS}': it has a number that is not finite.", _KWARGS) from error
+    return kwargs
 
 
 def _message(message: inference_pb2.Message) -> dict[str, Any]:

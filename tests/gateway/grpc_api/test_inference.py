@@ -34,6 +34,7 @@ from tests.gateway.tokenizer_files import CHATML, byte_level
 MODEL = "m"
 MAX_MESSAGE_BYTES = 1 << 20
 Code = grpc.StatusCode
+HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 @dataclass
@@ -237,6 +238,8 @@ async def test_logprobs_come_beside_their_tokens(served: Served):
         ({"chat": {"messages": []}}, "chat.messages"),
         ({"chat": {"messages": [{"role": "", "content": "x"}]}}, "chat.messages[0].role"),
         ({"chat": {"messages": [{"role": "user", "content": "x"}]}, "logprobs": 21}, "logprobs"),
+        ({"chat": {**HELLO, "template_kwargs": {"a": [float("inf")]}}}, "chat.template_kwargs"),
+        ({"chat": {**HELLO, "template_kwargs": {"tools": None}}}, "chat.template_kwargs"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["a"] * 65}, "stop"),
