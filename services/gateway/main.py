@@ -5,10 +5,12 @@ import gc
 import socket
 import sys
 import time
+from collections.abc import Mapping
 
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
@@ -23,7 +25,7 @@ from services.gateway.openai.app import create_app
 from services.gateway.openai.endpoint import Limits
 from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
-from services.gateway.text.tokenizer import load_tokenizer
+from services.gateway.text.tokenizer import load_tokenizer, read_tokenizer_info
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.malformed import MalformedEntries
@@ -87,14 +89,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    app = create_app(
-        runners=runners,
-        generator=dispatcher,
-        metrics=metrics,
-        describe_ledger=dispatcher.describe,
-        limits=limits,
-        allowed_origins=config.serving.allowed_origins,
-    )
+    app = _app(config.serving, runners, dispatcher, metrics, _tokenizer_info(config))
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(
         servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
@@ -130,12 +125,34 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await asyncio.to_thread(tracing.close)
 
 
+def _app(
+    serving: ServingSettings,
+    runners: Runners,
+    dispatcher: Dispatcher,
+    metrics: GatewayMetrics,
+    tokenizer_info: Mapping[str, object] | None,
+) -> ASGIApp:
+    return create_app(
+        runners=runners,
+        generator=dispatcher,
+        metrics=metrics,
+        describe_ledger=dispatcher.describe,
+        limits=_limits(serving),
+        allowed_origins=serving.allowed_origins,
+        tokenizer_info=tokenizer_info,
+    )
+
+
 def _limits(serving: ServingSettings) -> Limits:
     return Limits(
         request_timeout_s=serving.request_timeout_s,
         ttft_slo_s=serving.ttft_slo_s,
         strict_fields=serving.strict_fields,
     )
+
+
+def _tokenizer_info(config: GatewayConfig) -> Mapping[str, object] | None:
+    return read_tokenizer_info(open_model(config.model)) if config.serving.enable_tokenizer_info_endpoint else None
 
 
 def _listener(config: GatewayConfig) -> socket.socket:

@@ -173,6 +173,9 @@ class ServingSettings:
             help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them."
         ),
     ] = False
+    enable_tokenizer_info_endpoint: Annotated[
+        bool, Option(help="Serve /tokenizer_info: the model's tokenizer_config.json and its chat template.")
+    ] = False
     allowed_origins: Annotated[
         tuple[str, ...],
         Option(

@@ -76,6 +76,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
+    "--enable-tokenizer-info-endpoint": ("enable_tokenizer_info_endpoint", True),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {

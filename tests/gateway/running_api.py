@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,8 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.gateway.api.request_runner import make_runners
+from services.gateway.grpc_api.server import GrpcServer
+from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
 from services.gateway.openai.endpoint import Limits
@@ -40,6 +42,7 @@ class Api:
     http: httpx2.AsyncClient
     port: int
     logs: list[MutableMapping[str, Any]]
+    start_grpc: Callable[[], Awaitable[int]]  # returns the port; the server ends with the rest
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -60,6 +63,7 @@ async def running_api(
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
     allowed_origins: tuple[str, ...] = (),
+    tokenizer_info: dict[str, Any] | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -67,13 +71,15 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics)
     app = create_app(
-        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
+        runners=runners,
         generator=generator,
         metrics=metrics,
         describe_ledger=lambda: {"rows": []},
         limits=Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields),
         allowed_origins=allowed_origins,
+        tokenizer_info=tokenizer_info,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
@@ -82,11 +88,20 @@ async def running_api(
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     base_url = f"http://127.0.0.1:{port}"
+    grpc_servers: list[GrpcServer] = []
+
+    async def start_grpc() -> int:
+        servicer = InferenceServicer(runners, metrics, request_timeout_s)
+        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES))
+        return await grpc_servers[-1].start("127.0.0.1", 0)
+
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with httpx2.AsyncClient(base_url=base_url, timeout=120) as http:
-                yield Api(base_url, generator, tokenizer, http, port, logs)
+                yield Api(base_url, generator, tokenizer, http, port, logs, start_grpc)
     finally:
+        for grpc_server in grpc_servers:
+            await grpc_server.stop(0)
         server.should_exit = True
         await serving
         listener.close()

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, Sink, Unavailable
+from services.protocol.capsule import Capsule
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 
@@ -19,6 +21,7 @@ class Script:
     error: Exception | None = None
     pause_s: float = 0.0
     hangs: bool = False  # after the deltas
+    logprobs_as_asked: bool = False  # the deltas get those that their request asks for
 
 
 @dataclass
@@ -49,24 +52,25 @@ class ScriptedGenerator:
             raise self.error
         self.running += 1
         try:
-            yield ScriptedGeneration(self.script, len(request.capsules), self.ended)
+            yield ScriptedGeneration(self.script, request.capsules, self.ended)
         finally:
             self.running -= 1
             self.left.set()
 
 
 class ScriptedGeneration:
-    def __init__(self, script: Script, num_choices: int, ended: list[int]) -> None:
+    def __init__(self, script: Script, capsules: Sequence[Capsule], ended: list[int]) -> None:
         self._script = script
-        self._num_choices = num_choices
-        self._deltas = self._all(num_choices) if script.for_all else iter(script.deltas)
+        self._num_choices = len(capsules)
+        self._deltas = self._all(capsules) if script.for_all else iter(script.deltas)
         self._ended = ended
         self._over: set[int] = set()
 
-    def _all(self, num_choices: int) -> Iterator[Delta]:
-        for delta in self._script.deltas:
-            for choice in range(num_choices):
-                yield replace(delta, choice=choice)
+    def _all(self, capsules: Sequence[Capsule]) -> Iterator[Delta]:
+        for number, delta in enumerate(self._script.deltas):
+            for choice, capsule in enumerate(capsules):
+                asked = _logprobs_as_asked(delta, capsule, number == 0) if self._script.logprobs_as_asked else {}
+                yield replace(delta, choice=choice, **asked)
 
     def end(self, choice: int) -> None:
         self._ended.append(choice)
@@ -90,6 +94,17 @@ class ScriptedGeneration:
             await asyncio.Event().wait()
         assert self._script.error is not None, "read past the end of the script"
         raise self._script.error
+
+
+def _logprobs_as_asked(delta: Delta, capsule: Capsule, is_first: bool) -> dict[str, Any]:
+    sampling, asked = capsule.sampling, dict[str, Any]()
+    if sampling.num_logprobs is not None:
+        top = tuple((token, -1.0) for token in range(sampling.num_logprobs))
+        asked["logprobs"] = [TokenLogprobs(-0.5, top)] * len(delta.tokens)
+    if sampling.num_prompt_logprobs is not None and is_first:
+        top = tuple((token, -1.0) for token in range(sampling.num_prompt_logprobs))
+        asked["prompt_logprobs"] = [TokenLogprobs(-0.5, top)] * (capsule.num_prompt - 1)
+    return asked
 
 
 def one_delta(tokens: Sequence[int], finish: FinishReason = FinishReason.LENGTH, cached_tokens: int = 0) -> list[Delta]:

@@ -36,13 +36,14 @@ class ContentPart(Open):
 
 
 Parts = Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)]
+_ContentJson = str | Parts | None  # as it comes
 
 
 class Message(Open):
     """One message of a chat. The model's template decides which roles there are; it calls `developer` `system`."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[Parts | None, BeforeValidator(_as_parts)] = None
+    content: Annotated[Parts | None, BeforeValidator(_as_parts, json_schema_input_type=_ContentJson)] = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None

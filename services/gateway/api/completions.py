@@ -5,13 +5,13 @@ from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, SkipValidation
+from pydantic import BeforeValidator, Field, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_text_length, too_long
-from services.gateway.api.schema import CommonRequest, Top
+from services.gateway.api.schema import CommonRequest, TokenId, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -29,12 +29,21 @@ def _prompt_type(value: object) -> object:
     raise PydanticCustomError("prompt_type", "It must be a string or an array of token ids.")
 
 
+_TextJson = Annotated[str, Field(min_length=1)]
+_TokensJson = Annotated[list[TokenId], Field(min_length=1)]
+_Several = Field(min_length=1, max_length=MAX_PROMPTS)
+# As it comes. What is in lists is checked when they become prompts.
+_PromptJson = _TextJson | _TokensJson | Annotated[list[_TextJson | _TokensJson], _Several]
+
+
 class CompletionRequest(CommonRequest):
     """Texts or token ids, of which the continuations are wanted."""
 
     prompt_param: ClassVar[str] = "prompt"
 
-    prompt: Annotated[SkipValidation[str | list[Any]], BeforeValidator(_prompt_type)]  # lists are not copied
+    prompt: Annotated[  # lists are not copied
+        SkipValidation[str | list[Any]], BeforeValidator(_prompt_type, json_schema_input_type=_PromptJson)
+    ]
     logprobs: Top | None = None
     prompt_logprobs: Top | None = None
     echo: bool | None = None

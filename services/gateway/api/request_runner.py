@@ -137,6 +137,12 @@ class RequestRunner(Generic[Request]):
         """Returns the prompts, at least one, each of at least one token. Raises ApiError."""
         return await self._tokenize(request, await self.max_model_len())
 
+    async def capsules(self, request: Request) -> tuple[Capsule, ...]:
+        """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError."""
+        max_model_len = await self.max_model_len()
+        prompts = await self._tokenize(request, max_model_len)
+        return await self._capsules(request, prompts, request.n or 1, max_model_len)
+
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""
         try:

@@ -76,20 +76,26 @@ def _whole(value: object) -> object:
     return value
 
 
-def _top_k(value: int) -> int:
-    if value < -1:
-        raise PydanticCustomError("top_k", "It must be -1 or 0 (off), or at least 1.")
-    return value
-
-
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
-LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
+_TokenKey = Annotated[str, Field(pattern=f"^{_TOKEN_KEY.pattern}$")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_LogitBiasJson = Annotated[  # as it comes
+    dict[_TokenKey, _Bias], Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False})
+]
+LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias, json_schema_input_type=_LogitBiasJson)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS), AfterValidator(_all_bad_words)]
-Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STOPS), AfterValidator(_stop_lengths)]
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+_StopsJson = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
+Stops = Annotated[
+    list[str],
+    BeforeValidator(_as_list, json_schema_input_type=_StopsJson),
+    Field(max_length=MAX_STOPS),
+    AfterValidator(_stop_lengths),
+]
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
-TopK = Annotated[int, Field(le=MAX_TOP_K), BeforeValidator(_whole), AfterValidator(_top_k)]
+TopK = Annotated[int, Field(ge=-1, le=MAX_TOP_K), BeforeValidator(_whole)]
 TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 
 
@@ -115,7 +121,7 @@ class CommonRequest(Open, ABC):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: TopK | None = None  # -1 and 0: off
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), BeforeValidator(_whole)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), BeforeValidator(_whole)] | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0), BeforeValidator(_whole)] | None = None

@@ -11,7 +11,7 @@ MAX_FIELDS = 128  # of an object, whether known or not: each unknown one is an e
 class Strict(BaseModel):
     """A model that converts nothing and refuses unknown fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra={"maxProperties": MAX_FIELDS})
 
     @model_validator(mode="before")
     @classmethod

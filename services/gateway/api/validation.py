@@ -19,7 +19,7 @@ Checked = TypeVar("Checked", bound=Strict)
 Neutral = Mapping[str, tuple[object, ...]]
 
 # Fields between gateways and workers of vLLM, which clients have no business with: only null passes.
-_INTERNAL = ("ec_transfer_params", "kv_transfer_params", "vllm_xargs")
+INTERNAL_FIELDS = ("ec_transfer_params", "kv_transfer_params", "vllm_xargs")
 
 # OpenAI's codes for pydantic's error types. {int, decimal} fields have codes of their own for their bounds.
 _CODES = {
@@ -122,9 +122,9 @@ def _without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:
     rest: dict[str, Any] = {}
     for name, value in body.items():
         if value is None:
-            if name not in table and name not in _INTERNAL:
+            if name not in table and name not in INTERNAL_FIELDS:
                 rest[name] = value
-        elif name in _INTERNAL:
+        elif name in INTERNAL_FIELDS:
             raise unknown_field(name)
         elif name in table:
             if not any(type(value) is type(neutral) and value == neutral for neutral in table[name]):

@@ -1,8 +1,9 @@
-"""The endpoints that generate nothing: models, probes, metrics, the ledger, recent requests."""
+"""The endpoints that generate nothing: models, probes, metrics, the ledger, recent requests, documents."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from typing import Any
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,7 +13,10 @@ from services.gateway.api.generation import Generator
 from services.gateway.api.request_records import KEPT, RequestRecords
 from services.gateway.api.request_runner import ServedModel
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai.docs_page import render_docs
 from services.gateway.openai.exchange import Exchange
+
+HTML = "text/html; charset=utf-8"
 
 
 class Models:
@@ -79,6 +83,27 @@ class Probes:
     async def ledger(self, exchange: Exchange) -> None:
         """Sends the dispatch side's description of the requests in flight."""
         await exchange.respond(200, orjson.dumps(self._describe_ledger()))
+
+
+class Documents:
+    """GET /openapi.json, GET /docs and GET /tokenizer_info, which are the same for the life of the process."""
+
+    def __init__(self, document: Mapping[str, Any], tokenizer_info: Mapping[str, object] | None) -> None:
+        self._document = orjson.dumps(document)
+        self._page = render_docs(document)
+        self._tokenizer_info = tokenizer_info
+
+    async def openapi(self, exchange: Exchange) -> None:
+        """Sends the description of all endpoints."""
+        await exchange.respond(200, self._document)
+
+    async def page(self, exchange: Exchange) -> None:
+        """Sends the same as a page."""
+        await exchange.respond(200, self._page, HTML)
+
+    async def tokenizer_info(self, exchange: Exchange) -> None:
+        """Sends what the model says of its tokenizer."""
+        await exchange.respond(200, orjson.dumps(self._tokenizer_info))
 
 
 class RecentRequests:

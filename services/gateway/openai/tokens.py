@@ -23,6 +23,19 @@ from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 _MAX_TOKENS = 1 << 17  # of one call of /detokenize
 
 
+class TokenizeTextRequest(CompletionRequest):
+    """The body of /tokenize, with a text."""
+
+    prompt: str
+    return_token_strs: bool | None = None  # the tokens' texts too
+
+
+class TokenizeChatRequest(ChatRequest):
+    """The body of /tokenize, with a chat."""
+
+    return_token_strs: bool | None = None
+
+
 class DetokenizeRequest(Open):
     """The body of /detokenize."""
 
@@ -40,24 +53,20 @@ class Tokens:
     async def tokenize(self, exchange: Exchange) -> None:
         """Sends the token ids of a text or of a chat. Raises ApiError, ClientGone."""
         value = await self._read(exchange)
-        with_texts = value.pop("return_token_strs", None)
-        if with_texts not in (None, False, True):
-            raise invalid("Invalid type for 'return_token_strs': expected a boolean.", "return_token_strs")
+        request: TokenizeChatRequest | TokenizeTextRequest
         if "messages" in value:
-            chat = validate_request(value, ChatRequest, CHAT_NEUTRAL)
-            prompt = await self._prompt(exchange, self._runners.chat, chat)
+            request = validate_request(value, TokenizeChatRequest, CHAT_NEUTRAL)
+            prompt = await self._prompt(exchange, self._runners.chat, request)
         else:
-            if not isinstance(value.get("prompt"), str):
-                raise invalid("Invalid 'prompt': it must be a string; a chat has 'messages'.", "prompt")
-            text = validate_request(value, CompletionRequest, COMPLETIONS_NEUTRAL)
-            prompt = await self._prompt(exchange, self._runners.completions, text)
+            request = validate_request(value, TokenizeTextRequest, COMPLETIONS_NEUTRAL)
+            prompt = await self._prompt(exchange, self._runners.completions, request)
         ids: list[int] = prompt.token_ids.tolist()
         backend = self._runners.tokenizer.backend
         answer = {
             "count": len(ids),
             "max_model_len": await self._runners.chat.max_model_len(),
             "tokens": ids,
-            "token_strs": [backend.id_to_token(token) for token in ids] if with_texts else None,
+            "token_strs": [backend.id_to_token(token) for token in ids] if request.return_token_strs else None,
         }
         await exchange.respond(200, orjson.dumps(answer))
 
@@ -73,14 +82,13 @@ class Tokens:
         (text,) = await asyncio.to_thread(decode, [request.tokens], skip_special_tokens=False)
         await exchange.respond(200, orjson.dumps({"prompt": text}))
 
-    async def _read(self, exchange: Exchange) -> dict[str, Any]:
+    async def _read(self, exchange: Exchange) -> Mapping[str, Any]:
         body = await exchange.read_json(self._limits.max_body_bytes)
         try:
             value = await self._runners.side.run(read_value, body) if takes_long(body) else read_value(body)
         except orjson.JSONDecodeError as error:
             raise not_json() from error
-        fields: Mapping[str, Any] = check_object(value)
-        return dict(fields)
+        return check_object(value)
 
     async def _prompt(self, exchange: Exchange, runner: RequestRunner[Request], request: Request) -> Prompt:
         exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)

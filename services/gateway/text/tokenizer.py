@@ -21,6 +21,8 @@ _SPACE_MARK = "▁"
 # Longer texts are tokenized in a thread, so that streams do not wait. So many take some 10 ms, 1 to 4 by `fastokens`.
 _LONG_TEXT_CHARS = 32_768
 
+_FAST_TOKENIZER = "PreTrainedTokenizerFast"  # the class in `transformers` that reads any tokenizer.json
+
 
 class Tokenizer:
     """Encodes text, and knows the bytes of each token.
@@ -120,6 +122,13 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     except Exception as error:  # the library raises nothing more precise
         raise ModelError(f"the tokenizer of {files.path} cannot be read: {error}") from error
     return Tokenizer(backend, files.special_tokens())
+
+
+def read_tokenizer_info(files: ModelFiles) -> dict[str, object]:
+    """Reads what a model says of its tokenizer: tokenizer_config.json, its template in one form. Raises ModelError."""
+    config = files.tokenizer_config()
+    template, class_name = files.chat_template(), config.get("tokenizer_class") or _FAST_TOKENIZER
+    return {**config, **files.special_tokens(), "tokenizer_class": class_name, "chat_template": template}
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:

@@ -36,6 +36,9 @@ class ModelFiles(Protocol):
     def tokenizer(self) -> bytes:
         """Returns a tokenizer.json, as the `tokenizers` library writes it."""
 
+    def tokenizer_config(self) -> Settings:
+        """Returns the values of tokenizer_config.json; empty if the model has none."""
+
     def special_tokens(self) -> dict[str, str]:
         """Returns the texts of `bos_token` and the like, for chat templates."""
 

@@ -39,6 +39,10 @@ class HuggingFaceDirectory:
             raise ModelError(f"{self.path} has no tokenizer.json")
         return path.read_bytes()
 
+    def tokenizer_config(self) -> Settings:
+        """Returns the values of tokenizer_config.json."""
+        return self._values("tokenizer_config.json")
+
     def special_tokens(self) -> dict[str, str]:
         """Returns the texts in special_tokens_map.json and tokenizer_config.json; the latter wins."""
         named: dict[str, str] = {}

@@ -50,6 +50,10 @@ class GgufFile:
         """Returns a tokenizer.json made of the file's vocabulary."""
         return make_tokenizer(self.header)
 
+    def tokenizer_config(self) -> Settings:
+        """Returns nothing: the format has no such values."""
+        return {}
+
     def special_tokens(self) -> dict[str, str]:
         """Returns the texts of the tokens that the file names by id."""
         return special_tokens(self.header)

@@ -1,0 +1,252 @@
+"""/openapi.json says what is accepted and answered: requests are drawn from it, and every answer is held to it."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import pytest_asyncio
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi import checks
+
+from services.gateway.api.chat import ChatRequest
+from services.gateway.api.strict import Strict
+from services.gateway.openai.openapi import DescribedRoute, Operation, describe_api
+from services.protocol.frames import TokenLogprobs
+from tests.gateway.api_thread import api_in_thread
+from tests.gateway.running_api import Api, events, running_api
+from tests.gateway.scripted_generator import Script, delta_per_token
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+INFO = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": None, "bos_token": "<|bos|>"}
+OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
+CHECKS = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+    checks.negative_data_rejection,
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def api() -> AsyncIterator[Api]:
+    async with running_api(tokenizer_info=INFO) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def document(api: Api) -> dict[str, Any]:
+    described: dict[str, Any] = (await api.http.get("/openapi.json")).json()
+    return described
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    with api_in_thread(tokenizer_info=INFO) as (port, _):
+        yield f"http://127.0.0.1:{port}"
+
+
+def valid(document: dict[str, Any], model: str, value: Any) -> bool:
+    """True for a value that a schema of the document describes."""
+    root = {"$ref": f"#/components/schemas/{model}", "components": document["components"]}
+    return bool(jsonschema.Draft202012Validator(root).is_valid(value))
+
+
+async def test_it_is_a_document_of_openapi_3_1(document: dict[str, Any]):
+    assert document["openapi"] == "3.1.0"
+    schemathesis.openapi.from_dict(document).validate()
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+async def test_every_endpoint_is_in_it_and_in_the_table_for_people(document: dict[str, Any]):
+    section = OPERATIONS.read_text().partition("## Endpoints")[2].partition("Workers serve gRPC alone")[0]
+    first_cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    listed = {re.sub(r"/(NAME|ID)$", "/", path) for cell in first_cells for path in re.findall(r"`([^`]+)`", cell)}
+    described = {re.sub(r"{\w+}$", "", path) for path in document["paths"]}
+    assert listed == described
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+async def test_every_answer_to_requests_drawn_from_it_is_one_that_it_describes(
+    base_url: str, document: dict[str, Any], mode: GenerationMode
+):
+    """What it refuses is refused, and the answers have the statuses, headers and fields that it says."""
+    schema = schemathesis.openapi.from_dict(document)
+    statuses = set()
+    for result in schema.get_all_operations():
+        operation: Any = result.ok()  # type: ignore[union-attr]  # an Err would fail here
+        if mode is GenerationMode.NEGATIVE and not operation.body:
+            continue
+
+        @seed(1)
+        @settings(
+            max_examples=10,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def answers(case: schemathesis.Case) -> None:
+            response = case.call(base_url=base_url)
+            statuses.add(response.status_code)
+            case.validate_response(response, checks=CHECKS)
+
+        answers()
+    assert 400 in statuses
+    assert (200 in statuses) == (mode is GenerationMode.POSITIVE)
+
+
+async def test_chats_and_their_chunks_have_the_fields_that_it_says(api: Api, document: dict[str, Any]):
+    tokens = api.tokens("größer 日本")
+    logprobs = [TokenLogprobs(-0.5, ((5, -0.5), (6, -1.0))) for _ in tokens]
+    api.generator.script = Script(delta_per_token(tokens, logprobs=logprobs))
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "n": 2}
+    assert valid(document, "ChatCompletion", (await api.chat(**fields)).json())
+    streamed = await api.chat(**fields, stream=True, stream_options={"include_usage": True})
+    assert [event for event in events(streamed)[:-1] if not valid(document, "ChatCompletionChunk", event)] == []
+    api.generator.script = Script(delta_per_token(tokens))
+    assert valid(document, "ChatCompletion", (await api.chat()).json())
+    assert [event for event in events(await api.chat(stream=True))[:-1] if "usage" in event] == []
+
+
+async def test_completions_and_their_chunks_have_the_fields_that_it_says(api: Api, document: dict[str, Any]):
+    tokens = api.tokens("größer 日本")
+    logprobs = [TokenLogprobs(-0.5, ((5, -0.5), (6, -1.0))) for _ in tokens]
+    api.generator.script = Script(delta_per_token(tokens, logprobs=logprobs))
+    assert valid(document, "Completion", (await api.complete(logprobs=2)).json())
+    streamed = await api.complete(logprobs=2, stream=True, stream_options={"include_usage": True})
+    assert [event for event in events(streamed)[:-1] if not valid(document, "CompletionChunk", event)] == []
+
+
+async def test_limits_and_forms_of_fields_are_those_of_the_checks(document: dict[str, Any]):
+    properties = document["components"]["schemas"]["ChatRequest"]["properties"]
+    fields: list[tuple[str, list[Any], list[Any]]] = [
+        ("temperature", [0, 1.5, None], [2.1, -1, "1", True]),
+        ("stop", ["a", ["a"] * 64, [], None], ["", ["a"] * 65, [""], 5]),
+        ("logit_bias", [{"5": 100}, {}, None], [{"a": 1}, {"5": 101}, [[5, 1]], {"5": "1"}]),
+        ("max_tokens", [1, 5.0, None], [0, 1.5, "1"]),
+        ("messages", [[{"role": "x", "content": "y", "nobody": 1}]], [[], None, [{}], [{"role": 5}], [5]]),
+        ("store", [False, None], [True, 0]),
+        ("kv_transfer_params", [None], [{}]),
+    ]
+    for name, right, wrong in fields:
+        root = {**properties[name], "components": document["components"]}
+        check = jsonschema.Draft202012Validator(root).is_valid
+        assert [value for value in right if not check(value)] == [], name
+        assert [value for value in wrong if check(value)] == [], name
+
+
+async def test_strict_fields_are_strict_in_it_too(document: dict[str, Any]):
+    body = {"messages": [{"role": "user", "content": "Hi"}], "nobody": 1}
+    inner = {"messages": [{"role": "user", "content": "Hi", "nobody": 1}]}
+    assert valid(document, "ChatRequest", body)
+    async with running_api(strict_fields=True) as strict:
+        described = (await strict.http.get("/openapi.json")).json()
+        for each in (body, inner):
+            assert not valid(described, "ChatRequest", each)
+            assert (await strict.http.post("/v1/chat/completions", json=each)).status_code == 400
+        assert "/tokenizer_info" not in described["paths"]
+
+
+async def test_models_of_one_name_are_told_apart():
+    class Message(Strict):
+        """Another one than a chat's."""
+
+        own: int
+
+    operation = Operation(summary="x", bodies={Message: {}, ChatRequest: {}})
+    document = describe_api([DescribedRoute("/x", "POST", operation)], 100, strict_fields=False)
+    own, chat = document["paths"]["/x"]["post"]["requestBody"]["content"]["application/json"]["schema"]["anyOf"]
+    schemas = document["components"]["schemas"]
+    assert [*schemas[own["$ref"].rpartition("/")[2]]["properties"]] == ["own"]
+    assert "messages" in schemas[chat["$ref"].rpartition("/")[2]]["properties"]
+
+
+async def test_the_page_shows_every_endpoint_and_field_and_asks_no_other_server(api: Api, document: dict[str, Any]):
+    response = await api.http.get("/docs")
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    page = response.text
+    names = {name for schema in document["components"]["schemas"].values() for name in schema.get("properties", {})}
+    assert [each for each in (*document["paths"], *names) if f">{each}<" not in page] == []
+    assert re.findall(r"(?:src|href)=\"(?!#|openapi\.json)[^\"]*", page) == []
+    assert "at most 2048 entries" in page
+
+
+async def test_what_a_model_says_of_its_tokenizer_is_shown_where_that_is_asked_for(api: Api):
+    assert (await api.http.get("/tokenizer_info")).json() == INFO
+    async with running_api() as closed:
+        assert (await closed.http.get("/tokenizer_info")).status_code == 404
+
+
+async def rendered(api: Api, path: str, **fields: Any) -> httpx2.Response:
+    return await api.http.post(f"/v1/{path}/render", json=fields)
+
+
+async def test_render_shows_what_a_worker_would_be_sent_and_generates_nothing(api: Api):
+    messages = [{"role": "user", "content": "größer"}]
+    fields = {"messages": messages, "n": 2, "temperature": 0.5, "stop": "x", "logit_bias": {"5": 1}, "seed": 7}
+    api.generator.requests.clear()
+    shown = (await rendered(api, "chat/completions", **fields)).json()
+    assert api.generator.requests == []
+    await api.chat(**fields)
+    capsule = api.generator.requests[0].capsules[0]
+    assert shown["token_ids"] == capsule.token_ids.tolist()
+    sampling = shown["sampling_params"]
+    assert sampling["max_tokens"] == capsule.sampling.max_tokens
+    asked = {"n": 2, "temperature": 0.5, "stop": ["x"], "logit_bias": {"5": 1.0}, "seed": 7}
+    assert {name: sampling[name] for name in asked} == asked
+    assert shown["request_id"].startswith("chatcmpl-")
+
+
+async def test_render_of_several_prompts_is_a_list(api: Api):
+    prompts = (await rendered(api, "completions", prompt=[[5, 6], [7]], max_tokens=3, n=2)).json()
+    assert [prompt["token_ids"] for prompt in prompts] == [[5, 6], [7]]
+    assert prompts[1]["request_id"].endswith("-1")
+    (alone,) = (await rendered(api, "completions", prompt="Hi")).json()
+    assert alone["token_ids"][1:] == api.tokens("Hi")
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}},
+            {"json": {"type": "array"}},
+        ),
+        ({"response_format": {"type": "text"}}, None),
+    ],
+    ids=json.dumps,
+)
+async def test_render_shows_the_form_of_the_answer(api: Api, fields: dict[str, Any], form: Any):
+    (shown,) = (await rendered(api, "completions", prompt="Hi", **fields)).json()
+    assert shown["sampling_params"]["structured_outputs"] == form
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": "Hi", "max_tokens": 10**6}, "prompt"),
+        ({"prompt": "Hi", "structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"prompt": "Hi", "suffix": "x"}, "suffix"),
+    ],
+)
+async def test_render_refuses_what_the_endpoint_refuses(api: Api, fields: dict[str, Any], param: str):
+    for path in ("/v1/completions/render", "/v1/completions"):
+        response = await api.http.post(path, json=fields)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == param
