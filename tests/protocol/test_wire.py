@@ -1,10 +1,12 @@
 """What goes through the wire comes out as it went in, and what no correct peer sends is refused."""
 
+import contextlib
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -254,6 +256,24 @@ def test_arrays_that_do_not_fit_together_are_refused(spoiled: dict[str, Any]):
 def test_what_no_worker_sends_is_refused(raw: bytes):
     with pytest.raises(WireError):
         wire.deserialize_worker_message(raw)
+
+
+@settings(max_examples=300, derandomize=True, database=None, deadline=None)
+@given(at=st.integers(0, 1 << 12), cut=st.integers(0, 8), put=st.binary(max_size=8))
+def test_a_damaged_message_is_read_or_refused(at: int, cut: int, put: bytes):
+    """Nothing else is raised, on either side. tests/fuzz_bytes.py damages more of them."""
+    capsule = Capsule(np.array([1, 2, 3], np.int32), 3, SAMPLING)
+    sent = wire.serialize_gateway_message(
+        Commands((Submit(5, capsule, 1.5, "a", TakeFrom("a", WorkerId(1))), Abort(5)))
+    )
+    start = at % len(sent)
+    with contextlib.suppress(WireError, DecodeError):
+        wire.parse_gateway_message(worker_pb2.GatewayMessage.FromString(sent[:start] + put + sent[start + cut :]))
+    for message in (HELLO, a_frame()):
+        sent = wire.pack_worker_message(message).SerializeToString()
+        start = at % len(sent)
+        with contextlib.suppress(WireError):
+            wire.deserialize_worker_message(sent[:start] + put + sent[start + cut :])
 
 
 def test_a_command_without_content_is_refused_whatever_is_beside_it():

@@ -68,7 +68,7 @@ class Exchange:
         if not body:
             raise invalid("The body is empty; it must be a JSON object.", None)
         if encoding == "gzip":
-            return await asyncio.to_thread(_unzipped, bytes(body), limit)
+            return await asyncio.to_thread(unzipped, bytes(body), limit)
         return bytes(body)
 
     async def _read_body(self, limit: int) -> bytearray:
@@ -158,7 +158,7 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
 
-def _unzipped(body: bytes, limit: int) -> bytes:
+def unzipped(body: bytes, limit: int) -> bytes:
     """Returns what a gzip file holds. Raises ApiError for one that is none, or holds more than `limit` bytes."""
     unzip = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # gzip's header and checksum
     try:

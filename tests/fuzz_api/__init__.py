@@ -1,0 +1,1 @@
+"""Generated requests to a gateway's HTTP and gRPC: see `__main__.py`."""
