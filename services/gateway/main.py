@@ -17,11 +17,11 @@ from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.http.limits import Limits
+from services.gateway.http.serving import serve
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import create_app
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
 from services.prefix_index.base import PrefixIndex

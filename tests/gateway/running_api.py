@@ -15,11 +15,11 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.gateway.api.request_runner import make_runners
+from services.gateway.http.http_protocol import Shutdown
+from services.gateway.http.limits import Limits
+from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.http_protocol import Shutdown
-from services.gateway.openai.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
@@ -67,12 +67,14 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics)
+    limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     app = create_app(
-        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
+        runners=runners,
         generator=generator,
         metrics=metrics,
         describe_ledger=lambda: {"rows": []},
-        limits=Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields),
+        limits=limits,
         allowed_origins=allowed_origins,
     )
     listener = socket.create_server(("127.0.0.1", 0))

@@ -13,17 +13,17 @@ from services.gateway.api.generation import Generator
 from services.gateway.api.request_record import IGNORED_FIELDS
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
+from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.http.limits import Limits
+from services.gateway.http.routes import route as _route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
-from services.gateway.openai.endpoint import GenerationEndpoint, Limits
-from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.pages import Models, Probes, RecentRequests
 from services.gateway.openai.tokens import Tokens
 
 log = structlog.get_logger()
-
-Handler = Callable[[Exchange], Awaitable[None]]
 
 
 def create_app(
@@ -34,10 +34,12 @@ def create_app(
     describe_ledger: Callable[[], object],
     limits: Limits,
     allowed_origins: Sequence[str] = (),
+    other_apis: Sequence[Route] = (),
 ) -> ASGIApp:
     """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows.
 
     allowed_origins: of pages whose scripts may use the API from a browser.
+    other_apis: the routes of other vendors' APIs.
     """
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     tokens = Tokens(runners, limits)
@@ -47,6 +49,7 @@ def create_app(
     routes = [
         _route("/v1/chat/completions", chat, "POST"),
         _route("/v1/completions", completions, "POST"),
+        *other_apis,
         _route("/v1/models", models.list),
         _route("/v1/models/{model:path}", models.retrieve),
         _route("/tokenize", tokens.tokenize, "POST"),
@@ -69,7 +72,7 @@ def create_app(
         allow_origins=allowed_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", IGNORED_FIELDS],
+        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS],
     )
 
 
@@ -111,25 +114,6 @@ class Application:
         except Exception:
             log.exception("request failed")
             await exchange.fail(internal_error())
-
-
-class _Endpoint:
-    """A handler in the form that the router calls."""
-
-    def __init__(self, name: str, handler: Handler) -> None:
-        self._name = name
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["exchange"]
-        exchange.record.endpoint = self._name
-        exchange.path_params = scope["path_params"]
-        await self._handler(exchange)
-
-
-def _route(path: str, handler: Handler, method: str = "GET") -> Route:
-    name = path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
-    return Route(path, _Endpoint(name, handler), methods=[method])
 
 
 def _from_router(error: HTTPException) -> ApiError:

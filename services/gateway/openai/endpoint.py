@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Generic
 
 from services.gateway.api.choice import Update, joined
@@ -13,22 +12,13 @@ from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.http_protocol import StreamWriter
+from services.gateway.http.limits import Limits
 from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
-from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.http_protocol import StreamWriter
 
 _UPDATES_AT_ONCE = 64  # take a millisecond
 _FEW_CHOICES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of a client's request."""
-
-    request_timeout_s: float
-    ttft_slo_s: float | None = None
-    max_body_bytes: int = 8 << 20
-    strict_fields: bool = False  # fields that nobody knows are refused, and not ignored
 
 
 class GenerationEndpoint(Generic[Request]):

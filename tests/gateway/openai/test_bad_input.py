@@ -11,7 +11,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from services.gateway.openai import exchange, http_protocol
+from services.gateway.http import exchange, http_protocol
 from tests.gateway.running_api import MAX_BODY_BYTES, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
-from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
+from services.gateway.http.envelope import Envelope, OpenAIEnvelope
+from services.gateway.http.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
 
@@ -30,9 +31,11 @@ class Exchange:
 
     record: its id is the client's X-Request-Id where that is a sane one, else a new one; sent back with every answer.
     stream: writes further events without waiting.
+    envelope: the form of errors.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.envelope: Envelope = OpenAIEnvelope()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.stream: StreamWriter = scope["extensions"][STREAM_WRITER]
@@ -139,17 +142,18 @@ class Exchange:
 
     async def fail(self, error: ApiError) -> None:
         """Answers with an error, which becomes the last event where a stream has begun."""
-        self.record.status = error.status
+        envelope, request_id = self.envelope, self.record.request_id
+        self.record.status = envelope.status(error)
         self.record.error = error.code or error.type
         if self._started:
-            await self.end_events(b"data: " + error.envelope() + b"\n\n")
+            await self.end_events(envelope.event(error, request_id))
             return
-        await self.respond(error.status, error.envelope(), headers=error.headers)
+        await self.respond(self.record.status, envelope.body(error, request_id), headers=error.headers)
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self._started = True
         self.record.status = status
-        pairs = [(b"x-request-id", self.record.request_id.encode())]
+        pairs = [(name.encode(), self.record.request_id.encode()) for name in self.envelope.id_headers]
         if self.record.first_token is not None:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
         if self.record.ignored_fields:
