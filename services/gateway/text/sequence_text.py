@@ -11,12 +11,12 @@ class Piece(NamedTuple):
 
     text: may be shown now.
     num_tokens: how many of the tokens count; those after the one that completed a stop string do not.
-    stopped: True when a stop string ended the text.
+    stopped: the stop string that ended the text; None: none did.
     """
 
     text: str
     num_tokens: int
-    stopped: bool = False
+    stopped: str | None = None
 
 
 class SequenceText:
@@ -47,7 +47,7 @@ class SequenceText:
                 continue
             shown.append(stops.feed(text))
             if stops.matched is not None:
-                return Piece("".join(shown), index + 1, stopped=True)
+                return Piece("".join(shown), index + 1, stops.matched)
         return Piece("".join(shown), len(tokens))
 
     def flush(self) -> str:
