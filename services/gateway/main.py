@@ -10,6 +10,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
@@ -94,6 +95,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         describe_ledger=dispatcher.describe,
         limits=limits,
         allowed_origins=config.serving.allowed_origins,
+        other_apis=messages_routes(runners, limits),
     )
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(

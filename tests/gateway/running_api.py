@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.request_runner import make_runners
 from services.gateway.http.http_protocol import Shutdown
 from services.gateway.http.limits import Limits
@@ -76,6 +77,7 @@ async def running_api(
         describe_ledger=lambda: {"rows": []},
         limits=limits,
         allowed_origins=allowed_origins,
+        other_apis=messages_routes(runners, limits),
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
