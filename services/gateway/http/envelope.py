@@ -13,7 +13,7 @@ class Envelope(Protocol):
 
     @property
     def id_headers(self) -> tuple[str, ...]:
-        """See above."""
+        """The names of those headers."""
 
     def status(self, error: ApiError) -> int:
         """The status of an answer that is this error."""
