@@ -9,6 +9,7 @@ import time
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.request_runner import Runners, make_runners
@@ -88,15 +89,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    app = create_app(
-        runners=runners,
-        generator=dispatcher,
-        metrics=metrics,
-        describe_ledger=dispatcher.describe,
-        limits=limits,
-        allowed_origins=config.serving.allowed_origins,
-        other_apis=messages_routes(runners, limits),
-    )
+    app = _app(config, runners, dispatcher, metrics, limits)
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(
         servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
@@ -130,6 +123,20 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await redis.aclose()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
+
+
+def _app(
+    config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics, limits: Limits
+) -> ASGIApp:
+    return create_app(
+        runners=runners,
+        generator=dispatcher,
+        metrics=metrics,
+        describe_ledger=dispatcher.describe,
+        limits=limits,
+        allowed_origins=config.serving.allowed_origins,
+        other_apis=messages_routes(runners, limits),
+    )
 
 
 def _limits(serving: ServingSettings) -> Limits:

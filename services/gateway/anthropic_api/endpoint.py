@@ -1,6 +1,5 @@
 """Answers the requests of the Messages API: reads and checks each, runs it as a chat, and writes the message."""
 
-import asyncio
 from typing import TypeVar
 
 import orjson
@@ -11,7 +10,6 @@ from services.gateway.anthropic_api.events import MessageEvents
 from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
 from services.gateway.anthropic_api.translation import chat_fields
 from services.gateway.api.chat import ChatRequest
-from services.gateway.api.choice import Update
 from services.gateway.api.errors import unsupported
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
@@ -19,10 +17,9 @@ from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields, parse_request, validate_request
 from services.gateway.http.exchange import Exchange
-from services.gateway.http.http_protocol import StreamWriter
 from services.gateway.http.limits import Limits
+from services.gateway.http.streams import EventSink, collected
 
-_UPDATES_AT_ONCE = 64  # take a millisecond
 _FEW_BYTES = 16 << 10  # of a body, which become messages in a millisecond or two
 
 Asked = TypeVar("Asked", bound=CountRequest)
@@ -53,7 +50,7 @@ class Messages:
                 if request.stream:
                     await _stream(exchange, updates, MessageEvents(head, request.shows_thinking))
                 else:
-                    await _collect(exchange, updates, head, request.shows_thinking)
+                    await _answer_whole(exchange, updates, head, request.shows_thinking)
 
     async def count_tokens(self, exchange: Exchange) -> None:
         """Sends the number of a prompt's tokens. Raises ApiError, ClientGone."""
@@ -89,7 +86,7 @@ async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
     await exchange.start_events()
-    sink = _EventSink(exchange.stream, updates, events)
+    sink = EventSink(exchange.stream, updates, events.take, events.text)
     sink.unwritten = events.opening(updates.usage()) + events.take(update)
     while not updates.done:
         await exchange.write(sink.unwritten)
@@ -97,41 +94,7 @@ async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -
     await exchange.end_events(sink.unwritten + events.closing(updates.usage()))
 
 
-class _EventSink:
-    """An UpdateSink that writes events to a client.
-
-    unwritten: the events of the last update, where the client did not read fast enough, and at the end of the answer.
-    """
-
-    __slots__ = ("_events", "_text", "_updates", "_write", "ready", "unwritten")
-
-    def __init__(self, stream: StreamWriter, updates: Updates, events: MessageEvents) -> None:
-        self._write = stream.write
-        self._updates = updates
-        self._events = events
-        self._text = events.text
-        self.ready = stream.ready
-        self.unwritten = b""
-
-    def take(self, update: Update) -> bool:
-        """See UpdateSink."""
-        self.unwritten = self._events.take(update)
-        if self.unwritten and not self._updates.done:
-            if not self.ready():
-                return False
-            self._write(self.unwritten)
-        return True
-
-    def take_text(self, choice: int, text: str) -> None:
-        """See UpdateSink."""
-        self._write(self._text(choice, text))
-
-
-async def _collect(exchange: Exchange, updates: Updates, head: Head, shows_thinking: bool) -> None:
-    taken: list[Update] = []
-    while not updates.done:
-        taken.append(await updates.next())
-        if len(taken) % _UPDATES_AT_ONCE == 0:
-            await asyncio.sleep(0)
+async def _answer_whole(exchange: Exchange, updates: Updates, head: Head, shows_thinking: bool) -> None:
+    taken = await collected(updates)
     content = content_of(taken, shows_thinking)
     await exchange.respond(200, orjson.dumps(head.message(content, taken[-1], updates.usage())))
