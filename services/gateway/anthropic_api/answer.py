@@ -104,7 +104,7 @@ class BlockSteps:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a message says before its content. id: `msg_` and the request's id."""
+    """The id and the model of a message. id: `msg_` and the request's id."""
 
     id: str
     model: str

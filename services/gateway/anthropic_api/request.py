@@ -68,7 +68,7 @@ class Tool(Nested):
 
 
 class ToolChoice(Nested):
-    """Which tools the model may or must call."""
+    """The tools that the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -82,7 +82,7 @@ class ToolChoice(Nested):
 
 
 class Thinking(Nested):
-    """Whether the model reasons before it answers, and how long. display: whether answers show the reasoning."""
+    """The reasoning before an answer. display: whether answers show it."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: TokenCount | None = None
