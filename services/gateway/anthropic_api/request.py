@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.anthropic_api.blocks import NAME, Blocks, CacheControl, Nested, Texts, known_type
@@ -98,8 +98,6 @@ class Thinking(Nested):
 
 class OutputFormat(Nested):
     """The form of an answer's text."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["json_schema"]
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]

@@ -11,10 +11,14 @@ from services.gateway.anthropic_api.translation import chat_fields
 from services.gateway.api.validation import parse_request
 
 
+def request(**fields: Any) -> MessagesRequest:
+    asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    return parse_request(json.dumps(asked).encode(), MessagesRequest, NEUTRAL)
+
+
 def translated(**fields: Any) -> dict[str, Any]:
     """The chat of a request, without what every request here has."""
-    asked = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], **fields}
-    chat = chat_fields(parse_request(json.dumps(asked).encode(), MessagesRequest, NEUTRAL))
+    chat = chat_fields(request(**fields))
     assert (chat.pop("model"), chat.pop("max_tokens")) == ("m", 9)
     return chat
 
@@ -151,6 +155,19 @@ def test_the_choice_of_tools(choice: dict[str, Any], expected: dict[str, Any]):
 )
 def test_thinking(thinking: dict[str, Any], expected: dict[str, Any]):
     assert translated(thinking=thinking) == {"messages": [HI], **expected}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "shown"),
+    [
+        (None, True),
+        ({"type": "adaptive"}, True),
+        ({"type": "adaptive", "display": "summarized"}, True),
+        ({"type": "adaptive", "display": "omitted"}, False),
+    ],
+)
+def test_answers_show_thinking_unless_it_is_to_be_omitted(thinking: dict[str, Any] | None, shown: bool):
+    assert request(thinking=thinking).shows_thinking is shown
 
 
 @pytest.mark.parametrize(("effort", "expected"), [("low", "low"), ("high", "high"), ("max", "high")])
