@@ -1,0 +1,54 @@
+"""One stack for all clients, and the environments of those that have one of their own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clients import environments
+from tests.e2e.conftest import write_model
+from tests.e2e.stack import Stack, running_stack
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One pair, by which every request is handed off. The model's template knows no tools."""
+    model = write_model(tmp_path_factory.mktemp("llama"), "llama", max_position_embeddings=4096)
+    with running_stack(model) as running:
+        yield running
+
+
+@pytest.fixture
+def handed_off(stack: Stack) -> Iterator[None]:
+    """Fails a test that used the stack without a handoff, or left something behind."""
+    before = stack.gateway.metric("baton_handoffs_total")
+    yield
+    stack.gateway.wait_for_baseline()
+    assert stack.gateway.metric("baton_handoffs_total") > before
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The interpreter that has the clients of programs/."""
+    found = environments.python()
+    if found is None:
+        _miss(f"the clients are not installed: {environments.INSTALL}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def node(pytestconfig: pytest.Config) -> environments.Node:
+    """Node, with the client that node/package.json names."""
+    assert pytestconfig.cache is not None
+    found = environments.find_node(pytestconfig.cache.mkdir("clients"))
+    if found is None:
+        _miss("there is no node, or no npm, on PATH")
+    return found
+
+
+def _miss(what: str) -> None:
+    """Skips, but not in continuous integration, which must run all clients."""
+    if os.environ.get("CI"):
+        pytest.fail(what)
+    pytest.skip(what)
