@@ -19,6 +19,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
 from services.gateway.openai.endpoint import Limits
 from services.gateway.openai.http_protocol import Shutdown
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
@@ -60,6 +61,7 @@ async def running_api(
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
     allowed_origins: tuple[str, ...] = (),
+    response_store: ResponseStore | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -74,6 +76,7 @@ async def running_api(
         describe_ledger=lambda: {"rows": []},
         limits=Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields),
         allowed_origins=allowed_origins,
+        response_store=response_store,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

@@ -19,6 +19,11 @@ from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
 from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes, RecentRequests
+from services.gateway.openai.responses.endpoint import ResponsesEndpoint
+from services.gateway.openai.responses.kept import KeptResponses
+from services.gateway.openai.responses.pages import ResponsePages
+from services.gateway.openai.responses.running import RunningResponses
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
 log = structlog.get_logger()
@@ -34,10 +39,12 @@ def create_app(
     describe_ledger: Callable[[], object],
     limits: Limits,
     allowed_origins: Sequence[str] = (),
+    response_store: ResponseStore | None = None,
 ) -> ASGIApp:
     """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows.
 
     allowed_origins: of pages whose scripts may use the API from a browser.
+    response_store: None keeps no responses.
     """
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     tokens = Tokens(runners, limits)
@@ -47,6 +54,7 @@ def create_app(
     routes = [
         _route("/v1/chat/completions", chat, "POST"),
         _route("/v1/completions", completions, "POST"),
+        *_response_routes(runners, limits, response_store),
         _route("/v1/models", models.list),
         _route("/v1/models/{model:path}", models.retrieve),
         _route("/tokenize", tokens.tokenize, "POST"),
@@ -67,10 +75,22 @@ def create_app(
     return CORSMiddleware(
         app,
         allow_origins=allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
         expose_headers=["server-timing", "x-request-id", IGNORED_FIELDS],
     )
+
+
+def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
+    kept, running = KeptResponses(store, runners.side), RunningResponses()
+    pages = ResponsePages(kept, running)
+    return [
+        _route("/v1/responses", ResponsesEndpoint(runners, limits, kept, running), "POST"),
+        _route("/v1/responses/{response_id}", pages.retrieve),
+        _route("/v1/responses/{response_id}", pages.delete, "DELETE"),
+        _route("/v1/responses/{response_id}/cancel", pages.cancel, "POST"),
+        _route("/v1/responses/{response_id}/input_items", pages.input_items),
+    ]
 
 
 class Application:
