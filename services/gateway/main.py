@@ -21,6 +21,8 @@ from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import create_app
 from services.gateway.openai.endpoint import Limits
+from services.gateway.openai.responses.redis_store import RedisResponseStore
+from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
 from services.gateway.openai.serving import serve
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
@@ -42,6 +44,7 @@ from services.protocol.model_files.open import open_model
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+_STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
 _LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
 # default, took 3 to 6 % of the gateway's time.
@@ -94,6 +97,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         describe_ledger=dispatcher.describe,
         limits=limits,
         allowed_origins=config.serving.allowed_origins,
+        response_store=_response_store(redis, config.serving.response_lifetime_s),
     )
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(
@@ -102,9 +106,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
-        gc.collect()
-        gc.freeze()  # what is there now stays; no collection needs to look at it again
-        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+        _spare_collections()
         log.info(
             "gateway listening", host=host, port=port, workers=list(config.worker_addresses) or "as the registry says"
         )
@@ -130,6 +132,12 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await asyncio.to_thread(tracing.close)
 
 
+def _spare_collections() -> None:
+    gc.collect()
+    gc.freeze()  # what is there now stays; no collection needs to look at it again
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+
+
 def _limits(serving: ServingSettings) -> Limits:
     return Limits(
         request_timeout_s=serving.request_timeout_s,
@@ -148,6 +156,14 @@ def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:
     if redis is None:
         return MemoryPrefixIndex()
     return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic), malformed)
+
+
+def _response_store(redis: Client | None, lifetime_s: float) -> ResponseStore | None:
+    if not lifetime_s:
+        return None
+    if redis is None:
+        return MemoryResponseStore(lifetime_s, time.monotonic)
+    return RedisResponseStore(Client(redis.redis, _STORE_TIMEOUT_S), CircuitBreaker(time.monotonic), lifetime_s)
 
 
 def _runners(

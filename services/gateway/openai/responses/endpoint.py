@@ -3,11 +3,10 @@
 import re
 import time
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.large_json import takes_long
-from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import ignored_fields, parse_request
@@ -16,14 +15,13 @@ from services.gateway.openai.exchange import Exchange
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL
 from services.gateway.openai.responses.answering import Answering, Turn
-from services.gateway.openai.responses.items import MAX_ITEMS, Item, new_id
-from services.gateway.openai.responses.kept import KeptResponses
+from services.gateway.openai.responses.items import MAX_ITEMS, Item, new_id, num_parts
+from services.gateway.openai.responses.kept import FEW_PARTS, KeptResponses
 from services.gateway.openai.responses.request import ResponsesRequest
 from services.gateway.openai.responses.response import head
 from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses
 
-_FEW_ITEMS = 128  # become messages in a millisecond or two
 _IN_A_PATH = re.compile(r"[A-Za-z0-9._:@+=~-]{1,128}")
 
 P = ParamSpec("P")
@@ -48,23 +46,35 @@ class ResponsesEndpoint:
         slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
         terms = Terms(limits.request_timeout_s, slo_s)
         self._records.begin(exchange.record, exchange.header)
-        request = await self._read(exchange)
+        body = await exchange.read_json(limits.max_body_bytes)
+        request = await self._read(exchange, body)
+        about = self._about(request, exchange.record.request_id)
         conversation = await self._conversation(request, terms.tenant)
-        chat = await self._chat(request, conversation)
-        turn = self._turn(request, exchange.record, conversation, terms.tenant)
+        long = takes_long(body) or num_parts(conversation) > FEW_PARTS
+        del body
+        chat, described = await self._call(long, self._begin, request, conversation, about)
+        turn = Turn(described, conversation, terms.tenant)
         with self._running.added(terms.tenant, turn.head["id"], turn.head) as running:
             async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
                 answer = self._answering.stream if request.stream else self._answering.whole
                 await answer(exchange, turn, running, self._runner.run(chat, exchange.record, terms))
 
-    async def _read(self, exchange: Exchange) -> ResponsesRequest:
-        """Returns the checked request. Raises ApiError, ClientGone."""
-        body = await exchange.read_json(self._limits.max_body_bytes)
+    async def _read(self, exchange: Exchange, body: bytes) -> ResponsesRequest:
+        """Returns the checked request of a body. Raises ApiError."""
         request = await self._call(takes_long(body), parse_request, body, ResponsesRequest, RESPONSES_NEUTRAL)
         exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
         self._runner.model.check(request.model)
         request.check_combinations()
         return request
+
+    def _about(self, request: ResponsesRequest, request_id: str) -> dict[str, Any]:
+        """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
+        return {
+            "id": f"resp_{request_id}" if _IN_A_PATH.fullmatch(request_id) else new_id("resp"),
+            "created_at": int(time.time()),
+            "model": self._runner.model.name,
+            "store": self._kept.asked(request.store),
+        }
 
     async def _conversation(self, request: ResponsesRequest, tenant: str) -> list[Item]:
         """Returns the items of earlier turns and of this one. Raises ApiError."""
@@ -76,22 +86,14 @@ class ResponsesEndpoint:
             raise invalid(message, "input", "array_above_max_length")
         return [*earlier, *request.input]
 
-    async def _chat(self, request: ResponsesRequest, conversation: list[Item]) -> ResponseChat:
-        chat = await self._call(len(conversation) > _FEW_ITEMS, chat_of, request, conversation)
+    def _begin(
+        self, request: ResponsesRequest, conversation: list[Item], about: dict[str, Any]
+    ) -> tuple[ResponseChat, dict[str, Any]]:
+        """Returns the chat for the workers, and the response that has just begun. Raises ApiError."""
+        chat = chat_of(request, conversation)
         with in_words_of_responses():
             self._runner.check(chat)
-        return chat
-
-    def _turn(self, request: ResponsesRequest, record: RequestRecord, conversation: list[Item], tenant: str) -> Turn:
-        request_id = record.request_id
-        response_id = f"resp_{request_id}" if _IN_A_PATH.fullmatch(request_id) else new_id("resp")
-        about = {
-            "id": response_id,
-            "created_at": int(time.time()),
-            "model": self._runner.model.name,
-            "store": self._kept.asked(request.store),
-        }
-        return Turn(head(request, about, self._runner.model.defaults), conversation, tenant)
+        return chat, head(request, about, self._runner.model.defaults)
 
     async def _call(self, takes_long: bool, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns what the call returns, which is made beside the event loop where it takes long."""

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.strict import Open
@@ -30,6 +30,12 @@ def _supported_part(value: object) -> object:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in _TEXTS:
         raise PydanticCustomError("unsupported", "Parts of type '{kind}' are not supported.", {"kind": kind[:64]})
+    return value
+
+
+def _unencrypted(value: str | None) -> str | None:
+    if value is not None:
+        raise PydanticCustomError("unsupported", "Encrypted reasoning is not supported.")
     return value
 
 
@@ -62,6 +68,10 @@ class ReasoningText(Open):
 class Item(Protocol):
     """An item of a conversation."""
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts of its parts; of a call, the arguments."""
+
     def unknown_fields(self) -> Iterator[str]:
         """See Open."""
 
@@ -80,7 +90,7 @@ class MessageItem(Open):
 
     @property
     def texts(self) -> list[str]:
-        """The texts of its parts."""
+        """See Item."""
         return [part.text for part in self.content]
 
     def unknown_fields(self) -> Iterator[str]:
@@ -115,6 +125,11 @@ class FunctionCallItem(Open):
     id: str | None = None
     status: str | None = None
 
+    @property
+    def texts(self) -> list[str]:
+        """See Item."""
+        return [self.arguments]
+
     def as_json(self) -> dict[str, Any]:
         """See Item."""
         call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
@@ -130,12 +145,17 @@ class FunctionOutputItem(Open):
     id: str | None = None
     status: str | None = None
 
+    @property
+    def texts(self) -> list[str]:
+        """See Item."""
+        return [part.text for part in self.output]
+
     def as_json(self) -> dict[str, Any]:
         """See Item."""
         about = {"id": self.id or new_id("fco"), "type": self.type, "status": self.status or "completed"}
         if len(self.output) == 1:
             return {**about, "call_id": self.call_id, "output": self.output[0].text}
-        parts = [{"type": "input_text", "text": part.text} for part in self.output]
+        parts = [{"type": "input_text", "text": text} for text in self.texts]
         return {**about, "call_id": self.call_id, "output": parts}
 
 
@@ -145,14 +165,14 @@ class ReasoningItem(Open):
     type: Literal["reasoning"]
     summary: list[ReasoningText] | None = None
     content: list[ReasoningText] | None = None
-    encrypted_content: None = None  # nothing here could read one
+    encrypted_content: Annotated[str | None, AfterValidator(_unencrypted)] = None
     id: str | None = None
     status: str | None = None
 
     @property
-    def text(self) -> str:
-        """The reasoning itself, or where it is not there its summary."""
-        return "\n".join(part.text for part in self.content or self.summary or ())
+    def texts(self) -> list[str]:
+        """See Item: of the reasoning itself, or where it is not there of its summary."""
+        return [part.text for part in self.content or self.summary or ()]
 
     def as_json(self) -> dict[str, Any]:
         """See Item."""
@@ -187,6 +207,11 @@ AnyItem = Annotated[
     Discriminator(_kind),
     BeforeValidator(_supported_item),
 ]
+
+
+def num_parts(items: Sequence[Item]) -> int:
+    """Returns the number of texts in the items: what it takes to go through them."""
+    return sum(len(item.texts) for item in items)
 
 
 def unknown_fields(items: Sequence[Item]) -> Iterator[str]:

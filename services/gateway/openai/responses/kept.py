@@ -11,8 +11,10 @@ from pydantic import TypeAdapter
 from services.gateway.api.errors import ApiError, unavailable, unsupported
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.side_thread import SideThread
-from services.gateway.openai.responses.items import AnyItem, Item
-from services.gateway.openai.responses.store import KeptResponse, ResponseStore, StoreUnavailable
+from services.gateway.openai.responses.items import AnyItem, Item, num_parts
+from services.gateway.openai.responses.store import MAX_KEPT_BYTES, KeptResponse, ResponseStore, StoreUnavailable
+
+FEW_PARTS = 128  # of items, which are handled in a millisecond or two
 
 _RETRY_AFTER_S = 1
 _ID = re.compile(r"[A-Za-z0-9._:@+=~-]{1,200}")  # of a response: `resp_` and a request's id
@@ -37,8 +39,13 @@ class KeptResponses:
     async def keep(self, tenant: str, response: Mapping[str, Any], items: Sequence[Item]) -> bool:
         """Keeps a response to these items. False: it is not kept, being too large, or the store does not answer."""
         assert self._store is not None
-        kept = KeptResponse(orjson.dumps(response), orjson.dumps([item.as_json() for item in items]))
-        return await self._store.put(tenant, response["id"], kept.pack())
+        if sum(len(text) for item in items for text in item.texts) > MAX_KEPT_BYTES:
+            return False  # before it is made
+        if num_parts(items) > FEW_PARTS:
+            packed = await self._side.run(_packed, response, items)
+        else:
+            packed = _packed(response, items)
+        return await self._store.put(tenant, response["id"], packed)
 
     async def find(self, tenant: str, response_id: str, param: str | None = None) -> KeptResponse:
         """Returns a response. `param`: the field that names it. Raises ApiError."""
@@ -63,17 +70,32 @@ class KeptResponses:
         if not found:
             raise not_found(response_id)
 
+    async def input_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
+        """Returns the items that a response answers, as JSON values. Raises ApiError."""
+        kept = await self.find(tenant, response_id)
+        if takes_long(kept.input):
+            return await self._side.run(_listed, kept)
+        return _listed(kept)
+
     async def conversation(self, tenant: str, response_id: str) -> list[Item]:
         """Returns the items up to the end of a response, for a request that continues it. Raises ApiError."""
         param = "previous_response_id"
         kept = await self.find(tenant, response_id, param)
         try:
-            if takes_long(kept.pack()):
+            if takes_long(kept.response) or takes_long(kept.input):
                 return await self._side.run(_items, kept)
             return _items(kept)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("a kept response is not as a gateway writes it", response_id=response_id, reason=str(error))
             raise not_found(response_id, param) from error
+
+
+def _packed(response: Mapping[str, Any], items: Sequence[Item]) -> bytes:
+    return KeptResponse(orjson.dumps(response), orjson.dumps([item.as_json() for item in items])).pack()
+
+
+def _listed(kept: KeptResponse) -> list[dict[str, Any]]:
+    return [*orjson.loads(kept.input)]
 
 
 def _items(kept: KeptResponse) -> list[Item]:

@@ -8,7 +8,7 @@ import orjson
 from services.gateway.api.errors import ApiError, invalid, unsupported
 from services.gateway.api.terms import DEFAULT_TENANT
 from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.responses.kept import KeptResponses
+from services.gateway.openai.responses.kept import KeptResponses, not_found
 from services.gateway.openai.responses.request import LOGPROBS
 from services.gateway.openai.responses.response import Status
 from services.gateway.openai.responses.running import RunningResponses
@@ -56,14 +56,16 @@ class ResponsePages:
                 await running.ended.wait()
         except TimeoutError as error:
             raise ApiError(504, "The response did not end in time.", code="timeout") from error
+        if running.described["status"] == Status.IN_PROGRESS:  # it ended in an error, or its client left
+            raise not_found(response_id)
         await exchange.respond(200, orjson.dumps(running.described))
 
     async def input_items(self, exchange: Exchange) -> None:
         """Sends the items that a response answers, earlier turns included, newest first. Raises ApiError."""
         query = exchange.query()
         _check_query(query)
-        kept = await self._kept.find(DEFAULT_TENANT, exchange.path_params["response_id"])
-        await exchange.respond(200, orjson.dumps(_page(orjson.loads(kept.input), query)))
+        items = await self._kept.input_items(DEFAULT_TENANT, exchange.path_params["response_id"])
+        await exchange.respond(200, orjson.dumps(_page(items, query)))
 
 
 def _page(items: list[dict[str, Any]], query: dict[str, list[str]]) -> dict[str, Any]:

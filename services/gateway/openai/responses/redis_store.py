@@ -37,7 +37,8 @@ class RedisResponseStore:
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         """See ResponseStore."""
-        packed: bytes | None = await self._answer(lambda: self._client.redis.get(_key(tenant, response_id)))
+        packed = await self._answer(lambda: self._client.redis.get(_key(tenant, response_id)))
+        assert not isinstance(packed, str)  # the client decodes nothing
         return packed
 
     async def delete(self, tenant: str, response_id: str) -> bool:

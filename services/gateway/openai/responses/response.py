@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import orjson
+
 from services.gateway.api.choice import Usage
 from services.gateway.api.errors import ApiError
 from services.gateway.openai.responses.output import ItemStatus
@@ -75,7 +77,7 @@ def head(request: ResponsesRequest, about: dict[str, Any], defaults: GenerationD
         "top_logprobs": request.top_logprobs or 0,
         "text": {"format": text.format.as_json() if text and text.format else {"type": "text"}, "verbosity": "medium"},
         "reasoning": {"effort": reasoning.effort if reasoning else None, "summary": None},
-        "tools": [tool.model_dump() for tool in request.tools or ()],
+        "tools": orjson.Fragment(orjson.dumps([tool.model_dump() for tool in request.tools or ()])),
         "tool_choice": request.tool_choice.as_json() if request.tool_choice else "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "truncation": "disabled",

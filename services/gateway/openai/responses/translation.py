@@ -80,12 +80,11 @@ def messages_of(items: Sequence[Item], instructions: str | None = None) -> list[
             case MessageItem():
                 messages.append({"role": item.role, "content": _parts(item)})
             case ReasoningItem():
-                messages.append({"role": "assistant", "reasoning_content": item.text})
+                messages.append({"role": "assistant", "reasoning_content": "\n".join(item.texts)})
             case FunctionCallItem():
                 _open_answer(messages).setdefault("tool_calls", []).append(_call(item))
             case FunctionOutputItem():
-                output = "\n".join(part.text for part in item.output)
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(item.texts)})
     return messages
 
 
