@@ -47,7 +47,8 @@ class ResponsesEndpoint:
         terms = Terms(limits.request_timeout_s, slo_s)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
-        request = await self._read(exchange, body)
+        request, ignored = await self._call(takes_long(body), self._read, body)
+        exchange.record.ignored_fields = ignored
         about = self._about(request, exchange.record.request_id)
         conversation = await self._conversation(request, terms.tenant)
         long = takes_long(body) or num_parts(conversation) > FEW_PARTS
@@ -59,13 +60,13 @@ class ResponsesEndpoint:
                 answer = self._answering.stream if request.stream else self._answering.whole
                 await answer(exchange, turn, running, self._runner.run(chat, exchange.record, terms))
 
-    async def _read(self, exchange: Exchange, body: bytes) -> ResponsesRequest:
-        """Returns the checked request of a body. Raises ApiError."""
-        request = await self._call(takes_long(body), parse_request, body, ResponsesRequest, RESPONSES_NEUTRAL)
-        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+    def _read(self, body: bytes) -> tuple[ResponsesRequest, tuple[str, ...]]:
+        """Returns the checked request of a body, and the names of its ignored fields. Raises ApiError."""
+        request = parse_request(body, ResponsesRequest, RESPONSES_NEUTRAL)
+        ignored = ignored_fields(request, self._limits.strict_fields)
         self._runner.model.check(request.model)
         request.check_combinations()
-        return request
+        return request, ignored
 
     def _about(self, request: ResponsesRequest, request_id: str) -> dict[str, Any]:
         """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
