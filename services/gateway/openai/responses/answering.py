@@ -53,6 +53,7 @@ class Answering:
     async def whole(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
         """Answers with the whole response. Raises ApiError."""
         output = Output(self._entries, Nobody())
+        updates: Updates | None = None
         try:
             with in_words_of_responses():
                 async with running.generating(), generating as updates:
@@ -60,7 +61,8 @@ class Answering:
             outcome = finished(exchange.record.finish_reason)
         except ResponseCancelled:
             outcome = Outcome(Status.CANCELLED)
-        response = await self._end(exchange, turn, running, output, outcome)
+        usage = _usage(exchange, updates, output)
+        response = await self._end(turn, running, output, outcome, usage)
         await exchange.respond(200, orjson.dumps(response))
 
     async def stream(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
@@ -68,6 +70,7 @@ class Answering:
         events = Events()
         output = Output(self._entries, events)
         begun = False
+        updates: Updates | None = None
         try:
             with in_words_of_responses():
                 async with running.generating(), generating as updates:
@@ -88,7 +91,9 @@ class Answering:
             if not begun:
                 raise
             outcome = Outcome(Status.FAILED, error)
-        response = await self._end(exchange, turn, running, output, outcome)
+            _note_error(exchange, error)
+        usage = _usage(exchange, updates, output)
+        response = await self._end(turn, running, output, outcome, usage)
         events.lifecycle(outcome.event, response)
         await exchange.end_events(events.taken())
 
@@ -107,21 +112,17 @@ class Answering:
             output.take(update)
 
     async def _end(
-        self, exchange: Exchange, turn: Turn, running: RunningResponse, output: Output, outcome: Outcome
+        self, turn: Turn, running: RunningResponse, output: Output, outcome: Outcome, usage: dict[str, Any]
     ) -> dict[str, Any]:
         """Returns the response as it ended, which is kept before anybody is told."""
-        record = exchange.record
         output.close(outcome.last_item)
-        usage = Usage(record.prompt_tokens or 0, record.generated_tokens or 0, record.cached_tokens or 0)
         response = {
             **turn.head,
             **outcome.as_json(),
             "completed_at": int(time.time()) if outcome.status is Status.COMPLETED else None,
             "output": output.as_json(),
-            "usage": usage_json(usage, output.num_reasoning),
+            "usage": usage,
         }
-        if outcome.error is not None:
-            _note_error(exchange, outcome.error)
         if response["store"]:
             response["store"] = await self._kept.keep(turn.tenant, response, turn.conversation)
         running.end(response)
@@ -129,9 +130,15 @@ class Answering:
 
 
 async def _begin(exchange: Exchange, turn: Turn, events: Events) -> None:
-    await exchange.start_events()
     events.lifecycle("response.created", turn.head)
     events.lifecycle("response.in_progress", turn.head)
+    await exchange.start_events()
+
+
+def _usage(exchange: Exchange, updates: Updates | None, output: Output) -> dict[str, Any]:
+    """Returns the usage. updates: None where the response was cancelled before there were any."""
+    usage = Usage(exchange.record.prompt_tokens or 0, 0, 0) if updates is None else updates.usage()
+    return usage_json(usage, output.num_reasoning)
 
 
 def _note_error(exchange: Exchange, error: ApiError) -> None:

@@ -1,6 +1,5 @@
 """Makes the chat that a request for a response asks for, and names the request's fields in what is wrong with it."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -19,16 +18,14 @@ from services.gateway.openai.responses.items import (
 )
 from services.gateway.openai.responses.request import FunctionTool, ResponsesRequest, TextFormat, ToolChoice
 
-# A chat's fields, as they are called here. Messages are numbered otherwise than items, so their paths are not shown.
+# A chat's fields, as they are called here. Messages, which are numbered otherwise than items, are `input` as a whole.
 _NAMES = {
     "max_completion_tokens": "max_output_tokens",
-    "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
 # Common fields that the chat does not get as they are: of the stream, and those which are called otherwise.
 _OWN = {"stream", "stream_options", "max_tokens", "response_format", "n"}
-_FIELD = re.compile(r"\w+")
 
 Message = dict[str, Any]
 
@@ -135,10 +132,18 @@ def in_words_of_responses() -> Iterator[None]:
         yield
     except ApiError as error:
         path = error.param or ""
-        found = _FIELD.match(path)
-        name = found[0] if found else ""
-        if name in _NAMES:
-            here = _NAMES[name] + ("" if name == "messages" else path.removeprefix(name))
+        here = _here(path)
+        if here != path:
             error.message = error.message.replace(f"'{path}'", f"'{here}'")
             error.param = here
         raise
+
+
+def _here(path: str) -> str:
+    """Returns the path that a field of the chat has in the request."""
+    name, _, rest = path.partition(".")
+    if name.startswith("messages"):
+        return "input"
+    if name.startswith("tools["):
+        return f"{name}.{rest.removeprefix('function.')}" if rest else name
+    return path if name not in _NAMES else ".".join(filter(None, (_NAMES[name], rest)))
