@@ -24,6 +24,8 @@ from services.gateway.http.serving import serve
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import create_app
+from services.gateway.openai.responses.redis_store import RedisResponseStore
+from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.tokenizer import load_tokenizer
 from services.prefix_index.base import PrefixIndex
@@ -44,6 +46,7 @@ from services.protocol.model_files.open import open_model
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+_STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
 _LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
 # default, took 3 to 6 % of the gateway's time.
@@ -89,7 +92,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    app = _app(config, runners, dispatcher, metrics, limits)
+    app = _app(config, runners, dispatcher, metrics, redis)
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(
         servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
@@ -97,9 +100,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
-        gc.collect()
-        gc.freeze()  # what is there now stays; no collection needs to look at it again
-        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+        _spare_collections()
         log.info(
             "gateway listening", host=host, port=port, workers=list(config.worker_addresses) or "as the registry says"
         )
@@ -126,8 +127,9 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
 
 
 def _app(
-    config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics, limits: Limits
+    config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics, redis: Client | None
 ) -> ASGIApp:
+    limits = _limits(config.serving)
     return create_app(
         runners=runners,
         generator=dispatcher,
@@ -135,8 +137,15 @@ def _app(
         describe_ledger=dispatcher.describe,
         limits=limits,
         allowed_origins=config.serving.allowed_origins,
+        response_store=_response_store(redis, config.serving.response_lifetime_s),
         other_apis=messages_routes(runners, limits),
     )
+
+
+def _spare_collections() -> None:
+    gc.collect()
+    gc.freeze()  # what is there now stays; no collection needs to look at it again
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 
 
 def _limits(serving: ServingSettings) -> Limits:
@@ -157,6 +166,14 @@ def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:
     if redis is None:
         return MemoryPrefixIndex()
     return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic), malformed)
+
+
+def _response_store(redis: Client | None, lifetime_s: float) -> ResponseStore | None:
+    if not lifetime_s:
+        return None
+    if redis is None:
+        return MemoryResponseStore(lifetime_s, time.monotonic)
+    return RedisResponseStore(Client(redis.redis, _STORE_TIMEOUT_S), CircuitBreaker(time.monotonic), lifetime_s)
 
 
 def _runners(

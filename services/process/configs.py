@@ -183,6 +183,16 @@ class ServingSettings:
             help="Pages whose scripts may use the API from a browser, as https://chat.example.com; *: all pages.",
         ),
     ] = ()
+    response_lifetime_s: Annotated[
+        float,
+        Option(
+            flag="--response-lifetime",
+            metavar="SECONDS",
+            min=0,
+            help="How long responses of /v1/responses are kept for later turns: in Redis, or without it in the "
+            "gateway's memory. 0: none is kept.",
+        ),
+    ] = 3600.0
     no_worker_wait_s: Annotated[
         float,
         Option(

@@ -73,6 +73,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--handoff-threshold=7": ("handoff_threshold", 7),
     '--override-generation-config={"temperature": 0.25}': ("generation_overrides", {"temperature": 0.25}),
     "--request-timeout=2.5": ("request_timeout_s", 2.5),
+    "--response-lifetime=60": ("response_lifetime_s", 60.0),
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),

@@ -21,6 +21,7 @@ from services.gateway.http.limits import Limits
 from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
@@ -61,6 +62,7 @@ async def running_api(
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
     allowed_origins: tuple[str, ...] = (),
+    response_store: ResponseStore | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -78,6 +80,7 @@ async def running_api(
         limits=limits,
         allowed_origins=allowed_origins,
         other_apis=messages_routes(runners, limits),
+        response_store=response_store,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +19,8 @@ from services.gateway.http.envelope import Envelope, OpenAIEnvelope
 from services.gateway.http.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
+
+_MAX_QUERY_FIELDS = 64
 
 STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
 
@@ -38,6 +41,7 @@ class Exchange:
         self.envelope: Envelope = OpenAIEnvelope()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._query: bytes = scope["query_string"]
         self.stream: StreamWriter = scope["extensions"][STREAM_WRITER]
         self._receive = receive
         self._send = send
@@ -47,6 +51,13 @@ class Exchange:
     def header(self, name: str) -> str:
         """The value of a header of the request, its name in small letters; empty: it has none."""
         return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+
+    def query(self) -> dict[str, list[str]]:
+        """Returns the values of the path's query by name. Raises ApiError where there are too many."""
+        try:
+            return parse_qs(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError as error:
+            raise invalid(f"The query has more than {_MAX_QUERY_FIELDS} fields.", None) from error
 
     async def read_json(self, limit: int) -> bytes:
         """Returns the whole body, unzipped. Raises ClientGone, and ApiError if it is no JSON, too large or too slow.

@@ -15,12 +15,17 @@ from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
 from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.http.limits import Limits
-from services.gateway.http.routes import route as _route
+from services.gateway.http.routes import route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.pages import Models, Probes, RecentRequests
+from services.gateway.openai.responses.endpoint import ResponsesEndpoint
+from services.gateway.openai.responses.kept import KeptResponses
+from services.gateway.openai.responses.pages import ResponsePages
+from services.gateway.openai.responses.running import RunningResponses
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
 log = structlog.get_logger()
@@ -35,11 +40,13 @@ def create_app(
     limits: Limits,
     allowed_origins: Sequence[str] = (),
     other_apis: Sequence[Route] = (),
+    response_store: ResponseStore | None = None,
 ) -> ASGIApp:
     """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows.
 
     allowed_origins: of pages whose scripts may use the API from a browser.
     other_apis: the routes of other vendors' APIs.
+    response_store: None keeps no responses.
     """
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     tokens = Tokens(runners, limits)
@@ -47,22 +54,23 @@ def create_app(
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
     routes = [
-        _route("/v1/chat/completions", chat, "POST"),
-        _route("/v1/completions", completions, "POST"),
+        route("/v1/chat/completions", chat, "POST"),
+        route("/v1/completions", completions, "POST"),
         *other_apis,
-        _route("/v1/models", models.list),
-        _route("/v1/models/{model:path}", models.retrieve),
-        _route("/tokenize", tokens.tokenize, "POST"),
-        _route("/detokenize", tokens.detokenize, "POST"),
-        _route("/version", probes.version),
-        _route("/load", probes.load),
-        _route("/ping", probes.health),
-        _route("/health", probes.health),
-        _route("/ready", probes.ready),
-        _route("/metrics", probes.metrics),
-        _route("/debug/ledger", probes.ledger),
-        _route("/debug/requests", requests.list),
-        _route("/debug/requests/{request_id:path}", requests.retrieve),
+        *_response_routes(runners, limits, response_store),
+        route("/v1/models", models.list),
+        route("/v1/models/{model:path}", models.retrieve),
+        route("/tokenize", tokens.tokenize, "POST"),
+        route("/detokenize", tokens.detokenize, "POST"),
+        route("/version", probes.version),
+        route("/load", probes.load),
+        route("/ping", probes.health),
+        route("/health", probes.health),
+        route("/ready", probes.ready),
+        route("/metrics", probes.metrics),
+        route("/debug/ledger", probes.ledger),
+        route("/debug/requests", requests.list),
+        route("/debug/requests/{request_id:path}", requests.retrieve),
     ]
     app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
     if not allowed_origins:
@@ -70,10 +78,22 @@ def create_app(
     return CORSMiddleware(
         app,
         allow_origins=allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
         expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS],
     )
+
+
+def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
+    kept, running = KeptResponses(store, runners.side), RunningResponses()
+    pages = ResponsePages(kept, running)
+    return [
+        route("/v1/responses", ResponsesEndpoint(runners, limits, kept, running), "POST"),
+        route("/v1/responses/{response_id}", pages.retrieve),
+        route("/v1/responses/{response_id}", pages.delete, "DELETE"),
+        route("/v1/responses/{response_id}/cancel", pages.cancel, "POST"),
+        route("/v1/responses/{response_id}/input_items", pages.input_items),
+    ]
 
 
 class Application:

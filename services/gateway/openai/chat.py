@@ -7,10 +7,10 @@ import orjson
 
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.choice import Update, Usage
-from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate, json_array
+from services.gateway.openai.answer import ChunkTemplate, json_array
+from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.neutral import CHAT_NEUTRAL
 from services.gateway.text.tokenizer import Tokenizer
-from services.protocol.frames import TokenLogprobs
 
 
 class ChatFormat:
@@ -30,7 +30,7 @@ class ChatAnswer:
     """See Answer."""
 
     def __init__(self, tokenizer: Tokenizer, answer_id: str, model: str, created: int, *, with_usage: bool) -> None:
-        self._tokenizer = tokenizer
+        self._entries = LogprobEntries(tokenizer)
         self._about = {"id": answer_id, "created": created, "model": model}
         head = {**self._about, "object": "chat.completion.chunk"}
         self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
@@ -67,18 +67,4 @@ class ChatAnswer:
     def _logprobs(self, update: Update) -> dict[str, Any] | None:
         if update.logprobs is None:
             return None
-        pairs = zip(update.tokens, update.logprobs, strict=True)
-        content = [self._token(token, entry) for token, entry in pairs if entry]
-        return {"content": json_array(content), "refusal": None}
-
-    def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        top = [self._entry(other, logprob) for other, logprob in logprobs.top]
-        return {**self._entry(token, logprobs.sampled), "top_logprobs": top}
-
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._tokenizer.token_bytes(token)
-        return {
-            "token": raw.decode("utf-8", "replace"),
-            "logprob": max(logprob, LOWEST_LOGPROB),
-            "bytes": list(raw),
-        }
+        return {"content": json_array(self._entries.of(update)), "refusal": None}

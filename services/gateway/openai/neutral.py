@@ -70,3 +70,21 @@ COMPLETIONS_NEUTRAL: Neutral = {
     "store": (False,),
     "suffix": ("",),
 }
+
+RESPONSES_NEUTRAL: Neutral = {
+    **_COMMON,
+    "access_programs": _NOTHING,
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": _NOTHING,
+    "enable_response_messages": (False,),
+    "image": _NOTHING,
+    "mm_processor_kwargs": ({},),
+    "moderation": _NOTHING,
+    "previous_input_messages": _NOTHING,
+    "previous_response": _NOTHING,
+    "prompt": _NOTHING,
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+    "service_tier": ("auto", "default"),
+}
