@@ -21,6 +21,7 @@ from services.gateway.openai.endpoint import Limits
 from services.gateway.openai.http_protocol import Shutdown
 from services.gateway.openai.serving import http_config
 from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
@@ -56,6 +57,7 @@ class Api:
 async def running_api(
     *,
     template: str | None = CHATML,
+    response_template: object | None = None,
     defaults: GenerationDefaults | None = None,
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
@@ -67,8 +69,9 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+    forms = find_forms(response_template, template)
     app = create_app(
-        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
+        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics, forms=forms),
         generator=generator,
         metrics=metrics,
         describe_ledger=lambda: {"rows": []},

@@ -141,7 +141,9 @@ class Updates:
 
     def usage(self) -> Usage:
         """Token counts so far. A prompt counts once, however many choices it has."""
-        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0)
+        counted = [choice.num_reasoning for choice in self._choices if choice.num_reasoning is not None]
+        reasoning = sum(counted) if counted else None
+        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0, reasoning)
 
 
 class _DeltaSink:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from services.gateway.api.chat import ChatRequest
-from services.gateway.api.choice import Update, Usage
+from services.gateway.api.choice import ToolCallPart, Update, Usage
 from services.gateway.openai.answer import LOWEST_LOGPROB, ChunkTemplate, json_array
 from services.gateway.openai.neutral import CHAT_NEUTRAL
 from services.gateway.text.tokenizer import Tokenizer
@@ -35,6 +35,7 @@ class ChatAnswer:
         head = {**self._about, "object": "chat.completion.chunk"}
         self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
         self.text_chunk = self._chunks.plain
+        self._deltas = ChunkTemplate(head, b'"delta":', b"", with_usage=with_usage)
         self._opening = ChunkTemplate(head, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
 
     def opening(self, num_choices: int) -> bytes:
@@ -44,8 +45,17 @@ class ChatAnswer:
     def chunk(self, update: Update) -> bytes:
         """See Answer."""
         if update.logprobs is None and update.finish_reason is None:
-            return self.text_chunk(update.choice, update.text)
-        return self._chunks.full(update, self._logprobs(update))
+            if not update.reasoning and not update.tool_calls:
+                return self.text_chunk(update.choice, update.text)
+        elif not update.reasoning and not update.tool_calls:
+            return self._chunks.full(update, self._logprobs(update))
+        return self._parts(update)
+
+    def _parts(self, update: Update) -> bytes:
+        """An event for each part of an update; the last one has its logprobs and its finish reason."""
+        *deltas, last = _deltas(update)
+        end = self._deltas.of(update.choice, last, self._logprobs(update), update.finish_reason)
+        return b"".join(self._deltas.of(update.choice, delta) for delta in deltas) + end
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""
@@ -56,7 +66,7 @@ class ChatAnswer:
         listed = [
             {
                 "index": update.choice,
-                "message": {"role": "assistant", "content": update.text, "refusal": None},
+                "message": _message(update),
                 "logprobs": self._logprobs(update),
                 "finish_reason": update.finish_reason,
             }
@@ -82,3 +92,35 @@ class ChatAnswer:
             "logprob": max(logprob, LOWEST_LOGPROB),
             "bytes": list(raw),
         }
+
+
+def _message(update: Update) -> dict[str, Any]:
+    """The whole message. Its content is null where there are calls and no text."""
+    content = None if update.tool_calls and not update.text else update.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if update.reasoning:
+        message |= _reasoning(update.reasoning)
+    if update.tool_calls:
+        message["tool_calls"] = [_begun_call(part) for part in update.tool_calls]
+    return message
+
+
+def _deltas(update: Update) -> list[dict[str, Any]]:
+    """The deltas of an update, at least one."""
+    deltas: list[dict[str, Any]] = []
+    if update.reasoning:
+        deltas.append(_reasoning(update.reasoning))
+    if update.text:
+        deltas.append({"content": update.text})
+    for part in update.tool_calls:
+        call = {"function": {"arguments": part.arguments}} if part.id is None else _begun_call(part)
+        deltas.append({"tool_calls": [{"index": part.call, **call}]})
+    return deltas
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text, "reasoning": text}  # the names of older and newer clients
+
+
+def _begun_call(part: ToolCallPart) -> dict[str, Any]:
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}

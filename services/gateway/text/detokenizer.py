@@ -29,9 +29,15 @@ class Detokenizer(Protocol):
         """Returns the text that one token completes: the short form of `feed` for streams."""
 
 
-def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-    """Returns the simplest detokenizer that is right for this tokenizer."""
-    skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+def make_detokenizer(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+    shown: frozenset[int] = frozenset(),
+) -> Detokenizer:
+    """Returns the simplest detokenizer that is right for this tokenizer. shown: special tokens that are text here."""
+    skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_level:
         return ByteDetokenizer(tokenizer, skipped)
     return StreamDetokenizer(tokenizer, skipped, prompt)

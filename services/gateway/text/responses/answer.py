@@ -52,10 +52,6 @@ class _Stripped:
         spaces, self._spaces = self._spaces, text[len(shown) :]
         return spaces + shown
 
-    @property
-    def waits(self) -> bool:
-        return bool(self._spaces)
-
 
 class AnswerText:
     """Tells the text of one choice apart. `prompt`: what the prompt already has of the message."""
@@ -69,6 +65,7 @@ class AnswerText:
         self._any_call = False  # in the field of calls that is open
         self._told: list[tuple[Part, str] | CallPart] = []
         self.num_calls = 0  # that are whole
+        self.reasoned = False  # there is reasoning, or there was
         if prompt:
             self.feed(prompt)
             self._content, self._reasoning = _Stripped(), _Stripped()
@@ -97,6 +94,8 @@ class AnswerText:
             self._take_calls(event)
         elif event.what is What.TEXT:
             self._told.append((event.field.part, event.text))
+        elif event.field.part is Part.REASONING:
+            self.reasoned = True
 
     def _take_calls(self, event: Event) -> None:
         if event.what is What.OPENED:

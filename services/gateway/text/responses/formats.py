@@ -44,8 +44,18 @@ class CallForm:
 
     @property
     def trigger(self) -> str:
-        """The text with which calls begin; empty: the first character of the answer says that it is one."""
-        return (self.begin + self.before).strip()
+        """The mark with which calls begin, also after other text."""
+        return (self.begin + self.before).split()[0]
+
+    @property
+    def bare(self) -> bool:
+        """True when there is no mark: the first character of the answer says that it is a call."""
+        return not self.before and len(self.begin) < 2
+
+    @property
+    def first_character(self) -> str:
+        """The first character of an answer that is a call."""
+        return (self.begin + self.before + "{")[0]
 
 
 @dataclass(frozen=True, slots=True)

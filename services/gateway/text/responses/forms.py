@@ -19,7 +19,7 @@ from services.gateway.text.responses.formats import (
 from services.gateway.text.responses.parser import ParserTables
 from services.gateway.text.responses.template import Field, Part, ResponseTemplate, load_template
 
-NONE = "none"  # as the name of a parser: switches it off
+AUTO, NONE = "auto", "none"  # as the name of a parser: found from the model's files; switched off
 _PLAIN: Mapping[str, Any] = {}
 _TOOLS = re.compile(r"\btools\b")
 
@@ -62,12 +62,12 @@ NO_FORMS = AnswerForms(load_template({"start_anchor": START_ANCHORS, "fields": {
 
 
 def find_forms(
-    spec: object | None, chat_template: str | None, tool_parser: str | None = None, reasoning_parser: str | None = None
+    spec: object | None, chat_template: str | None, tool_parser: str = AUTO, reasoning_parser: str = AUTO
 ) -> AnswerForms:
     """Returns the forms of a model. Raises TemplateSpecError.
 
     spec: its `response_template`, where it has one. chat_template: its source. tool_parser, reasoning_parser: names of
-    forms of ours, which win; None: none is named.
+    forms of ours, which win.
     """
     own = None if spec is None else load_template(spec)
     source = chat_template or ""
@@ -77,7 +77,7 @@ def find_forms(
     written = spec if isinstance(spec, Mapping) else {"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}
     fields = dict(written["fields"])
     if own is not None:
-        drop = {Part.CALLS: tool_parser is not None or inserted, Part.REASONING: reasoning_parser is not None}
+        drop = {Part.CALLS: tool_parser != AUTO or inserted, Part.REASONING: reasoning_parser != AUTO}
         for field in own.fields:
             if drop.get(field.part, False) and field.open is not None:
                 del fields[field.name]
@@ -95,9 +95,9 @@ def find_forms(
     return AnswerForms(template, form, 0 if known is None else known.call_ids)
 
 
-def _tool_form(own: ResponseTemplate | None, source: str, name: str | None, *, inserted: bool) -> ToolForm | None:
+def _tool_form(own: ResponseTemplate | None, source: str, name: str, *, inserted: bool) -> ToolForm | None:
     """The form of ours that calls have; None: there is none, or the model's own template says."""
-    if name is not None:
+    if name != AUTO:
         return None if name == NONE else TOOL_FORMS[name]
     if inserted:
         return TOOL_FORMS[INSERTED]
@@ -110,8 +110,8 @@ def _known(source: str) -> ToolForm | None:
     return next((form for form in TOOL_FORMS.values() if any(text in source for text in form.known_by)), None)
 
 
-def _reasoning_form(own: ResponseTemplate | None, source: str, name: str | None) -> ReasoningForm | None:
-    if name is not None:
+def _reasoning_form(own: ResponseTemplate | None, source: str, name: str) -> ReasoningForm | None:
+    if name != AUTO:
         return None if name == NONE else REASONING_FORMS[name]
     if own is not None and own.field_of(Part.REASONING) is not None:
         return None
