@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.strict import Open, Strict
@@ -49,7 +50,16 @@ class NamedChoice(Strict):
     function: ChosenFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+def _choice(value: object) -> object:
+    """Reads a choice here: the errors of a union would name its classes."""
+    try:
+        return value if isinstance(value, str) else NamedChoice.model_validate(value)
+    except ValidationError as error:
+        form = '{"type": "function", "function": {"name": ...}}'
+        raise PydanticCustomError("tool_choice", "It must be a word, or {form}.", {"form": form}) from error
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice, BeforeValidator(_choice)]
 Tools = Annotated[list[Tool], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
@@ -100,7 +110,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     if isinstance(choice, NamedChoice) and choice.function.name not in names:
         raise _no_such_tool(choice.function.name)
     if not tools and choice == "required":
-        raise invalid("'tool_choice' needs 'tools' to choose from.", "tool_choice")
+        raise invalid("Invalid 'tool_choice': there are no 'tools' to choose from.", "tool_choice", "invalid_value")
 
 
 def _no_such_tool(name: str) -> ApiError:

@@ -259,7 +259,11 @@ class JsonCalls:
     def _add(self, arguments: str) -> None:
         """Returns a piece of the arguments, after the first part of the call. Waits for the call's name."""
         if self._begun:
-            self._parts.append(CallPart(self.call, None, arguments))
+            last = self._parts[-1] if self._parts else None
+            if isinstance(last, CallPart) and last.name is None and last.call == self.call:
+                self._parts[-1] = last._replace(arguments=last.arguments + arguments)
+            else:
+                self._parts.append(CallPart(self.call, None, arguments))
         elif self._name is None:
             self._early += arguments
         else:
