@@ -50,13 +50,16 @@ class NamedChoice(Strict):
     function: ChosenFunction
 
 
+_CHOICES = ("none", "auto", "required")
+
+
 def _choice(value: object) -> object:
     """Reads a choice here: the errors of a union would name its classes."""
     try:
-        return value if isinstance(value, str) else NamedChoice.model_validate(value)
+        return value if value in _CHOICES else NamedChoice.model_validate(value)
     except ValidationError as error:
-        form = '{"type": "function", "function": {"name": ...}}'
-        raise PydanticCustomError("tool_choice", "It must be a word, or {form}.", {"form": form}) from error
+        known = {"words": ", ".join(_CHOICES), "form": '{"type": "function", "function": {"name": ...}}'}
+        raise PydanticCustomError("tool_choice", "It must be one of {words}, or {form}.", known) from error
 
 
 ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedChoice, BeforeValidator(_choice)]

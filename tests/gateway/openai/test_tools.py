@@ -159,7 +159,7 @@ async def test_calls_are_text_where_there_are_no_tools(api: Api, client: openai.
 
 def prompt(api: Api) -> str:
     capsule = api.generator.requests[-1].capsules[0]
-    return str(api.tokenizer.backend.decode(capsule.tokens.tolist(), skip_special_tokens=False))
+    return str(api.tokenizer.backend.decode(capsule.token_ids.tolist(), skip_special_tokens=False))
 
 
 async def test_at_most_one_call(api: Api, client: openai.AsyncOpenAI):
@@ -169,7 +169,7 @@ async def test_at_most_one_call(api: Api, client: openai.AsyncOpenAI):
         answer = parts((await whole(client, **fields)).choices[0])
         assert answer["calls"] == [list(CALLS[0])]
         assert answer["finish"] == "tool_calls"
-        assert api.generator.ended == [0]
+        assert api.generator.ended == ([0] if per_token else [])
         api.generator.ended.clear()
         assert await streamed(client, **fields) == [answer]
         api.generator.ended.clear()
