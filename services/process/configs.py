@@ -176,7 +176,8 @@ class ServingSettings:
         ),
     ] = False
     tool_parser: Annotated[
-        ToolParser, Option(help="How the model writes calls of tools. auto: as its own files say. none: not told apart.")
+        ToolParser,
+        Option(help="How the model writes calls of tools. auto: as its own files say. none: not told apart."),
     ] = ToolParser.AUTO
     reasoning_parser: Annotated[
         ReasoningParser,

@@ -75,7 +75,9 @@ def answer_grammar(wanted: WantedAnswer, tokenizer: Tokenizer) -> str:
 def _add_calls(rules: Rules, wanted: WantedAnswer) -> str:
     form = wanted.call_form
     if form is None:
-        words = "a grammar of this model's calls is not known: 'tool_choice' must be auto or none, and no tool 'strict'."
+        words = (
+            "a grammar of this model's calls is not known: 'tool_choice' must be auto or none, and no tool 'strict'."
+        )
         raise unsupported("tool_choice", f"Invalid 'tool_choice': {words}")
     if not wanted.must_call:
         tools = [_loosened(tool) for tool in wanted.tools]

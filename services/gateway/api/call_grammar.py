@@ -46,7 +46,9 @@ class Rules:
             end = found.end()
         parts.append(text[end:])
         return " ".join(
-            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False) for part in parts if part != ""
+            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part != ""
         )
 
     def grammar(self, name: str, grammar: str) -> str:

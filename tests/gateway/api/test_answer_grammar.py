@@ -115,11 +115,17 @@ def test_calls_of_strict_tools_are_held_from_where_they_begin(form: str, tokens:
 def test_tools_that_are_not_strict_take_any_arguments() -> None:
     grammar = answer_grammar(wanted("hermes"), PLAIN)
     assert accepts(grammar, hermes('{"name": "f", "arguments": {"x": [1]}}'))
-    assert not accepts(answer_grammar(wanted("hermes", "required"), PLAIN), hermes('{"name": "f", "arguments": {"x": 1}}'))
+    assert not accepts(
+        answer_grammar(wanted("hermes", "required"), PLAIN), hermes('{"name": "f", "arguments": {"x": 1}}')
+    )
 
 
 def test_schemas_that_refer_to_themselves() -> None:
-    tree = {"type": "object", "properties": {"next": {"$ref": "#"}, "kind": {"$ref": "#/$defs/k"}}, "$defs": {"k": {"const": 1}}}
+    tree = {
+        "type": "object",
+        "properties": {"next": {"$ref": "#"}, "kind": {"$ref": "#/$defs/k"}},
+        "$defs": {"k": {"const": 1}},
+    }
     grammar = answer_grammar(wanted("hermes", "required", tools=(tool("f", tree),)), PLAIN)
     assert accepts(grammar, hermes('{"name": "f", "arguments": {"next": {"next": {}, "kind": 1}}}'))
     assert not accepts(grammar, hermes('{"name": "f", "arguments": {"next": {"kind": 2}}}'))

@@ -1,4 +1,4 @@
-"""What models write, told apart: golden outputs of each form, however they are cut, and beside `transformers`' parser."""
+"""What models write, told apart: golden outputs of each form, however they are cut, beside `transformers`' parser."""
 
 import json
 import random
@@ -159,7 +159,7 @@ def is_sound(text: str) -> bool:
     [(form, text) for form, text, *_ in GOLDEN if form in COMPARED and is_sound(text)],
 )
 def test_the_standards_own_parser_agrees(form: str | None, text: str) -> None:
-    """Arguments that it reads as a text are JSON here. It keeps the last of several texts where it may not join them."""
+    """Arguments that it reads as a text are JSON here. It keeps the last of several texts that it may not join."""
     written = spec(form)
     written["fields"]["content"] = {"repeats": True, "join": ""}
     expected = parse_response(text, written, prefix="")
@@ -334,7 +334,10 @@ def test_options_win_over_the_models_own_template() -> None:
     forms = find_forms(OWN, "{{ tools }}")
     assert [field.name for field in forms.template.fields] == ["thinking", "tool_calls", "content"]
     named = find_forms(OWN, "{{ tools }}", "hermes", "think").template
-    assert {field.name: field.spec for field in named.fields} == {**spec("hermes")["fields"], "content": OWN["fields"]["content"]}
+    assert {field.name: field.spec for field in named.fields} == {
+        **spec("hermes")["fields"],
+        "content": OWN["fields"]["content"],
+    }
     off = find_forms(OWN, "{{ tools }}", NONE, NONE)
     assert [field.name for field in off.template.fields] == ["content"]
     assert not off.calls
@@ -354,7 +357,9 @@ def test_the_options_name_all_forms() -> None:
 def test_tokens_that_are_marks_are_known() -> None:
     def shown(form: str) -> list[str]:
         template = tables(form).template
-        return [token for token in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "<|x|>") if template.shows(token)]
+        return [
+            token for token in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "<|x|>") if template.shows(token)
+        ]
 
     assert shown("mistral-args") == ["[TOOL_CALLS]", "[ARGS]", "<think>"]
     assert shown("llama3-json") == ["<|python_tag|>", "<think>"]

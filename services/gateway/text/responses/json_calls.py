@@ -304,6 +304,4 @@ def layout_of(shape: object, content: str, *, each: bool) -> JsonLayout | None:
     if not name or not arguments or arguments[: len(root)] != root:
         return None
     inside = name[: len(root)] == root and len(name) > len(root)
-    return JsonLayout(
-        name[len(root) :] if inside else (), arguments[len(root) :], each, content == "json-sequence"
-    )
+    return JsonLayout(name[len(root) :] if inside else (), arguments[len(root) :], each, content == "json-sequence")

@@ -16,7 +16,10 @@ from services.gateway.text.responses.contents import CONTENTS
 
 _KEYS = frozenset({"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"})
 _FIELD_KEYS = frozenset(
-    "open open_pattern close close_pattern content content_args repeats join optional transform transform_each".split()
+    {
+        *("open", "open_pattern", "close", "close_pattern", "content", "content_args"),
+        *("repeats", "join", "optional", "transform", "transform_each"),
+    }
 )
 
 
