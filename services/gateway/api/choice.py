@@ -124,8 +124,11 @@ class Choice:
         self.num_reasoning: int | None = None  # tokens of reasoning; None: it is not told apart
 
     @property
-    def extend(self) -> Callable[[int], str] | None:
-        """Turns a plain token after the first update into text; None: tokens have to go through `take`."""
+    def extend(self) -> Callable[[int], str | None] | None:
+        """Turns a plain token after the first update into text; None: tokens have to go through `take`.
+
+        It may return None, for a token that has to.
+        """
         return self._text.extend
 
     def take(self, delta: Delta) -> Update:

@@ -23,9 +23,17 @@ class ParsedChoice(Choice):
             self.num_reasoning = 0
 
     @property
-    def extend(self) -> Callable[[int], str] | None:
-        """None: all tokens go through `take`."""
-        return None
+    def extend(self) -> Callable[[int], str | None] | None:
+        """See Choice. Returns None for a token that is not content and nothing else."""
+        peek, passes = self._text.peek, self._answer.passes
+        if peek is None:
+            return None
+
+        def extend(token: int) -> str | None:
+            text = peek(token)
+            return text if text is not None and passes(text) else None
+
+        return extend
 
     def take(self, delta: Delta) -> Update:
         """See Choice. Tokens are taken one by one where their number in a part of the answer matters."""
@@ -47,11 +55,12 @@ class ParsedChoice(Choice):
             finish = "stop"
         if finish is not None:
             told = _both(told, self._answer.finish())
-        calls = self._parts(told.calls)
+        calls = self._parts(told.calls) if told.calls else ()
         if finish == "stop" and self._called:
             finish = "tool_calls"
         reasoning = told.reasoning if self._reading.shows_reasoning else ""
-        return update._replace(text=told.content, reasoning=reasoning, tool_calls=calls, finish_reason=finish)
+        choice, _, tokens, logprobs, _, prompt_logprobs, *_ = update
+        return Update(choice, told.content, tokens, logprobs, finish, prompt_logprobs, reasoning, calls)
 
     def _parts(self, calls: Sequence[CallPart]) -> tuple[ToolCallPart, ...]:
         parts = []

@@ -2,11 +2,9 @@
 
 import secrets
 import string
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from services.gateway.text.responses.answer import AnswerText, KnownTools
+from services.gateway.text.responses.answer import AnswerText, Schemas
 from services.gateway.text.responses.forms import AnswerForms
 from services.gateway.text.responses.parser import ParserTables
 from services.gateway.text.responses.template import Part
@@ -27,7 +25,7 @@ class Reading:
     tables: ParserTables
     marks: frozenset[int]
     begun: str = ""
-    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tools: Schemas = field(default_factory=dict)
     call_ids: int = 0
     single_call: bool = False
     shows_reasoning: bool = True
@@ -40,7 +38,7 @@ class Reading:
 
     def begin(self) -> AnswerText:
         """Returns what tells the text of one choice apart."""
-        return AnswerText(self.tables, self.begun, KnownTools(self.tools))
+        return AnswerText(self.tables, self.begun, self.tools)
 
     def new_call_id(self) -> str:
         """Returns an id for a call of a tool."""

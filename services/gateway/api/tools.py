@@ -1,6 +1,7 @@
 """Tools in requests: which there are, which must be called, and the calls of earlier messages."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -83,10 +84,8 @@ class EarlierCall(Open):
     def as_value(self) -> dict[str, Any]:
         """The call as chat templates know it: arguments are values where they are JSON."""
         arguments: object = self.function.arguments
-        try:
+        with suppress(orjson.JSONDecodeError):  # a model wrote it; the template shows it as it is
             arguments = orjson.loads(self.function.arguments or "{}")
-        except orjson.JSONDecodeError:
-            pass  # a model wrote it; the template shows it as it is
         named = {} if self.id is None else {"id": self.id}
         return {**named, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
 

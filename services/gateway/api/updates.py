@@ -82,12 +82,12 @@ class Updates:
 
         def take_token(token: int) -> bool:
             since = last[index]
-            if since is None or not ready():
+            if since is None or not ready() or (text := extend(token)) is None:
                 return False
             last[index] = now = monotonic()
             metrics.note_token(now - since)
             choice.num_generated += 1
-            if text := extend(token):
+            if text:
                 take_text(index, text)
             return True
 

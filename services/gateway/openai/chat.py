@@ -35,6 +35,8 @@ class ChatAnswer:
         head = {**self._about, "object": "chat.completion.chunk"}
         self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
         self.text_chunk = self._chunks.plain
+        self._arguments: dict[int, ChunkTemplate] = {}  # by call
+        self._head, self._with_usage = head, with_usage
         self._deltas = ChunkTemplate(head, b'"delta":', b"", with_usage=with_usage)
         self._opening = ChunkTemplate(head, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
 
@@ -53,9 +55,20 @@ class ChatAnswer:
 
     def _parts(self, update: Update) -> bytes:
         """An event for each part of an update; the last one has its logprobs and its finish reason."""
+        if len(update.tool_calls) == 1 and not (update.reasoning or update.text or update.logprobs):
+            (part,) = update.tool_calls
+            if part.id is None and update.finish_reason is None:
+                return self._arguments_of(part.call).plain(update.choice, part.arguments)
         *deltas, last = _deltas(update)
         end = self._deltas.of(update.choice, last, self._logprobs(update), update.finish_reason)
         return b"".join(self._deltas.of(update.choice, delta) for delta in deltas) + end
+
+    def _arguments_of(self, call: int) -> ChunkTemplate:
+        """The chunks with pieces of a call's arguments, which are most of those of a call."""
+        if call not in self._arguments:
+            before = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":' % call
+            self._arguments[call] = ChunkTemplate(self._head, before, b"}}]}", with_usage=self._with_usage)
+        return self._arguments[call]
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""

@@ -10,13 +10,13 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from services.config import ReasoningParser, ToolParser
-from services.gateway.text.responses.answer import AnswerText, KnownTools
+from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
 from services.gateway.text.responses.forms import NONE, find_forms
 from services.gateway.text.responses.parser import ParserTables
 from services.gateway.text.responses.template import TemplateSpecError, load_template
 
-SCHEMAS = {"f": {}, "g": {"properties": {"n": {"type": "integer"}, "b": {"type": ["boolean", "null"]}}}}
+SCHEMAS: dict[str, Any] = {"f": {}, "g": {"properties": {"n": {"type": "integer"}, "b": {"type": ["boolean", "null"]}}}}
 HARD = r'{"a": "x}\"]", "b": [1, {"c": null}], "größe": "日本 🙂"}'
 Calls = list[tuple[str, str]]
 
@@ -44,7 +44,7 @@ def tables(tools: str | None = None, reasoning: str | None = "think") -> ParserT
 
 
 def told(tables: ParserTables, pieces: Iterable[str], begun: str = "") -> Parts:
-    answer = AnswerText(tables, begun, KnownTools(SCHEMAS))
+    answer = AnswerText(tables, begun, SCHEMAS)
     parts, calls = Parts("", "", []), list[list[str]]()
     for each in [*map(answer.feed, pieces), answer.finish()]:
         parts.content += each.content

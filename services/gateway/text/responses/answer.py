@@ -1,7 +1,6 @@
 """An answer's text, told apart while it comes: content, reasoning, and calls of tools."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from services.gateway.text.responses.json_calls import CallPart, JsonCalls, layout_of
@@ -18,11 +17,9 @@ class Told(NamedTuple):
     calls: tuple[CallPart, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class KnownTools:
-    """The tools that a request names. schemas: of their parameters, by name."""
+Schemas = Mapping[str, Mapping[str, Any]]
 
-    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+_NOTHING = Told()
 
 
 class _Calls(Protocol):
@@ -42,6 +39,8 @@ class _Stripped:
         self._spaces = ""
 
     def add(self, text: str) -> str:
+        if self.passes(text):
+            return text
         if not self.begun:
             text = text.lstrip()
             self.begun = bool(text)
@@ -52,13 +51,18 @@ class _Stripped:
         spaces, self._spaces = self._spaces, text[len(shown) :]
         return spaces + shown
 
+    def passes(self, text: str) -> bool:
+        """True when a text is shown as it is."""
+        return self.begun and not self._spaces and text != "" and not text[-1].isspace()
+
 
 class AnswerText:
-    """Tells the text of one choice apart. `prompt`: what the prompt already has of the message."""
+    """Tells the text of one choice apart."""
 
-    def __init__(self, tables: ParserTables, prompt: str = "", tools: KnownTools | None = None) -> None:
+    def __init__(self, tables: ParserTables, prompt: str = "", schemas: Schemas | None = None) -> None:
+        """prompt: what the prompt already has of the message. schemas: of the tools' parameters, by name."""
         self._parser = ResponseParser(tables)
-        self._tools = tools or KnownTools()
+        self._schemas = schemas or {}
         self._content, self._reasoning = _Stripped(), _Stripped()
         self._calls: _Calls | None = None
         self._opening = ""  # the mark before the calls, until the first of them or a text that is none
@@ -78,8 +82,35 @@ class AnswerText:
     def feed(self, text: str) -> Told:
         """Returns what the next text adds."""
         self._told = []
+        if self._parser.passes(text):
+            return self._more(text)
         for event in self._parser.feed(text):
             self._take(event)
+        return self._sum()
+
+    def passes(self, text: str) -> bool:
+        """Takes the next text where it is content and nothing else. The short form of `feed`, for streams."""
+        field = self._parser.field
+        if field is None or field.part is not Part.CONTENT or not self._content.passes(text):
+            return False
+        return self._parser.passes(text)
+
+    def _more(self, text: str) -> Told:
+        """Takes a text that all belongs to the field of the last one."""
+        field = self._parser.field
+        if field is None:
+            return _NOTHING
+        if field.part is Part.CONTENT:
+            return Told(self._content.add(text))
+        if field.part is Part.REASONING:
+            return Told("", self._reasoning.add(text))
+        if self._calls is None:
+            return _NOTHING
+        parts = self._calls.feed(text)
+        if len(parts) == 1 and isinstance(parts[0], CallPart) and parts[0].name is None:
+            self.num_calls = self._calls.call
+            return Told("", "", (parts[0],))
+        self._add(self._calls, parts)
         return self._sum()
 
     def finish(self) -> Told:
@@ -122,7 +153,7 @@ class AnswerText:
         spec, number = event.field.spec, self.num_calls
         content, known = spec.get("content", "text"), None
         if spec.get("content_args", {}).get("known_names"):
-            known = frozenset(self._tools.schemas)
+            known = frozenset(self._schemas)
         if content == "python-calls":
             return PythonCalls(number, known)
         name = event.names.get(_name_group(event.field))
@@ -130,7 +161,7 @@ class AnswerText:
         dialect = set(spec.get("content_args", {})) - {"known_names"}
         if layout is not None and not dialect and (layout.name or name):
             return JsonCalls(layout, number, name if not layout.name else None, known)
-        return WholeCalls(spec, number, event.names, known, self._tools.schemas)
+        return WholeCalls(spec, number, event.names, known, self._schemas)
 
     def _sum(self) -> Told:
         content = reasoning = ""

@@ -230,6 +230,9 @@ class JsonCalls:
 
     def _read_arguments(self, text: str, position: int) -> int:
         """Finds the end of the arguments, or of the text."""
+        if self._quoted and not self._escaped and self._begun and _IN_STRING.search(text, position) is None:
+            self._add(text[position:])
+            return len(text)
         begin, end = position, len(text)
         if self._escaped:
             self._escaped = False

@@ -29,7 +29,10 @@ class What(Enum):
 
 
 class Event(NamedTuple):
-    """What happened to a field. mark: the text that opened or closed it. names: groups of the pattern that opened it."""
+    """What happened to a field.
+
+    text: of the field, or the mark that opened or closed it. names: groups of the pattern that opened it.
+    """
 
     what: What
     field: Field
@@ -78,20 +81,19 @@ class ResponseParser:
 
     def feed(self, text: str) -> list[Event]:
         """Returns what the next text adds."""
-        if not self._withheld and self.quick.search(text) is None:
-            self._before = (self._before + text)[-_CONTEXT:]
+        if self.passes(text):
             return [] if self.field is None or not text else [Event(What.TEXT, self.field, text)]
         return self._events(self._withheld + text, whole=False)
 
-    @property
-    def quick(self) -> "re.Pattern[str]":
-        """Finds the characters with which a mark may begin: a text without them is one event at once."""
-        return self._watch.begins_later if self._before else self._watch.begins
-
-    @property
-    def withholds(self) -> bool:
-        """True while there is text that may become a mark."""
-        return bool(self._withheld)
+    def passes(self, text: str) -> bool:
+        """Takes the next text where all of it belongs to `field`, with nothing withheld before or after it."""
+        if self._withheld:
+            return False
+        begins = self._watch.begins_later if self._before else self._watch.begins
+        if begins.search(text) is not None:
+            return False
+        self._before = (self._before + text)[-_CONTEXT:]
+        return True
 
     def finish(self) -> list[Event]:
         """Returns what is left, after the answer's last text."""
