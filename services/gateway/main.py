@@ -27,6 +27,8 @@ from services.gateway.openai.app import create_app
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
 from services.gateway.text.chat_template import load_chat_template
+from services.gateway.text.responses.forms import AnswerForms, find_forms
+from services.gateway.text.responses.template import TemplateSpecError
 from services.gateway.text.tokenizer import load_tokenizer
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
@@ -40,7 +42,7 @@ from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
 from services.process.loop_watch import watch_loop
-from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
 
@@ -185,5 +187,15 @@ def _runners(
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
     chat_template = load_chat_template(files, tokenizer.special_tokens)
+    forms = _forms(config.serving, files)
     name = config.serving.served_model_name
-    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing)
+    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing, forms)
+
+
+def _forms(serving: ServingSettings, files: ModelFiles) -> AnswerForms:
+    try:
+        return find_forms(
+            files.response_template(), files.chat_template(), serving.tool_parser, serving.reasoning_parser
+        )
+    except TemplateSpecError as error:
+        raise ModelError(f"{files.path}: the response_template cannot be followed: {error}") from error

@@ -19,6 +19,8 @@ from services.config import (
     REDIS_URL_VARIABLE,
     HandoffMode,
     LogFormat,
+    ReasoningParser,
+    ToolParser,
     TransportName,
     WorkerRole,
 )
@@ -173,6 +175,14 @@ class ServingSettings:
             help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them."
         ),
     ] = False
+    tool_parser: Annotated[
+        ToolParser,
+        Option(help="How the model writes calls of tools. auto: as its own files say. none: not told apart."),
+    ] = ToolParser.AUTO
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Option(help="How the model writes its reasoning. auto: as its own files say. none: not told apart."),
+    ] = ReasoningParser.AUTO
     allowed_origins: Annotated[
         tuple[str, ...],
         Option(

@@ -23,6 +23,8 @@ from services.config import (
     LoadFormat,
     LogFormat,
     Quantization,
+    ReasoningParser,
+    ToolParser,
     TransportName,
     WorkerRole,
 )
@@ -77,6 +79,8 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
+    "--tool-parser=hermes": ("tool_parser", ToolParser.HERMES),
+    "--reasoning-parser=none": ("reasoning_parser", ReasoningParser.NONE),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {

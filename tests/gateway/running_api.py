@@ -23,6 +23,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
@@ -58,6 +59,7 @@ class Api:
 async def running_api(
     *,
     template: str | None = CHATML,
+    response_template: object | None = None,
     defaults: GenerationDefaults | None = None,
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
@@ -70,7 +72,8 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics)
+    forms = find_forms(response_template, template)
+    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics, forms=forms)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     app = create_app(
         runners=runners,

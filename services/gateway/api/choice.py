@@ -91,14 +91,17 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None  # None: the model's reasoning is not told apart
 
     def as_json(self) -> dict[str, object]:
         """The usage in OpenAI's form."""
+        reasoning = self.reasoning_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}),
         }
 
 
@@ -121,10 +124,14 @@ class Choice:
         self._text = text
         self._prompt = prompt
         self.num_generated = 0
+        self.num_reasoning: int | None = None  # tokens of reasoning; None: it is not told apart
 
     @property
-    def extend(self) -> Callable[[int], str] | None:
-        """Turns a plain token after the first update into text; None: tokens have to go through `take`."""
+    def extend(self) -> Callable[[int], str | None] | None:
+        """Turns a plain token after the first update into text; None: tokens have to go through `take`.
+
+        It may return None, for a token that has to.
+        """
         return self._text.extend
 
     def take(self, delta: Delta) -> Update:

@@ -11,8 +11,10 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import Prompt, check_text_length, too_long
+from services.gateway.api.reading import Reading
 from services.gateway.api.schema import CommonRequest, Top
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.structured import grammar_of
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
@@ -116,6 +118,18 @@ class CompletionDialect:
             return None
         echo_logprobs = request.logprobs if request.echo else None
         return PromptShown(prompt.token_ids.tolist(), prompt.echo, echo_logprobs, request.prompt_logprobs)
+
+    def constrains(self, request: CompletionRequest) -> bool:
+        """See Dialect."""
+        return request.asks_for_a_form
+
+    def grammar(self, request: CompletionRequest, prompt: Prompt) -> tuple[str, str]:
+        """See Dialect."""
+        return grammar_of(request.response_format, request.structured_outputs)
+
+    def reading(self, request: CompletionRequest, prompt: Prompt) -> Reading | None:
+        """See Dialect."""
+        return None
 
 
 def _separate_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:

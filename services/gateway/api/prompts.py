@@ -10,10 +10,14 @@ from services.gateway.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. token_ids: int32[n]. echo: the text that its answers begin with."""
+    """One prompt. token_ids: int32[n]. echo: the text that its answers begin with.
+
+    begun: the part of the assistant's message that a chat's prompt already has.
+    """
 
     token_ids: np.ndarray
     echo: str = ""
+    begun: str = ""
 
 
 def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:

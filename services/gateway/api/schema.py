@@ -82,6 +82,8 @@ def _top_k(value: int) -> int:
     return value
 
 
+whole = BeforeValidator(_whole)
+
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]

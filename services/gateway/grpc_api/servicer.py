@@ -217,6 +217,7 @@ async def _fail(
 def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:
     response = inference_pb2.GenerateResponse(
         text=update.text,
+        reasoning=update.reasoning,
         token_ids=update.tokens,
         logprobs=[_logprobs(entry) for entry in update.logprobs or () if entry],
         finish_reason=_FINISH_REASONS[update.finish_reason],

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.http.envelope import Envelope, OpenAIEnvelope
 from services.gateway.http.http_protocol import STREAM_WRITER, StreamWriter
 
@@ -169,6 +169,8 @@ class Exchange:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
         if self.record.ignored_fields:
             pairs.append((IGNORED_FIELDS.encode(), self.record.shown_ignored_fields.encode()))
+        if self.record.tools_inserted:
+            pairs.append((TOOLS.encode(), b"inserted"))
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 

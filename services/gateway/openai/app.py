@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.generation import Generator
-from services.gateway.api.request_record import IGNORED_FIELDS
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
 from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
@@ -80,7 +80,7 @@ def create_app(
         allow_origins=allowed_origins,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS],
+        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],
     )
 
 

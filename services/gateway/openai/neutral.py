@@ -28,7 +28,6 @@ _COMMON: Neutral = {
     "session_id": _NOTHING,
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "thinking_token_budget": _NOTHING,
     "truncate_prompt_tokens": _NOTHING,
     "truncation_side": _NOTHING,
     "use_beam_search": (False,),
@@ -43,21 +42,16 @@ CHAT_NEUTRAL: Neutral = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": _NOTHING,
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": _NOTHING,
-    "parallel_tool_calls": (True, False),
     "prediction": _NOTHING,
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_logprobs": _NOTHING,
-    "reasoning_effort": _NOTHING,
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": _NOTHING,
     "verbosity": ("medium",),
     "web_search_options": _NOTHING,
 }
@@ -69,6 +63,7 @@ COMPLETIONS_NEUTRAL: Neutral = {
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
+    "thinking_token_budget": _NOTHING,
 }
 
 RESPONSES_NEUTRAL: Neutral = {

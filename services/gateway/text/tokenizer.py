@@ -29,6 +29,7 @@ class Tokenizer:
     byte_level: True when a text is nothing but the bytes of its tokens, one after the other.
     special_tokens: `bos_token` and the like, for chat templates.
     special_ids: tokens that are not text.
+    added_tokens: tokens beside the model's vocabulary, by their text; special ones and others.
     whole_texts: by token, its text where that is whole characters; None where it is not, or the token is special.
     """
 
@@ -41,6 +42,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._added_ids = frozenset(added)
         self._byte_alphabet = _byte_level_alphabet()
         self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.responses.forms import NO_FORMS, AnswerForms, find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
@@ -67,12 +69,18 @@ def request(**fields: Any) -> inference_pb2.GenerateRequest:
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
+    async with serving() as running:
+        yield running
+
+
+@asynccontextmanager
+async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     hello = tokenizer.backend.encode("Hello", add_special_tokens=False).ids
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics)
+    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics, forms=forms)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     health = asyncio.create_task(server.report_health())
@@ -207,6 +215,14 @@ async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):
         inference_pb2.TokenizeRequest(chat={"messages": [{"role": "user", "content": "Hi"}]})
     )
     assert list(tokenized.token_ids) == served.generator.requests[0].capsules[0].token_ids.tolist()
+
+
+async def test_a_chat_s_reasoning_is_told_apart():
+    async with serving(find_forms(None, "{{ tools }} <think></think>")) as served:
+        served.generator.script = Script(delta_per_token(served.tokens("<think>Hm.</think>Yes")))
+        answers = await served.generate(chat={"messages": [{"role": "user", "content": "Hi"}]})
+        assert "".join(answer.reasoning for answer in answers) == "Hm."
+        assert "".join(answer.text for answer in answers) == "Yes"
 
 
 async def test_logprobs_come_beside_their_tokens(served: Served):

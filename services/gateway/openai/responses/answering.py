@@ -61,7 +61,7 @@ class Answering:
             outcome = finished(exchange.record.finish_reason)
         except ResponseCancelled:
             outcome = Outcome(Status.CANCELLED)
-        usage = _usage(exchange, updates, output)
+        usage = _usage(exchange, updates)
         response = await self._end(turn, running, output, outcome, usage)
         await exchange.respond(200, orjson.dumps(response))
 
@@ -92,7 +92,7 @@ class Answering:
                 raise
             outcome = Outcome(Status.FAILED, error)
             _note_error(exchange, error)
-        usage = _usage(exchange, updates, output)
+        usage = _usage(exchange, updates)
         response = await self._end(turn, running, output, outcome, usage)
         events.lifecycle(outcome.event, response)
         await exchange.end_events(events.taken())
@@ -135,10 +135,10 @@ async def _begin(exchange: Exchange, turn: Turn, events: Events) -> None:
     await exchange.start_events()
 
 
-def _usage(exchange: Exchange, updates: Updates | None, output: Output) -> dict[str, Any]:
+def _usage(exchange: Exchange, updates: Updates | None) -> dict[str, Any]:
     """Returns the usage. updates: None where the response was cancelled before there were any."""
     usage = Usage(exchange.record.prompt_tokens or 0, 0, 0) if updates is None else updates.usage()
-    return usage_json(usage, output.num_reasoning)
+    return usage_json(usage)
 
 
 def _note_error(exchange: Exchange, error: ApiError) -> None:

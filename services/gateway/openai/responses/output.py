@@ -119,14 +119,11 @@ class Output:
         self._items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._unshown: list[bytes] = []  # logprobs of tokens that brought no text so far
-        self.num_reasoning = 0  # tokens
 
     def take(self, update: Update) -> None:
         """Lets the items grow by an update."""
         if update.reasoning:
             self._grow(self._item(Kind.REASONING), update.reasoning)
-            if not update.text and not update.tool_calls:
-                self.num_reasoning += len(update.tokens)
         elif update.logprobs:
             self._unshown.append(orjson.dumps(self._entries.of(update))[1:-1])
         if update.text:

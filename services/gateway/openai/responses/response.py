@@ -90,13 +90,13 @@ def head(request: ResponsesRequest, about: dict[str, Any], defaults: GenerationD
     }
 
 
-def usage_json(usage: Usage, num_reasoning: int) -> dict[str, Any]:
-    """Returns a response's usage. num_reasoning: tokens that only the reasoning has."""
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Returns a response's usage."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": num_reasoning},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

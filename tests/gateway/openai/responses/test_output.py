@@ -72,7 +72,6 @@ def test_reasoning_text_and_each_call_are_items():
     call = {"type": "function_call", "status": "completed", "call_id": "c1", "name": "add", "arguments": '{"a":1}'}
     assert first == call
     assert second == {**call, "call_id": "c2", "name": "sub", "arguments": "{}"}
-    assert output.num_reasoning == 2
 
 
 def test_the_pieces_of_a_stream_are_the_whole():
