@@ -171,6 +171,13 @@ class Dispatcher:
             await self._next_worker(until)
         return self.max_model_len
 
+    async def until_embedding_size_known(self) -> int:
+        """See Generator."""
+        until = self._loop.time() + self._no_worker_wait_s
+        while not (size := self._fleet.embedding_size()):
+            await self._next_worker(until)
+        return size
+
     async def _next_worker(self, until: float) -> None:
         """Returns when a worker has connected. Raises Unavailable at `until`, or at once where no worker is known."""
         came = self._worker_came
@@ -229,6 +236,8 @@ class Dispatcher:
         if message.timings:
             self._ledger.on_timings(worker, message.timings)
         self._ledger.on_rows(worker, message.rows())
+        if message.embeddings is not None:
+            self._ledger.on_embeddings(worker, message.embeddings)
         for failure in message.failures:
             self._on_failure(worker, failure)
         if message.load is not None:
