@@ -22,6 +22,7 @@ from services.config import (
     KvCacheDtype,
     LoadFormat,
     LogFormat,
+    Pooling,
     Quantization,
     TransportName,
     WorkerRole,
@@ -76,6 +77,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
+    "--pooling=mean": ("pooling", Pooling.MEAN),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {

@@ -16,6 +16,7 @@ from services.gateway.api.request_runner import Runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
+from services.gateway.openai.embeddings import EmbeddingEndpoint
 from services.gateway.openai.endpoint import GenerationEndpoint, Limits
 from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.openai.pages import Models, Probes, RecentRequests
@@ -44,9 +45,11 @@ def create_app(
     requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
+    embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
     routes = [
         _route("/v1/chat/completions", chat, "POST"),
         _route("/v1/completions", completions, "POST"),
+        _route("/v1/embeddings", embeddings, "POST"),
         _route("/v1/models", models.list),
         _route("/v1/models/{model:path}", models.retrieve),
         _route("/tokenize", tokens.tokenize, "POST"),
