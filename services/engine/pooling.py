@@ -29,7 +29,7 @@ class PromptPool:
 
     def add(self, hidden: np.ndarray) -> None:
         """Adds the sum of a chunk's hidden states, float32[size]."""
-        self._sum = hidden.copy() if self._sum is None else self._sum + hidden
+        self._sum = hidden if self._sum is None else self._sum + hidden
 
     def embedding(self) -> np.ndarray:
         """Returns float32[size] once all chunks were added."""

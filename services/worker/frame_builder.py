@@ -71,8 +71,9 @@ class PendingFrames:
         }
         for gateway in timings.keys() & frames.keys():
             frames[gateway].timings = timings[gateway]
-        for gateway in embedded.keys() & frames.keys():
-            frames[gateway].embeddings = _embeddings(embedded[gateway])
+        for gateway, finished in embedded.items():
+            if gateway in frames:
+                frames[gateway].embeddings = _embeddings(finished)
         return frames
 
 

@@ -147,6 +147,8 @@ class Dispatcher:
         timer = self._loop.call_at(entries[0].deadline, self._expire, entries)
         try:
             for first in range(0, len(entries), request.num_choices):
+                if first:
+                    await asyncio.sleep(0)  # a look-up in memory never waits, and there may be many prompts
                 await self._place_first(entries[first : first + request.num_choices])
             for entry in entries:
                 entry.check()

@@ -1,6 +1,7 @@
 """Embeddings on the dispatch side: prefill workers make them, and another one where the first fails."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -51,7 +52,8 @@ async def test_a_prefill_worker_alone_embeds(handoff: HandoffMode):
         assert stack.counts.ends == {"finished": 1}
         assert stack.counts.plans == {"embedding": 1}
         assert not stack.counts.handoffs
-        assert prefill.aborts == decode.submits == []
+        assert not prefill.aborts
+        assert not decode.submits
 
 
 async def test_inputs_are_choices_of_their_own():
@@ -146,6 +148,10 @@ async def test_a_deadline_ends_the_work():
         await prefill.aborted(submit.handle)
 
 
+def was_sent(workers: list[ScriptedWorker], times: int) -> bool:
+    return sum(len(worker.submits) for worker in workers) == times
+
+
 async def test_a_prompt_that_ends_workers_is_computed_apart_and_then_fails():
     """Three prefill workers in a row end with it; the requests beside it are served."""
     workers = [
@@ -154,7 +160,7 @@ async def test_a_prompt_that_ends_workers_is_computed_apart_and_then_fails():
     async with running(*workers) as stack, stack.dispatcher.generate(embedding_request(PROMPT)) as generation:
         reading = asyncio.create_task(first(generation))
         for deaths in range(1, 4):
-            await eventually(lambda deaths=deaths: sum(len(worker.submits) for worker in workers) == deaths)
+            await eventually(partial(was_sent, workers, deaths))
             lost = next(worker for worker in workers if worker.submits and not worker.refuses)
             lost.refuses = "gone"
             lost.break_stream()

@@ -72,7 +72,7 @@ def bos(api: Api) -> int:
 
 async def test_base64_is_little_endian_float32(api: Api):
     (item,) = (await embed(api, encoding_format="base64", normalize=False)).json()["data"]
-    assert np.frombuffer(base64.b64decode(item["embedding"]), "<f4").tolist() == np.float32(VECTOR).tolist()
+    assert np.frombuffer(base64.b64decode(item["embedding"]), "<f4").tolist() == np.array(VECTOR, np.float32).tolist()
 
 
 @pytest.mark.parametrize(
