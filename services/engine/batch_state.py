@@ -16,6 +16,7 @@ import numpy as np
 
 from services.engine.guidance import Guidance
 from services.engine.logit_edits import SequenceEdits, edits_of
+from services.engine.pooling import PromptPool
 from services.engine.request import Kind, Request
 
 UNKNOWN = -1  # as a token id: of a token that a step under way will sample
@@ -29,6 +30,7 @@ STOPS = 8  # at tokens
 MIN_TOKENS = 16  # not before so many
 EDITS = 32  # of logits
 FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
+EMBEDS = 128  # no token; hidden states of the prompt are pooled
 
 
 class Phase(IntEnum):
@@ -91,6 +93,7 @@ class BatchState:
             (slots, _STOP_IDS_WIDTH), -1, dtype=np.int32
         )  # EOS and stop tokens; widened when needed
         self.edits: list[SequenceEdits | None] = [None] * slots
+        self.pools: list[PromptPool | None] = [None] * slots  # of prompts to be embedded
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
         self._num_following = 0
@@ -150,6 +153,7 @@ class BatchState:
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self._set_stop_ids(slot, stop_ids)
         self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance)
+        self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)
         return slot
@@ -164,6 +168,7 @@ class BatchState:
             | (request.capsule.sampling.min_tokens > 0) * MIN_TOKENS
             | (edits is not None) * EDITS
             | (edits is not None and edits.follows_tokens) * FOLLOWS
+            | (self.pools[slot] is not None) * EMBEDS
         )
 
     def close(self, slot: int) -> None:
@@ -173,6 +178,7 @@ class BatchState:
         self.serial[slot] += 1
         self.requests[slot] = None
         self.edits[slot] = None
+        self.pools[slot] = None
         self.features[slot] = 0
         self.set_phase(slot, Phase.FREE)
         self.block_table[slot, : self.num_blocks[slot]] = 0

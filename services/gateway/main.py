@@ -5,6 +5,7 @@ import gc
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import structlog
 import uvloop
@@ -183,6 +184,7 @@ def _runners(
 ) -> Runners:
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
+    model = replace(model, pooling=config.serving.pooling)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)

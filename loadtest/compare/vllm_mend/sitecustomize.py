@@ -57,7 +57,7 @@ def _without_progress_thread(module: ModuleType) -> None:
 
 
 def _without_amx(module: ModuleType) -> None:
-    module._is_amx_tile_supported = lambda: False
+    vars(module)["_is_amx_tile_supported"] = lambda: False
 
 
 def _stay(pid: int, mask: object) -> None:

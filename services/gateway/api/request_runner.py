@@ -15,6 +15,7 @@ from services.gateway.api.chat import ChatDialect, ChatRequest
 from services.gateway.api.choice import Choice, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
+from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.large_json import takes_long
@@ -25,6 +26,7 @@ from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
+from services.gateway.api.served_model import ServedModel
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import GrammarChecks
 from services.gateway.api.terms import Terms
@@ -38,7 +40,7 @@ from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
-from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.protocol.model_files.info import ModelInfo
 from services.protocol.sampling import SamplingParams
 
 # A client that does not read its answer may keep the request open this much longer than the request may take.
@@ -50,22 +52,6 @@ MAX_NAMED_TOKENS = 1 << 17
 
 _AT_ONCE = 64  # choices that are made before other requests get their turn
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """The model behind this gateway. `created` is in seconds since 1970."""
-
-    name: str
-    vocab_size: int
-    defaults: GenerationDefaults
-    created: int
-
-    def check(self, name: str | None) -> None:
-        """Raises ApiError when `name` is another model's; None is this one."""
-        if name is not None and name != self.name:
-            message = f"The model '{name[:200]}' does not exist; this server serves '{self.name}'."
-            raise ApiError(404, message, "model", "model_not_found")
 
 
 class RequestRunner(Generic[Request]):
@@ -235,10 +221,11 @@ def _named_tokens(sampling: SamplingParams) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """One runner for each dialect, and what all of them share."""
+    """One runner for each dialect, one for embeddings, and what all of them share."""
 
     chat: RequestRunner[ChatRequest]
     completions: RequestRunner[CompletionRequest]
+    embeddings: EmbeddingRunner
     tokenizer: Tokenizer
     side: SideThread
     records: RequestRecords
@@ -263,6 +250,7 @@ def make_runners(
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
         RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
+        EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
         tokenizer,
         side,
         RequestRecords(metrics, tracing),

@@ -71,6 +71,17 @@ class Tokenizer:
             return encode_with(self.backend, text, add_special_tokens=add_special_tokens)
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_truncated(self, text: str, most: int, *, from_left: bool, add_special_tokens: bool) -> np.ndarray:
+        """Returns token ids, int32[n], at most `most` of them: of the text's, some go, and special tokens stay.
+
+        from_left: the text's first tokens go, and not its last ones. Releases the interpreter lock.
+        """
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        room = most - (self.backend.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0)
+        encoding.truncate(max(0, room), direction="left" if from_left else "right")
+        whole = self.backend.post_process(encoding, None, add_special_tokens)
+        return np.array(whole.ids[:most], np.int32)
+
     def decode(self, token_ids: list[int]) -> str:
         """Returns the text of token ids, without special tokens. Releases the interpreter lock."""
         (text,) = self.backend.decode_batch([token_ids])  # `decode` does not release it
