@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
@@ -69,9 +70,9 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
-    forms = find_forms(response_template, template)
+    chat_model = ChatModel(chat_template, find_forms(response_template, template))
     app = create_app(
-        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics, forms=forms),
+        runners=make_runners(model, MODEL, tokenizer, chat_model, generator, metrics),
         generator=generator,
         metrics=metrics,
         describe_ledger=lambda: {"rows": []},
