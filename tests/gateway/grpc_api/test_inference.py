@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.chat_answers import ChatModel
+from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import StructuredOutputs, grammar_of
