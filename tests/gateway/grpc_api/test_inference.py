@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Pooling
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.side_thread import SideThread
@@ -82,7 +83,7 @@ async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics, forms=forms)
+    runners = make_runners(model, MODEL, tokenizer, ChatModel(template, forms), generator, metrics)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     health = asyncio.create_task(server.report_health())
