@@ -181,7 +181,8 @@ class RequestRunner(Generic[Request]):
     async def _grammar(self, request: Request) -> str:
         if not request.asks_for_a_form:
             return ""
-        grammar, param = await asyncio.to_thread(grammar_of, request.response_format, request.structured_outputs)
+        wanted, structured = request.response_format, request.structured_outputs
+        grammar, param = await asyncio.to_thread(grammar_of, wanted, structured, self._tokenizer.marks)
         await self._grammars.check(grammar, param)
         return grammar
 
