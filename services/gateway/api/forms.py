@@ -53,6 +53,8 @@ def of_schema(schema: dict[str, Any] | str, style: JsonStyle, param: str) -> str
         return LLMatcher.grammar_from_json_schema(text, overrides=style.overrides())  # type: ignore[arg-type]
     except ValueError as error:
         raise wrong(param, str(error)) from error
+    except RecursionError as error:
+        raise wrong(param, "it is nested too deeply.") from error
 
 
 def of_regex(pattern: str) -> str:
@@ -68,7 +70,7 @@ def of_choices(choices: list[str], param: str) -> str:
 
 
 def of_grammar(grammar: str, param: str) -> str:
-    """Returns a grammar in Lark's notation. One in GBNF, llama.cpp's, is known by its `::=`. Raises ApiError."""
+    """Returns the grammar of a text in Lark's notation, or in GBNF, llama.cpp's, which has `::=`. Raises ApiError."""
     if num_rules := grammar.count("::="):
         if num_rules > _MAX_RULES:
             raise wrong(param, f"a grammar in GBNF must have at most {_MAX_RULES} rules.")
@@ -76,7 +78,7 @@ def of_grammar(grammar: str, param: str) -> str:
             grammar = gbnf_to_lark(grammar)
         except Exception as error:  # the parser raises nothing more precise
             raise wrong(param, str(error)) from error
-    return LLMatcher.grammar_from_lark(grammar)
+    return orjson.dumps({"grammars": [{"lark_grammar": grammar}]}).decode()  # whatever the text is
 
 
 def lark_string(text: str) -> str:

@@ -5,6 +5,7 @@ which it refers to by name. So their rules do not meet.
 """
 
 from collections.abc import Iterable, Mapping
+from enum import Enum, auto
 
 import orjson
 
@@ -37,10 +38,15 @@ from services.gateway.api.structural_tag import (
 
 _MAX_DEPTH = 32
 
-# What comes after a format: marks, one of which is its end, or one of these.
-_Ends = tuple[str, ...]
-_ANSWER: _Ends = ("end of the answer",)
-_FORMAT: _Ends = ("another format",)
+
+class _Open(Enum):
+    """What comes after a format that no mark ends."""
+
+    ANSWER_ENDS = auto()
+    FORMAT = auto()  # another one, or it is not known
+
+
+_Ends = tuple[str, ...] | _Open  # marks, one of which ends a format
 
 _TIMES = {"optional": "?", "star": "*", "plus": "+"}
 
@@ -67,7 +73,7 @@ class _TagGrammar:
         self._num_formats = 0
 
     def of(self, root: Format) -> str:
-        start = self._content(root, _ANSWER, 0)
+        start = self._content(root, _Open.ANSWER_ENDS, 0)
         main = {"lark_grammar": "\n".join([f"start: {start}", *self._rules])}
         return orjson.dumps({"grammars": [main, *self._grammars]}).decode()
 
@@ -83,7 +89,7 @@ class _TagGrammar:
                 return f"{self._marks.literal(format.begin)} {self._content(format.content, ends, depth + 1)}"
             case Sequence():
                 *first, last = format.elements
-                parts = [self._content(each, _FORMAT, depth + 1) for each in first]
+                parts = [self._content(each, _Open.FORMAT, depth + 1) for each in first]
                 return " ".join([*parts, self._content(last, ends, depth + 1)])
             case Either():
                 return _either(self._content(each, ends, depth + 1) for each in format.elements)
@@ -104,7 +110,7 @@ class _TagGrammar:
             case GrammarText():
                 return self._refer(of_grammar(format.grammar, self._param))
             case Repeated():
-                return f"({self._content(format.content, _FORMAT, depth + 1)}){_TIMES[format.type]}"
+                return f"({self._content(format.content, _Open.FORMAT, depth + 1)}){_TIMES[format.type]}"
             case Tag():
                 return self._tag(format, format.begin, depth)
             case SeparatedTags():
@@ -113,10 +119,9 @@ class _TagGrammar:
 
     def _tag(self, tag: Tag, begin: str, depth: int) -> str:
         """Returns an expression of a tag of which the mark `begin` is still to come."""
-        ends = tag.ends or _FORMAT
-        if "" in ends:
+        if "" in tag.ends:
             raise wrong(self._param, "an empty 'end' beside others ends nothing.")
-        return f"{self._literal(begin)} {self._content(tag.content, ends, depth + 1)}"
+        return f"{self._literal(begin)} {self._content(tag.content, tag.ends or _Open.FORMAT, depth + 1)}"
 
     def _separated(self, format: SeparatedTags, depth: int) -> str:
         tags = _either(self._tag(tag, tag.begin, depth) for tag in self._counted(format.tags, depth))
@@ -154,24 +159,24 @@ class _TagGrammar:
         for trigger in format.triggers:
             if not any(tag.begin.startswith(trigger) for tag in format.tags):
                 raise wrong(self._param, f"no tag begins with the trigger {trigger!r}.")
-        if ends not in (_ANSWER, _FORMAT):
+        if isinstance(ends, tuple):
             for trigger in format.triggers:
                 if any(trigger in end for end in ends):
                     raise wrong(self._param, f"the trigger {trigger!r} is in the mark that ends the text around it.")
 
     def _text_to(self, ends: _Ends, text: str) -> str:
         """Returns an expression of a text up to its end."""
-        if ends == _FORMAT:
+        if ends is _Open.FORMAT:
             words = "'any_text' and 'triggered_tags' end with the tag around them or with the answer: put them last."
             raise wrong(self._param, words)
-        if ends == _ANSWER:
+        if ends is _Open.ANSWER_ENDS:
             return text
         expression, rules = self._marks.text_until(ends, text)
         self._rules += rules
         return expression
 
     def _end(self, ends: _Ends) -> str:
-        if ends in (_ANSWER, _FORMAT):
+        if isinstance(ends, _Open):
             return ""
         return _either(map(self._literal, ends))
 

@@ -66,6 +66,7 @@ def of(format: dict[str, Any], **options: Any) -> str:
         (tag("<a>", tag("<b>", ANY, "</b>"), "</a>"), ["<a><b>x</a></b></a>"], ["<a><b>x</b>", "<a>x</a>"]),
         (tag("<a>", tag("<b>", ANY, ""), "</a>"), ["<a><b>xyz</a>"], ["<a><b>xyz"]),
         (tag("a: ", ANY, ""), ["a: xyz", "a: "], ["xyz"]),
+        (tag("<", {"type": "grammar", "grammar": 'start: "{" /[a-z]/'}, ">"), ["<{a>"], ["<a>"]),
     ],
 )
 def test_formats_are_those_of_xgrammar(format: dict[str, Any], right: list[str], wrong: list[str]) -> None:
@@ -205,6 +206,16 @@ def test_tags_are_bounded_in_depth_and_in_characters() -> None:
 def test_tags_of_no_notation_are_refused(tag: Any) -> None:
     with pytest.raises(ValidationError):
         StructuredOutputs.model_validate({"structural_tag": tag})
+
+
+async def test_a_grammar_is_read_as_nothing_but_lark() -> None:
+    """llguidance has another notation, in JSON, which reaches its inside."""
+    for text in ("{", '{"grammars": [{"json_schema": {}}]}'):
+        with pytest.raises(ApiError, match="grammar"):
+            await GrammarChecks(TOKENIZER).check(of({"type": "grammar", "grammar": text}), "grammar")
+        whole = grammar_of(None, StructuredOutputs.model_validate({"grammar": text}))[0]
+        with pytest.raises(ApiError, match="grammar"):
+            await GrammarChecks(TOKENIZER).check(whole, "grammar")
 
 
 async def test_a_schema_in_a_tag_is_compiled_before_a_worker_gets_it() -> None:

@@ -110,6 +110,12 @@ def test_closing_objects_leaves_alone_what_only_looks_like_a_schema() -> None:
     }
 
 
+def test_closing_objects_ends_where_schemas_are_nested_too_deeply() -> None:
+    deep = '{"items":' * 1000 + "{}" + "}" * 1000
+    with pytest.raises(ApiError, match="deep"):
+        structured(json=deep, disable_additional_properties=True)
+
+
 @pytest.mark.parametrize(
     "form",
     [
