@@ -28,9 +28,10 @@ LOGPROBS = 2
 SCORES = 4  # logprobs of the prompt
 STOPS = 8  # at tokens
 MIN_TOKENS = 16  # not before so many
-EDITS = 32  # of logits
+EDITS = 32  # of logits, of single tokens
 FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
 EMBEDS = 128  # no token; hidden states of the prompt are pooled
+GUIDED = 256  # by a grammar
 
 
 class Phase(IntEnum):
@@ -61,7 +62,7 @@ class BatchState:
         self.serial = np.zeros(
             slots, dtype=np.int64
         )  # raised when a slot is freed: tells one sequence in it from the next
-        self.features = np.zeros(slots, dtype=np.uint8)
+        self.features = np.zeros(slots, dtype=np.uint16)
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
         self.flat_tokens = self.tokens.reshape(-1)  # a view; a slot's tokens begin at `token_base`
         self.token_base = np.arange(slots) * (max_model_len + 1)
@@ -166,7 +167,8 @@ class BatchState:
             | request.scores_prompt * SCORES
             | (self.stop_ids[slot, 0] >= 0) * STOPS
             | (request.capsule.sampling.min_tokens > 0) * MIN_TOKENS
-            | (edits is not None) * EDITS
+            | (edits is not None and edits.names_tokens) * EDITS
+            | (edits is not None and edits.guided is not None) * GUIDED
             | (edits is not None and edits.follows_tokens) * FOLLOWS
             | (self.pools[slot] is not None) * EMBEDS
         )
@@ -199,6 +201,12 @@ class BatchState:
     def known_tokens(self, slot: int) -> np.ndarray:
         """Returns a view of one slot's tokens, int32[length]."""
         return self.tokens[slot, : self.length[slot]]
+
+    def ends(self, slot: int) -> np.ndarray:
+        """Returns the tokens that end one slot's sequence, int32[n]."""
+        stop_ids = self.stop_ids[slot]
+        ends: np.ndarray = stop_ids[stop_ids >= 0]
+        return ends
 
     def is_producing(self, slot: int) -> bool:
         """True when the slot's sequence is handed off after its first token."""

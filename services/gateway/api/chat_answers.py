@@ -112,7 +112,7 @@ class ChatAnswers:
 
     def grammar(self, request: MessageRequest, begun: str) -> tuple[str, str]:
         """See Dialect."""
-        form, param = grammar_of(request.response_format, request.structured_outputs)
+        form, param = grammar_of(request.response_format, request.structured_outputs, self._tokenizer.marks)
         reasoning = self._reasoning_first(request, begun)
         wanted = self._wanted(request, form, reasoning)
         if not wanted.constrained or (not wanted.tools and reasoning is None):

@@ -216,6 +216,13 @@ async def test_every_parameter_reaches_the_capsule(served: Served):
     assert (sampling.logit_bias, len(sampling.bad_words)) == (((6, -1.0),), 2)
 
 
+TAG = '{"format": {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ">"}}'
+JSON_OPTIONS = [
+    {"json": '{"properties": {}}', "disable_any_whitespace": True, "disable_additional_properties": True},
+    {"json_object": True, "whitespace_pattern": ""},
+]
+
+
 @pytest.mark.parametrize(
     ("form", "over_http"),
     [
@@ -224,6 +231,8 @@ async def test_every_parameter_reaches_the_capsule(served: Served):
         ({"regex": "a+"}, {"regex": "a+"}),
         ({"choice": {"texts": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
         ({"grammar": 'start: "x"'}, {"grammar": 'start: "x"'}),
+        ({"structural_tag": TAG}, {"structural_tag": TAG}),
+        *((options, options) for options in JSON_OPTIONS),
     ],
 )
 async def test_structured_output_is_that_of_http(served: Served, form: dict[str, Any], over_http: dict[str, Any]):

@@ -219,7 +219,7 @@ async def test_grammars_of_choices(api: Api, client: openai.AsyncOpenAI):
     assert "clock" in required
     named = await grammar(tools=[WEATHER, CLOCK], tool_choice={"type": "function", "function": {"name": "clock"}})
     assert "weather" not in named
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     assert "lazy" in await grammar(tools=[strict])
 
 
