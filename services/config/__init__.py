@@ -58,6 +58,14 @@ class ReasoningParser(StrEnum):
     MISTRAL_THINK = "mistral-think"
 
 
+class Pooling(StrEnum):
+    """The way from the hidden states of a prompt's tokens to one embedding."""
+
+    LAST = "last"  # the last token's
+    MEAN = "mean"  # the mean of all
+    CLS = "cls"  # the first token's
+
+
 class LogFormat(StrEnum):
     """The form of log lines."""
 

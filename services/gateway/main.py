@@ -5,6 +5,7 @@ import gc
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import structlog
 import uvloop
@@ -12,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from services.gateway.anthropic_api.routes import messages_routes
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
@@ -183,13 +185,14 @@ def _runners(
 ) -> Runners:
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
+    model = replace(model, pooling=config.serving.pooling)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
     chat_template = load_chat_template(files, tokenizer.special_tokens)
-    forms = _forms(config.serving, files)
+    chat_model = ChatModel(chat_template, _forms(config.serving, files))
     name = config.serving.served_model_name
-    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing, forms)
+    return make_runners(model, name, tokenizer, chat_model, dispatcher, metrics, tracing)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles) -> AnswerForms:

@@ -19,6 +19,7 @@ from services.config import (
     REDIS_URL_VARIABLE,
     HandoffMode,
     LogFormat,
+    Pooling,
     ReasoningParser,
     ToolParser,
     TransportName,
@@ -156,6 +157,13 @@ class ServingSettings:
             f'{{"temperature": 0.2}}. Known are {", ".join(SAMPLING_RANGES)}.',
         ),
     ] = field(default_factory=dict)
+    pooling: Annotated[
+        Pooling,
+        Option(
+            help="Which hidden states of a text become its embedding, where a request does not say: of its last token, "
+            "the mean of all, of its first token (cls)."
+        ),
+    ] = Pooling.LAST
     request_timeout_s: Annotated[
         float, Option(flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
     ] = 600.0

@@ -22,6 +22,7 @@ from services.config import (
     KvCacheDtype,
     LoadFormat,
     LogFormat,
+    Pooling,
     Quantization,
     ReasoningParser,
     ToolParser,
@@ -81,6 +82,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--strict-fields": ("strict_fields", True),
     "--tool-parser=hermes": ("tool_parser", ToolParser.HERMES),
     "--reasoning-parser=none": ("reasoning_parser", ReasoningParser.NONE),
+    "--pooling=mean": ("pooling", Pooling.MEAN),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {

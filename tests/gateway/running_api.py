@@ -15,6 +15,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.gateway.anthropic_api.routes import messages_routes
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.http.http_protocol import Shutdown
 from services.gateway.http.limits import Limits
@@ -72,8 +73,8 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
-    forms = find_forms(response_template, template)
-    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics, forms=forms)
+    chat_model = ChatModel(chat_template, find_forms(response_template, template))
+    runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     app = create_app(
         runners=runners,

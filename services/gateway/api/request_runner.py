@@ -12,9 +12,11 @@ from time import monotonic
 from typing import Generic
 
 from services.gateway.api.chat import ChatDialect, ChatRequest
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.choice import Choice, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
+from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.large_json import takes_long
@@ -25,6 +27,7 @@ from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
+from services.gateway.api.served_model import ServedModel
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import GrammarChecks
 from services.gateway.api.terms import Terms
@@ -32,13 +35,11 @@ from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.detokenizer import make_detokenizer
-from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
-from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.protocol.model_files.info import ModelInfo
 from services.protocol.sampling import SamplingParams
 
 # A client that does not read its answer may keep the request open this much longer than the request may take.
@@ -50,22 +51,6 @@ MAX_NAMED_TOKENS = 1 << 17
 
 _AT_ONCE = 64  # choices that are made before other requests get their turn
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """The model behind this gateway. `created` is in seconds since 1970."""
-
-    name: str
-    vocab_size: int
-    defaults: GenerationDefaults
-    created: int
-
-    def check(self, name: str | None) -> None:
-        """Raises ApiError when `name` is another model's; None is this one."""
-        if name is not None and name != self.name:
-            message = f"The model '{name[:200]}' does not exist; this server serves '{self.name}'."
-            raise ApiError(404, message, "model", "model_not_found")
 
 
 class RequestRunner(Generic[Request]):
@@ -235,10 +220,11 @@ def _named_tokens(sampling: SamplingParams) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """One runner for each dialect, and what all of them share."""
+    """One runner for each dialect, one for embeddings, and what all of them share."""
 
     chat: RequestRunner[ChatRequest]
     completions: RequestRunner[CompletionRequest]
+    embeddings: EmbeddingRunner
     tokenizer: Tokenizer
     side: SideThread
     records: RequestRecords
@@ -248,21 +234,21 @@ def make_runners(
     model: ModelInfo,
     served_model_name: str,
     tokenizer: Tokenizer,
-    chat_template: ChatTemplate | None,
+    chat_model: ChatModel,
     generator: Generator,
     metrics: GatewayMetrics,
     tracing: Tracing | None = None,
-    forms: AnswerForms = NO_FORMS,
 ) -> Runners:
-    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans. forms: of answers."""
+    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
     served = ServedModel(
         name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
     )
     side, grammars = SideThread(), GrammarChecks(tokenizer)
-    chat, completions = ChatDialect(tokenizer, chat_template, side, forms), CompletionDialect(tokenizer, side)
+    chat, completions = ChatDialect(tokenizer, chat_model, side), CompletionDialect(tokenizer, side)
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
         RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
+        EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
         tokenizer,
         side,
         RequestRecords(metrics, tracing),

@@ -93,6 +93,7 @@ TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
 TopK = Annotated[int, Field(le=MAX_TOP_K), BeforeValidator(_whole), AfterValidator(_top_k)]
 TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
 class StreamOptions(Strict):

@@ -19,6 +19,7 @@ from services.gateway.http.routes import route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
+from services.gateway.openai.embeddings import EmbeddingEndpoint
 from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.pages import Models, Probes, RecentRequests
 from services.gateway.openai.responses.endpoint import ResponsesEndpoint
@@ -53,9 +54,11 @@ def create_app(
     requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
+    embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
     routes = [
         route("/v1/chat/completions", chat, "POST"),
         route("/v1/completions", completions, "POST"),
+        route("/v1/embeddings", embeddings, "POST"),
         *other_apis,
         *_response_routes(runners, limits, response_store),
         route("/v1/models", models.list),
