@@ -13,7 +13,7 @@ from tests.e2e.stack import Stack, running_stack
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One pair, by which every request is handed off. The model's template knows no tools."""
+    """One pair, through which every answer is handed off. The model's template knows no tools."""
     model = write_model(tmp_path_factory.mktemp("llama"), "llama", max_position_embeddings=4096)
     with running_stack(model) as running:
         yield running
@@ -22,10 +22,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture
 def handed_off(stack: Stack) -> Iterator[None]:
     """Fails a test that used the stack without a handoff, or left something behind."""
-    before = stack.gateway.metric("baton_handoffs_total")
+    before = stack.gateway.metric("baton_handoffs_total", outcome="completed")
     yield
     stack.gateway.wait_for_baseline()
-    assert stack.gateway.metric("baton_handoffs_total") > before
+    assert stack.gateway.metric("baton_handoffs_total", outcome="completed") > before
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +33,7 @@ def python() -> Path:
     """The interpreter that has the clients of programs/."""
     found = environments.python()
     if found is None:
-        _miss(f"the clients are not installed: {environments.INSTALL}")
+        _miss("the clients are not installed; `make test-clients` does that")
     return found
 
 

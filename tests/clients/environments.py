@@ -11,7 +11,6 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 PROGRAMS = FOLDER / "programs"
-INSTALL = "make test-clients"
 
 _OWN = FOLDER.parents[1] / ".venv" / "clients"  # made by the Makefile, from requirements.txt
 _PACKAGES = ("package.json", "package-lock.json")

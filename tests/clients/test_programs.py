@@ -12,15 +12,17 @@ from tests.e2e.stack import Stack
 pytestmark = pytest.mark.usefixtures("handed_off")
 PROGRAMS = sorted(path.stem for path in (FOLDER / "programs").glob("with_*.py"))
 ROOT = FOLDER.parents[1]
-OFFLINE = {  # what the libraries would fetch or report of their own accord
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+ENVIRONMENT = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it fetches a list of prices
     "LANGSMITH_TRACING": "false",
+    "PYTHONPATH": str(ROOT),
+    "PYTHONDONTWRITEBYTECODE": "",  # compiles what is imported once, of libraries that are installed uncompiled
 }
 
 
 def run(*command: str) -> None:
     """Runs a program to its end; what it printed is the failure's text."""
-    environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(ROOT)}
+    environment = os.environ | ENVIRONMENT
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -27,25 +27,30 @@ const programs = {
       usage = chunk.usage ?? usage;
     }
     assert.equal(text, whole.choices[0].message.content);
-    assert.equal(usage.completion_tokens, 16);
+    assert.equal(usage.completion_tokens, whole.usage.completion_tokens);
   },
 
   async toolIsCalledAndItsResultSentBack() {
     const tools = [{ type: "function", function: { name: "weather", parameters } }];
-    const asked = await client.chat.completions.create({ ...chat, tools, tool_choice: "required", max_tokens: 64 });
+    const asked = await client.chat.completions.create({
+      ...chat,
+      tools,
+      tool_choice: "required",
+      parallel_tool_calls: false,
+      max_tokens: 128,
+    });
     const [{ finish_reason, message }] = asked.choices;
     assert.equal(finish_reason, "tool_calls");
     const [call] = message.tool_calls;
     assert.equal(call.function.name, "weather");
     assert.ok(["Paris", "Rome"].includes(JSON.parse(call.function.arguments).city));
-    const results = message.tool_calls.map(({ id }) => ({ role: "tool", tool_call_id: id, content: "Rain." }));
+    const result = { role: "tool", tool_call_id: call.id, content: "Rain." };
     const answer = await client.chat.completions.create({
       ...chat,
       tools,
       tool_choice: "none",
-      messages: [...messages, message, ...results],
+      messages: [...messages, message, result],
     });
-    assert.equal(answer.choices[0].finish_reason, "length");
     assert.ok(answer.choices[0].message.content);
   },
 

@@ -3,14 +3,14 @@
 import instructor
 from openai import OpenAI
 
-from tests.clients.asked import GREEDY, Weather
+from tests.clients.asked import GREEDY, MAX_CALL_TOKENS, Weather
 from tests.clients.programs.running import run
 
 
 def ask(url: str, mode: instructor.Mode) -> None:
     """Asks for an object; nothing is asked twice where it is not valid."""
     client = instructor.from_openai(OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0), mode=mode)
-    asked = {**GREEDY, "max_tokens": 64, "max_retries": 0}
+    asked = {**GREEDY, "max_tokens": MAX_CALL_TOKENS, "max_retries": 0}
     assert isinstance(client.chat.completions.create(response_model=Weather, **asked), Weather)
 
 

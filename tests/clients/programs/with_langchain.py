@@ -5,7 +5,7 @@ from typing import Any
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 
-from tests.clients.asked import MODEL, Weather
+from tests.clients.asked import MAX_CALL_TOKENS, MODEL, Weather
 from tests.clients.programs.running import run
 
 QUESTION = HumanMessage("Which weather has Paris?")
@@ -20,26 +20,27 @@ def model(url: str, max_tokens: int = 16) -> Any:
 
 def a_stream_joins_to_the_whole_answer(url: str) -> None:
     whole = model(url).invoke([QUESTION])
-    assert whole.usage_metadata["output_tokens"] == 16
-    assert "".join(chunk.text for chunk in model(url).stream([QUESTION])) == whole.text
+    chunks = list(model(url).stream([QUESTION], stream_usage=True))
+    joined = sum(chunks[1:], chunks[0])
+    assert joined.text == whole.text
+    assert joined.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
 
 
 def bound_tools_are_called_and_their_results_sent_back(url: str) -> None:
-    asked = model(url, 64).bind_tools([Weather], tool_choice="required").invoke([QUESTION])
-    for call in asked.tool_calls:
-        Weather.model_validate(call["args"])
-    results = [ToolMessage("Rain.", tool_call_id=call["id"]) for call in asked.tool_calls]
-    answer = model(url).bind_tools([Weather], tool_choice="none").invoke([QUESTION, asked, *results])
-    assert asked.tool_calls
-    assert answer.text
-    chunks = list(model(url, 64).bind_tools([Weather], tool_choice="Weather").stream([QUESTION]))
+    calling = model(url, MAX_CALL_TOKENS).bind_tools([Weather], tool_choice="required", parallel_tool_calls=False)
+    asked = calling.invoke([QUESTION])
+    (call,) = asked.tool_calls
+    Weather.model_validate(call["args"])
+    chunks = list(calling.stream([QUESTION]))
     (streamed,) = sum(chunks[1:], chunks[0]).tool_calls
-    Weather.model_validate(streamed["args"])
+    assert streamed["args"] == call["args"]
+    turns = [QUESTION, asked, ToolMessage("Rain.", tool_call_id=call["id"])]
+    assert model(url).bind_tools([Weather], tool_choice="none").invoke(turns).text
 
 
 def an_answer_has_the_form_of_a_class(url: str) -> None:
     for method in ("json_schema", "function_calling"):
-        structured = model(url, 64).with_structured_output(Weather, method=method)
+        structured = model(url, MAX_CALL_TOKENS).with_structured_output(Weather, method=method)
         assert isinstance(structured.invoke([QUESTION]), Weather)
 
 

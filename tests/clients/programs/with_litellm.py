@@ -4,7 +4,7 @@ from typing import Any
 
 import litellm
 
-from tests.clients.asked import GREEDY, MESSAGES, MODEL, TOOL, Weather
+from tests.clients.asked import GREEDY, MAX_CALL_TOKENS, MESSAGES, MODEL, TOOL, Weather
 from tests.clients.programs.running import run
 
 
@@ -35,11 +35,11 @@ def a_stream_joins_to_the_whole_answer(url: str) -> None:
 
 def a_tool_is_called_and_its_result_sent_back(url: str) -> None:
     tools = [{"type": "function", "function": TOOL}]
-    message = ask(url, tools=tools, tool_choice="required", max_tokens=64).choices[0].message
-    for call in message.tool_calls:
-        Weather.model_validate_json(call.function.arguments)
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "Rain."} for call in message.tool_calls]
-    turns = [*MESSAGES, message.model_dump(), *results]
+    calls = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": MAX_CALL_TOKENS}
+    message = ask(url, **calls).choices[0].message
+    (call,) = message.tool_calls
+    Weather.model_validate_json(call.function.arguments)
+    turns = [*MESSAGES, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "Rain."}]
     answer = ask(url, messages=turns, tools=tools, tool_choice="none")
     assert answer.choices[0].message.content
 

@@ -9,7 +9,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
-from tests.clients.asked import MESSAGES, MODEL, Weather
+from tests.clients.asked import MAX_CALL_TOKENS, MESSAGES, MODEL, Weather
 from tests.clients.programs.running import run
 
 QUESTION = MESSAGES[0]["content"]
@@ -36,17 +36,16 @@ def an_agent_calls_a_tool_and_answers(url: str) -> None:
         called.append(asked)
         return "Rain."
 
-    settings = ModelSettings(temperature=0, max_tokens=64)
+    settings = ModelSettings(temperature=0, max_tokens=MAX_CALL_TOKENS, parallel_tool_calls=False)
     agent = Agent(model(url), tools=[weather], capabilities=[CallsFirst()], model_settings=settings)
     result = agent.run_sync(QUESTION)
-    assert called
-    assert all(isinstance(each, Weather) for each in called)
+    assert [type(each) for each in called] == [Weather]
     assert result.output
     assert result.usage.requests == 2
 
 
 def an_answer_has_the_form_of_a_class(url: str) -> None:
-    settings = ModelSettings(temperature=0, max_tokens=64)
+    settings = ModelSettings(temperature=0, max_tokens=MAX_CALL_TOKENS)
     agent = Agent(model(url), output_type=NativeOutput(Weather), model_settings=settings)
     assert isinstance(agent.run_sync(QUESTION).output, Weather)
 
