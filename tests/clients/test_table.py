@@ -25,4 +25,4 @@ def test_the_table_of_clients_names_the_versions_that_run():
         "anthropic": own["anthropic"],
         **{name: programs[name] for name in ("langchain-openai", "litellm", "instructor", "pydantic-ai-slim")},
     }
-    assert f"over openai {programs['openai']}," in section
+    assert f"over openai {programs['openai']}:" in section
