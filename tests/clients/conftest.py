@@ -9,15 +9,19 @@ import pytest
 
 from tests.clients import environments
 from tests.e2e.conftest import write_model
-from tests.e2e.stack import Stack, running_stack
+from tests.e2e.stack import Stack, worker_ports
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One pair, through which every answer is handed off. The model's template knows no tools."""
+    """One pair, through which every answer is handed off. The model's template knows no tools.
+
+    Fields that nobody knows are refused: else a test could pass where what its client asks for is ignored.
+    """
     model = write_model(tmp_path_factory.mktemp("llama"), "llama", max_position_embeddings=4096)
-    with running_stack(model) as running:
-        yield running
+    stack = Stack(model, worker_ports(1, 1), options=[], redis_url=None)
+    with stack.running("--strict-fields"):
+        yield stack
 
 
 @pytest.fixture
