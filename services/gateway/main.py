@@ -25,7 +25,7 @@ from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serve
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
-from services.gateway.openai.app import create_app
+from services.gateway.openai.app import AppParts, create_app
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
 from services.gateway.text.chat_template import load_chat_template
@@ -135,14 +135,16 @@ def _app(
 ) -> ASGIApp:
     limits = _limits(config.serving)
     return create_app(
-        runners=runners,
-        generator=dispatcher,
-        metrics=metrics,
-        describe_ledger=dispatcher.describe,
-        limits=limits,
-        allowed_origins=config.serving.allowed_origins,
-        response_store=_response_store(redis, config.serving.response_lifetime_s),
-        other_apis=messages_routes(runners, limits),
+        AppParts(
+            runners=runners,
+            generator=dispatcher,
+            metrics=metrics,
+            describe_ledger=dispatcher.describe,
+            limits=limits,
+            allowed_origins=config.serving.allowed_origins,
+            response_store=_response_store(redis, config.serving.response_lifetime_s),
+            other_apis=messages_routes(runners, limits),
+        )
     )
 
 

@@ -40,7 +40,7 @@ _MAX_DEPTH = 32
 
 
 class _Open(Enum):
-    """What comes after a format that no mark ends."""
+    """The part of a tag after a format that no mark ends."""
 
     ANSWER_ENDS = auto()
     FORMAT = auto()  # another one, or it is not known
