@@ -53,11 +53,13 @@ class BadWord(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Capsule(_message.Message):
-    __slots__ = ("token_ids", "num_prompt", "sampling")
+    __slots__ = ("token_ids", "num_prompt", "sampling", "pooling")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     token_ids: bytes
     num_prompt: int
     sampling: SamplingParams
-    def __init__(self, token_ids: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
+    pooling: str
+    def __init__(self, token_ids: _Optional[bytes] = ..., num_prompt: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pooling: _Optional[str] = ...) -> None: ...

@@ -16,6 +16,7 @@ import numpy as np
 
 from services.engine.guidance import Guidance
 from services.engine.logit_edits import SequenceEdits, edits_of
+from services.engine.pooling import PromptPool
 from services.engine.request import Kind, Request
 
 UNKNOWN = -1  # as a token id: of a token that a step under way will sample
@@ -27,8 +28,10 @@ LOGPROBS = 2
 SCORES = 4  # logprobs of the prompt
 STOPS = 8  # at tokens
 MIN_TOKENS = 16  # not before so many
-EDITS = 32  # of logits
+EDITS = 32  # of logits, of single tokens
 FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
+EMBEDS = 128  # no token; hidden states of the prompt are pooled
+GUIDED = 256  # by a grammar
 
 
 class Phase(IntEnum):
@@ -59,7 +62,7 @@ class BatchState:
         self.serial = np.zeros(
             slots, dtype=np.int64
         )  # raised when a slot is freed: tells one sequence in it from the next
-        self.features = np.zeros(slots, dtype=np.uint8)
+        self.features = np.zeros(slots, dtype=np.uint16)
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
         self.flat_tokens = self.tokens.reshape(-1)  # a view; a slot's tokens begin at `token_base`
         self.token_base = np.arange(slots) * (max_model_len + 1)
@@ -91,6 +94,7 @@ class BatchState:
             (slots, _STOP_IDS_WIDTH), -1, dtype=np.int32
         )  # EOS and stop tokens; widened when needed
         self.edits: list[SequenceEdits | None] = [None] * slots
+        self.pools: list[PromptPool | None] = [None] * slots  # of prompts to be embedded
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
         self._num_following = 0
@@ -150,6 +154,7 @@ class BatchState:
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self._set_stop_ids(slot, stop_ids)
         self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance)
+        self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)
         return slot
@@ -162,8 +167,10 @@ class BatchState:
             | request.scores_prompt * SCORES
             | (self.stop_ids[slot, 0] >= 0) * STOPS
             | (request.capsule.sampling.min_tokens > 0) * MIN_TOKENS
-            | (edits is not None) * EDITS
+            | (edits is not None and edits.names_tokens) * EDITS
+            | (edits is not None and edits.guided is not None) * GUIDED
             | (edits is not None and edits.follows_tokens) * FOLLOWS
+            | (self.pools[slot] is not None) * EMBEDS
         )
 
     def close(self, slot: int) -> None:
@@ -173,6 +180,7 @@ class BatchState:
         self.serial[slot] += 1
         self.requests[slot] = None
         self.edits[slot] = None
+        self.pools[slot] = None
         self.features[slot] = 0
         self.set_phase(slot, Phase.FREE)
         self.block_table[slot, : self.num_blocks[slot]] = 0
@@ -193,6 +201,12 @@ class BatchState:
     def known_tokens(self, slot: int) -> np.ndarray:
         """Returns a view of one slot's tokens, int32[length]."""
         return self.tokens[slot, : self.length[slot]]
+
+    def ends(self, slot: int) -> np.ndarray:
+        """Returns the tokens that end one slot's sequence, int32[n]."""
+        stop_ids = self.stop_ids[slot]
+        ends: np.ndarray = stop_ids[stop_ids >= 0]
+        return ends
 
     def is_producing(self, slot: int) -> bool:
         """True when the slot's sequence is handed off after its first token."""

@@ -23,10 +23,10 @@ class CacheEntries:
         self._frees = frees
 
     def match(self, request: Request) -> Match:
-        """Finds the cached prefix of a request; a prompt that is to be scored has none."""
+        """Finds the cached prefix of a request; a prompt of which all is needed has none."""
         match = self.known_match(request)
         if match is None:
-            match = NO_MATCH if request.scores_prompt else self._cache.match(request.capsule.token_ids)
+            match = NO_MATCH if request.needs_whole_prompt else self._cache.match(request.capsule.token_ids)
             request.match, request.matched_at = match, self._cache.version
         return match
 
@@ -38,7 +38,7 @@ class CacheEntries:
         """Enters the full blocks of int32[n] tokens that follow the cached ones, as pending nodes.
 
         Returns how many leading blocks have nodes. The first twin ends them: the last block, which no look-up takes as
-        a hit, or any block of a prompt that is scored.
+        a hit, or any block of a prompt of which all is needed.
         """
         size = self._batch.block_size
         end = len(token_ids) // size

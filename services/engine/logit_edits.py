@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
-from services.engine.runner.base import LogitEdits
+from services.engine.guidance import Guidance, GuidedSequence
+from services.engine.runner.base import LogitEdits, TokenMasks
 from services.protocol.sampling import SamplingParams
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
@@ -61,14 +61,6 @@ class SequenceEdits:
             np.concatenate([self._bias, np.full(len(banned), -np.inf, dtype=np.float32)]),
         )
 
-    def guided_row(self, row: int, tokens: np.ndarray, banned: np.ndarray) -> GuidedRow | None:
-        """Returns what the mask of the sequence's next token is made from; None: it has no grammar."""
-        if (guided := self.guided) is None:
-            return None
-        new_tokens = tokens[self._num_prompt + guided.num_followed :].tolist()
-        guided.num_followed += len(new_tokens)
-        return GuidedRow(row, guided, new_tokens, banned)
-
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""
         if not self._counts_tokens:
@@ -104,26 +96,26 @@ class TokenCounts:
         self._counts[place] += 1
 
 
-def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]], num_rows: int) -> LogitEdits:
+def gather_edits(
+    rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]],
+    num_rows: int,
+    masks: TokenMasks | None = None,
+) -> LogitEdits:
     """Gathers one step's edits for `num_rows` rows.
 
-    `rows` has an entry for each row with any: its number, its edits, its tokens so far, and token ids that it must not
-    choose now.
+    `rows` has an entry for each row with any beside its mask: its number, its edits, its tokens so far, and token ids
+    that it must not choose now.
     """
-    guided: list[GuidedRow] = []
     bias: list[tuple[int, np.ndarray, np.ndarray]] = []
     counts: list[tuple[int, np.ndarray, np.ndarray]] = []
     penalties = np.tile(np.array([[1.0], [0.0], [0.0]], dtype=np.float32), num_rows)
     for row, edits, tokens, banned in rows:
-        if edits is not None and (guided_row := edits.guided_row(row, tokens, banned)) is not None:
-            guided.append(guided_row)  # its mask has what is banned
-        elif len(banned):
+        if len(banned):
             bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
         if edits is not None and edits.names_tokens:
             bias.append((row, *edits.biases(tokens)))
             counts.append((row, *edits.counts(tokens)))
             penalties[:, row] = edits.penalties
-    masks = guided[0].sequence.guidance.masks(guided) if guided else None
     repetition, frequency, presence = penalties
     return LogitEdits(*_packed(bias), *_packed(counts), repetition, frequency, presence, masks)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.config import Pooling
 from services.protocol.sampling import SamplingParams
 
 
@@ -18,6 +19,7 @@ class Capsule:
     token_ids: np.ndarray
     num_prompt: int
     sampling: SamplingParams
+    pooling: Pooling | None = None  # an embedding of the prompt is wanted and no token; None: tokens are
 
     @property
     def max_len(self) -> int:

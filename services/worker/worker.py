@@ -210,6 +210,7 @@ class Worker:
             model=parts.model,
             kernels=parts.kernels,
             guides=parts.guidance is not None,
+            embedding_size=parts.runner.embedding_size if parts.role is WorkerRole.PREFILL else 0,
         )
 
     def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:

@@ -14,15 +14,19 @@ from prometheus_client import CollectorRegistry
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from services.gateway.anthropic_api.routes import messages_routes
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.http.http_protocol import Shutdown
+from services.gateway.http.limits import Limits
+from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.app import create_app
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.http_protocol import Shutdown
-from services.gateway.openai.serving import http_config
+from services.gateway.openai.app import AppParts, create_app
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
@@ -59,11 +63,13 @@ class Api:
 async def running_api(
     *,
     template: str | None = CHATML,
+    response_template: object | None = None,
     defaults: GenerationDefaults | None = None,
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
     allowed_origins: tuple[str, ...] = (),
     tokenizer_info: dict[str, Any] | None = None,
+    response_store: ResponseStore | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -71,15 +77,21 @@ async def running_api(
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics)
+    chat_model = ChatModel(chat_template, find_forms(response_template, template))
+    runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
+    limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     app = create_app(
-        runners=runners,
-        generator=generator,
-        metrics=metrics,
-        describe_ledger=lambda: {"rows": []},
-        limits=Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields),
-        allowed_origins=allowed_origins,
-        tokenizer_info=tokenizer_info,
+        AppParts(
+            runners=runners,
+            generator=generator,
+            metrics=metrics,
+            describe_ledger=lambda: {"rows": []},
+            limits=limits,
+            allowed_origins=allowed_origins,
+            other_apis=messages_routes(runners, limits),
+            response_store=response_store,
+            tokenizer_info=tokenizer_info,
+        )
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

@@ -6,13 +6,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
+from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length
-from services.gateway.api.schema import CommonRequest, TokenCount, Top
+from services.gateway.api.reading import Reading
+from services.gateway.api.schema import TokenCount, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
-from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
+from services.gateway.api.tools import EarlierCalls
+from services.gateway.text.chat_template import RESERVED_KWARGS, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 2048  # as OpenAI has it
@@ -44,6 +48,8 @@ class Message(Open):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Parts | None, BeforeValidator(_as_parts, json_schema_input_type=_ContentJson)] = None
+    tool_calls: EarlierCalls | None = None
+    tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -51,7 +57,6 @@ class Message(Open):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def unknown_fields(self) -> Iterator[str]:
@@ -59,6 +64,8 @@ class Message(Open):
         yield from super().unknown_fields()
         for number, part in enumerate(self.content or ()):
             yield from (f"content[{number}].{name}" for name in part.unknown_fields())
+        for number, call in enumerate(self.tool_calls or ()):
+            yield from (f"tool_calls[{number}].{name}" for name in call.unknown_fields())
 
     @property
     def text(self) -> str:
@@ -72,7 +79,7 @@ class Message(Open):
         return self
 
 
-class ChatRequest(CommonRequest):
+class ChatRequest(MessageRequest):
     """A chat: messages, of which the assistant's next one is wanted."""
 
     prompt_param: ClassVar[str] = "messages"
@@ -90,6 +97,8 @@ class ChatRequest(CommonRequest):
         yield from super().unknown_fields()
         for number, message in enumerate(self.messages):
             yield from (f"messages[{number}].{name}" for name in message.unknown_fields())
+        for number, tool in enumerate(self.tools or ()):
+            yield from (f"tools[{number}].{name}" for name in tool.unknown_fields())
 
     @property
     def asked_tokens(self) -> int | None:
@@ -125,20 +134,24 @@ class ChatDialect:
 
     kind = ChatRequest
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, side: SideThread) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: ChatModel, side: SideThread) -> None:
         self._tokenizer = tokenizer
-        self._template = template
+        self._template = model.template
         self._side = side
+        self._answers = ChatAnswers(model, tokenizer)
 
     async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
+        self._answers.check(request)
         num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
-        if num_parts <= _FEW_PARTS and not request.chat_template_kwargs:
+        if num_parts <= _FEW_PARTS and not request.chat_template_kwargs and not request.tools:
             text = self._render(request)
         else:
             text = await self._side.run(self._render, request)
         check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
-        return [Prompt(await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens)))]
+        token_ids = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        goes_on = request.continue_final_message or request.add_generation_prompt is not False
+        return [Prompt(token_ids, begun=self._answers.begun(text) if goes_on else "")]
 
     def _render(self, request: ChatRequest) -> str:
         if self._template is None:
@@ -150,10 +163,11 @@ class ChatDialect:
         prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
         try:
             return self._template.render(
-                [_as_dict(message) for message in request.messages],
+                self._answers.messages(request, [_as_dict(message) for message in request.messages]),
+                tools=self._answers.tools(request),
                 add_generation_prompt=prompted,
                 continue_final_message=continued,
-                kwargs=kwargs,
+                kwargs={**self._answers.variables(request), **kwargs},
             )
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
@@ -162,8 +176,27 @@ class ChatDialect:
         """See Dialect."""
         return None
 
+    def constrains(self, request: ChatRequest) -> bool:
+        """See Dialect."""
+        return self._answers.constrains(request)
+
+    def grammar(self, request: ChatRequest, prompt: Prompt) -> tuple[str, str]:
+        """See Dialect."""
+        return self._answers.grammar(request, prompt.begun)
+
+    def reading(self, request: ChatRequest, prompt: Prompt) -> Reading | None:
+        """See Dialect."""
+        return self._answers.reading(request, prompt.begun)
+
 
 def _as_dict(message: Message) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    extra = {"name": message.name, "reasoning_content": message.reasoning_content, "reasoning": message.reasoning}
+    calls = [call.as_value() for call in message.tool_calls or ()]
+    extra = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "reasoning": message.reasoning,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+    }
     return {"role": role, "content": message.text, **{key: value for key, value in extra.items() if value is not None}}

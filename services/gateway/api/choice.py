@@ -37,6 +37,7 @@ class Update(NamedTuple):
     prompt_logprobs: the prompt's tokens from the second on, with their logprobs, in the first update where they were
     asked for.
     reasoning: the part of the text that is the model's reasoning, without the marks around it.
+    stop_reason: the stop string that ended the choice; None: nothing of that kind.
     """
 
     choice: int
@@ -47,6 +48,7 @@ class Update(NamedTuple):
     prompt_logprobs: list[tuple[int, TokenLogprobs]] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallPart, ...] = ()
+    stop_reason: int | str | None = None
 
     @property
     def worth_a_chunk(self) -> bool:
@@ -67,6 +69,7 @@ def joined(parts: Sequence[Update]) -> Update:
         first.prompt_logprobs,
         "".join(part.reasoning for part in parts),
         _whole_calls([call for part in parts for call in part.tool_calls]),
+        last.stop_reason,
     )
 
 
@@ -88,14 +91,17 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None  # None: the model's reasoning is not told apart
 
     def as_json(self) -> dict[str, object]:
         """The usage in OpenAI's form."""
+        reasoning = self.reasoning_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}),
         }
 
 
@@ -118,10 +124,14 @@ class Choice:
         self._text = text
         self._prompt = prompt
         self.num_generated = 0
+        self.num_reasoning: int | None = None  # tokens of reasoning; None: it is not told apart
 
     @property
-    def extend(self) -> Callable[[int], str] | None:
-        """Turns a plain token after the first update into text; None: tokens have to go through `take`."""
+    def extend(self) -> Callable[[int], str | None] | None:
+        """Turns a plain token after the first update into text; None: tokens have to go through `take`.
+
+        It may return None, for a token that has to.
+        """
         return self._text.extend
 
     def take(self, delta: Delta) -> Update:
@@ -129,7 +139,7 @@ class Choice:
         tokens = delta.tokens
         piece = self._text.feed(tokens[:-1] if delta.finish is FinishReason.STOP else tokens)
         text, finish_reason = piece.text, _FINISH_REASONS.get(delta.finish)
-        if piece.stopped:
+        if piece.stopped is not None:
             tokens, finish_reason = tokens[: piece.num_tokens], "stop"
         elif finish_reason is not None:
             text += self._text.flush()
@@ -137,7 +147,7 @@ class Choice:
         logprobs: list[TokenLogprobs | None] | None = None
         if delta.logprobs is not None:
             logprobs = [*delta.logprobs[: len(tokens)]]
-        update = Update(self._index, text, tokens, logprobs, finish_reason)
+        update = Update(self._index, text, tokens, logprobs, finish_reason, stop_reason=piece.stopped)
         prompt, self._prompt = self._prompt, None
         return update if prompt is None else _after_prompt(prompt, delta.prompt_logprobs or [], update)
 
@@ -151,7 +161,7 @@ def _after_prompt(prompt: PromptShown, logprobs: list[TokenLogprobs], update: Up
     shown = None
     if prompt.prompt_logprobs is not None:
         shown = list(zip(prompt.token_ids[1:], _narrowed(logprobs, prompt.prompt_logprobs), strict=True))
-    return Update(update.choice, prompt.echo + update.text, tokens, echoed, update.finish_reason, shown)
+    return update._replace(text=prompt.echo + update.text, tokens=tokens, logprobs=echoed, prompt_logprobs=shown)
 
 
 def _narrowed(logprobs: list[TokenLogprobs], width: int) -> list[TokenLogprobs]:

@@ -76,6 +76,8 @@ def _whole(value: object) -> object:
     return value
 
 
+whole = BeforeValidator(_whole)
+
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 _TokenKey = Annotated[str, Field(pattern=f"^{_TOKEN_KEY.pattern}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -97,6 +99,8 @@ TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
 TopK = Annotated[int, Field(ge=-1, le=MAX_TOP_K), BeforeValidator(_whole)]
 TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+OnePrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]  # as it comes
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
 class StreamOptions(Strict):

@@ -53,6 +53,8 @@ class Decision:
             return "chosen"
         if demand.guided and not worker.guides:
             return "it guides no answers"
+        if demand.embeds and not worker.embeds:
+            return "it makes no embeddings"
         if not fits(worker, demand):
             return "too small"
         if (reason := why_not_ready(worker, demand)) is not None:

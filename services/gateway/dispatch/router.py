@@ -46,6 +46,7 @@ class Candidate:
     max_model_len: int
     load: Load
     guides: bool = False  # see WorkerHello
+    embeds: bool = False  # it makes embeddings
     depth: int = 0  # leading blocks of this prompt in its cache
     queued_tokens: int = 0  # see Workload
     assigned: int = 0  # see Workload
@@ -71,6 +72,7 @@ class Demand:
     avoid_pairs: frozenset[Pair] = frozenset()  # pairs whose handoffs failed
     without_handoff: bool = False  # its handoffs failed at several pairs
     guided: bool = False  # its answer matches a grammar
+    embeds: bool = False  # the request ends with an embedding of the prompt, and no token
     suspect: bool = False  # it may be what ends workers, see isolation.py
     kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
 
@@ -114,6 +116,7 @@ class Why(StrEnum):
     FORCED = "forced"  # the policy leaves no choice
     NO_PAIR = "no pair"  # there is no prefill worker, or none that can pair
     ONE_TOKEN = "one token"  # nothing would be left to do after a handoff
+    EMBEDDING = "embedding"  # no token is to be generated
     CACHED = "cached"  # all but a block is in decode's cache
     THRESHOLD = "threshold"  # the policy's own
     TRIAL = "trial"  # to learn what it costs
@@ -191,6 +194,8 @@ def make_plan(
 ) -> Plan | NoPlan:
     """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
     guiding = (worker for worker in candidates if worker.guides or not demand.guided)
+    if demand.embeds:
+        return _plan_embedding([worker for worker in guiding if worker.embeds], demand, turn)
     able = [worker for worker in guiding if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
     fitting = [worker for worker in able if fits(worker, demand)]
     ready = [worker for worker in fitting if why_not_ready(worker, demand) is None]
@@ -208,6 +213,12 @@ def make_plan(
             return pair or alone
         return _pair_or_alone(pair, alone, demand, policy, figures, turn)
     return _why_not(able, fitting, demand)
+
+
+def _plan_embedding(able: Sequence[Candidate], demand: Demand, turn: int) -> Plan | NoPlan:
+    fitting = [worker for worker in able if fits(worker, demand)]
+    ready = _by_cost((worker for worker in fitting if why_not_ready(worker, demand) is None), demand, turn)
+    return Plan(ready[0], None, Why.EMBEDDING) if ready else _why_not(able, fitting, demand)
 
 
 def uncached_tokens(worker: Candidate, num_tokens: int) -> int:
@@ -236,8 +247,13 @@ def why_not_ready(worker: Candidate, demand: Demand) -> str | None:
         return "it has a request that may be what ends workers"
     if not demand.suspect:
         return "it is kept free for a request that may be what ends workers" if worker.id in demand.kept else None
-    apart = worker.role is WorkerRole.DECODE and worker.outlives_others and not worker.unproven
+    apart = runs_alone(worker, demand) and worker.outlives_others and not worker.unproven
     return None if apart else "the request may be what ends workers, and the worker has others without progress"
+
+
+def runs_alone(worker: Candidate, demand: Demand) -> bool:
+    """True when the worker needs no other one for the request."""
+    return worker.embeds if demand.embeds else worker.role is WorkerRole.DECODE
 
 
 def fits(worker: Candidate, demand: Demand) -> bool:
@@ -248,7 +264,8 @@ def fits(worker: Candidate, demand: Demand) -> bool:
         worker.num_blocks <= num_blocks and worker.max_model_len <= max_model_len
         for num_blocks, max_model_len in demand.too_small
     )
-    return worker.num_blocks >= needed and demand.num_tokens < worker.max_model_len and not no_larger
+    fits_context = demand.num_tokens + (not demand.embeds) <= worker.max_model_len  # room for a token
+    return worker.num_blocks >= needed and fits_context and not no_larger
 
 
 def _by_cost(workers: Iterable[Candidate], demand: Demand, turn: int) -> list[Candidate]:
@@ -336,7 +353,7 @@ def can_pair(prefill: Candidate, decode: Candidate, demand: Demand) -> bool:
 
 def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: Demand) -> NoPlan:
     def could_run(workers: Sequence[Candidate]) -> bool:
-        return any(worker.role is WorkerRole.DECODE or demand.one_token for worker in workers)
+        return any(worker.role is WorkerRole.DECODE or demand.one_token or demand.embeds for worker in workers)
 
     if not could_run([worker for worker in able if not worker.load.draining]):
         return NoPlan.NO_WORKER

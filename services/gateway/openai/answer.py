@@ -83,9 +83,12 @@ class ChunkTemplate:
 
     def full(self, update: Update, logprobs: object) -> bytes:
         """A chunk with text, logprobs and finish reason."""
-        finish_reason = orjson.dumps(update.finish_reason)
-        parts = (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', finish_reason, b"}]")
-        return self._opened(update.choice) + orjson.dumps(update.text) + self._after + b"".join(parts) + self._tail
+        return self.of(update.choice, update.text, logprobs, update.finish_reason)
+
+    def of(self, choice: int, value: object, logprobs: object = None, finish_reason: str | None = None) -> bytes:
+        """A chunk with any value in the place of the text."""
+        parts = (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', orjson.dumps(finish_reason), b"}]")
+        return self._opened(choice) + orjson.dumps(value) + self._after + b"".join(parts) + self._tail
 
     def usage(self, usage: Usage) -> bytes:
         """A chunk with the usage and without choices."""

@@ -1,38 +1,22 @@
-"""The answers as they are described in /openapi.json, field by field.
-
-Answers are written as plain JSON, for speed; tests hold what is written to these models. None of them is ever made.
-"""
+"""The answers as they are described in /openapi.json, field by field."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, RootModel
 
-
-class Described(BaseModel):
-    """The base of all: an object that has no other fields."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class ErrorDetails(Described):
-    """The error. `param` is the field at fault, as a path."""
-
-    message: str
-    type: Literal["invalid_request_error", "server_error"]
-    param: str | None
-    code: str | None
-
-
-class ErrorAnswer(Described):
-    """The envelope of every error."""
-
-    error: ErrorDetails
+from services.gateway.http.operation import Described
 
 
 class PromptTokensDetails(Described):
     """The tokens of the prompt that a prefix cache had."""
 
     cached_tokens: int
+
+
+class CompletionTokensDetails(Described):
+    """The tokens of the answer that are the model's reasoning."""
+
+    reasoning_tokens: int
 
 
 class Usage(Described):
@@ -42,6 +26,7 @@ class Usage(Described):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TopLogprob(Described):
@@ -66,14 +51,33 @@ class ChatLogprobs(Described):
 
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Called(Described):
+    """The function of a call. arguments: JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Described):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: Called
 
 
 class ChatMessage(Described):
-    """The assistant's message."""
+    """The assistant's message. The reasoning has two names, of older and newer clients."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Described):
@@ -82,7 +86,7 @@ class ChatChoice(Described):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(Described):
@@ -96,11 +100,30 @@ class ChatCompletion(Described):
     usage: Usage
 
 
+class CalledPart(Described):
+    """The part of a call's function that a chunk adds. Only the first one of a call has the name."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallPart(Described):
+    """The part of a call that a chunk adds. Only the first one of a call has its id."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledPart
+
+
 class ChatDelta(Described):
-    """The text that a chunk adds to the assistant's message. The first one of a choice has the role."""
+    """The part of the assistant's message that a chunk adds. The first one of a choice has the role."""
 
     role: Literal["assistant"] | None = None
-    content: str
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
 
 
 class ChatChunkChoice(Described):
@@ -109,7 +132,7 @@ class ChatChunkChoice(Described):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatCompletionChunk(Described):
@@ -179,6 +202,30 @@ class CompletionChunk(Described):
     model: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
+
+
+class EmbeddingUsage(Described):
+    """The tokens of a request for embeddings."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Described):
+    """The vector of one input: numbers, or their bytes as float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(Described):
+    """The vectors of all inputs, in order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
 
 
 class ModelDescription(Described):

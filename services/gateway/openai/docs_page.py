@@ -79,8 +79,8 @@ def describe_type(schema: Schema) -> str:
     """Says in words what values a JSON schema has."""
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
-    if "anyOf" in schema:
-        return " or ".join(describe_type(each) for each in schema["anyOf"])
+    if alternatives := schema.get("anyOf", schema.get("oneOf")):
+        return " or ".join(describe_type(each) for each in alternatives)
     if "enum" in schema or "const" in schema:
         return " or ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     bounds = [words.format(schema[name]) for name, words in _BOUNDS.items() if name in schema]

@@ -1,8 +1,7 @@
 """Answers generating requests over HTTP: reads, checks and runs each, and writes its answer."""
 
-import asyncio
 import time
-from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 from services.gateway.api.choice import Update, joined
@@ -13,22 +12,12 @@ from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.limits import Limits
+from services.gateway.http.streams import EventSink, collected
 from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
-from services.gateway.openai.exchange import Exchange
-from services.gateway.openai.http_protocol import StreamWriter
 
-_UPDATES_AT_ONCE = 64  # take a millisecond
 _FEW_CHOICES = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits of a client's request."""
-
-    request_timeout_s: float
-    ttft_slo_s: float | None = None
-    max_body_bytes: int = 8 << 20
-    strict_fields: bool = False  # fields that nobody knows are refused, and not ignored
 
 
 class GenerationEndpoint(Generic[Request]):
@@ -71,55 +60,24 @@ async def _stream(exchange: Exchange, updates: Updates, answer: Answer, side: Si
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
     await exchange.start_events()
-    stream = _EventStream(exchange.stream, updates, answer)
+    sink = EventSink(exchange.stream, updates, partial(_chunk_of, answer), answer.text_chunk)
     first = await side.run(answer.chunk, update) if takes_long(update) else answer.chunk(update)
-    stream.unwritten = answer.opening(updates.num_choices) + first
+    sink.unwritten = answer.opening(updates.num_choices) + first
     while not updates.done:
-        await exchange.write(stream.unwritten)
-        await updates.relay(stream)
+        await exchange.write(sink.unwritten)
+        await updates.relay(sink)
     end = answer.usage_chunk(updates.usage()) if with_usage else b""
-    await exchange.end_events(stream.unwritten + end + DONE)
+    await exchange.end_events(sink.unwritten + end + DONE)
 
 
-class _EventStream:
-    """An UpdateSink that writes events to a client.
-
-    unwritten: the events of the last update, where the client did not read fast enough, and at the end of the answer.
-    """
-
-    __slots__ = ("_answer", "_text_chunk", "_updates", "_write", "ready", "unwritten")
-
-    def __init__(self, stream: StreamWriter, updates: Updates, answer: Answer) -> None:
-        self._write = stream.write
-        self._updates = updates
-        self._answer = answer
-        self._text_chunk = answer.text_chunk
-        self.ready = stream.ready
-        self.unwritten = b""
-
-    def take(self, update: Update) -> bool:
-        """See UpdateSink."""
-        self.unwritten = self._answer.chunk(update) if update.worth_a_chunk else b""
-        if self.unwritten and not self._updates.done:
-            if not self.ready():
-                return False
-            self._write(self.unwritten)
-        return True
-
-    def take_text(self, choice: int, text: str) -> None:
-        """See UpdateSink."""
-        self._write(self._text_chunk(choice, text))
+def _chunk_of(answer: Answer, update: Update) -> bytes:
+    return answer.chunk(update) if update.worth_a_chunk else b""
 
 
 async def _collect(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread) -> None:
     parts: list[list[Update]] = [[] for _ in range(updates.num_choices)]
-    num_taken = 0
-    while not updates.done:
-        update = await updates.next()
+    for update in await collected(updates):
         parts[update.choice].append(update)
-        num_taken += 1
-        if num_taken % _UPDATES_AT_ONCE == 0:
-            await asyncio.sleep(0)
     choices = [joined(choice) for choice in parts]
     if len(choices) > _FEW_CHOICES or any(map(takes_long, choices)):
         body = await side.run(answer.body, choices, updates.usage())

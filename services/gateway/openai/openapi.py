@@ -2,70 +2,38 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from services.gateway.api.request_record import IGNORED_FIELDS
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.strict import Strict
 from services.gateway.api.terms import TTFT_SLO_HEADER
 from services.gateway.api.validation import INTERNAL_FIELDS, Neutral
-from services.gateway.openai.answers import ErrorAnswer
+from services.gateway.http.operation import JSON, DescribedRoute, ErrorAnswer, Operation, Schema
 
-JSON = "application/json"
 EVENTS = "text/event-stream"
 
-READING = (400, 408, 413, 415, 431, 500)  # errors of every route that reads a body
-TOKENIZING = (400, 404, 408, 413, 415, 431, 500, 503)  # of one that also needs the model
-GENERATING = (*TOKENIZING, 429, 504)  # of one that also generates
-
-Schema = dict[str, Any]
-
 _REF = "#/components/schemas/{model}"
-_ERROR = {"description": "What was wrong.", "content": {JSON: {"schema": {"$ref": _REF.format(model="ErrorAnswer")}}}}
 _NAME = re.compile(re.escape(_REF.format(model="")) + r"(\w+)")
-_PATH_PARAMETER = re.compile(r"{(\w+)(?::path)?}")
+_PATH_PARAMETER = re.compile(r"{(\w+)(:path)?}")
+_ID: Schema = {"schema": {"type": "string"}, "description": "x-request-id as it came, or a new one.", "required": True}
 _HEADERS: Schema = {
-    "x-request-id": {"schema": {"type": "string"}, "description": "The client's, or a new one.", "required": True},
     IGNORED_FIELDS: {"schema": {"type": "string"}, "description": "Fields of the request that nothing acts on."},
+    TOOLS: {
+        "schema": {"const": "inserted"},
+        "description": "The chat template knows no tools, and Baton shows them.",
+    },
 }
+_HEAD_TOO_LARGE = 431  # answered before the path is read, in the envelope of no API
 _SLO: Schema = {
     "name": TTFT_SLO_HEADER,
     "in": "header",
     "description": "Milliseconds in which the first token must be expected, else the answer is 429.",
     "schema": {"type": "string", "pattern": "^[0-9]{0,9}$"},
 }
-_NO_BODIES: Mapping[type[Strict], Neutral] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """The bodies that one route accepts, and its answers.
-
-    bodies: the models of which a body has one, each with its fields that may only ask for nothing.
-    answer: of 200; None where `media_type` is not JSON. chunk: the data of an event, of a route that can stream.
-    errors: the statuses beside 200.
-    """
-
-    summary: str
-    bodies: Mapping[type[Strict], Neutral] = field(default_factory=lambda: _NO_BODIES)
-    answer: type[BaseModel] | None = None
-    chunk: type[BaseModel] | None = None
-    media_type: str = JSON
-    errors: tuple[int, ...] = (431, 500)
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedRoute:
-    """A path in Starlette's form, its method, and what is behind it."""
-
-    path: str
-    method: str
-    operation: Operation
 
 
 def describe_api(routes: Sequence[DescribedRoute], max_body_bytes: int, strict_fields: bool) -> Schema:
@@ -92,8 +60,9 @@ class _Schemas:
 
     def __init__(self, operations: Sequence[Operation], strict_fields: bool) -> None:
         bodies = {body: neutral for operation in operations for body, neutral in operation.bodies.items()}
-        answers = {kind for operation in operations for kind in (operation.answer, operation.chunk) if kind is not None}
-        kinds: list[type[BaseModel]] = [*bodies, *sorted(answers, key=lambda kind: kind.__name__), ErrorAnswer]
+        answers = {kind for operation in operations for kind in _answers(operation) if kind is not None}
+        answers.add(ErrorAnswer)
+        kinds: list[type[BaseModel]] = [*bodies, *sorted(answers, key=lambda kind: kind.__name__)]
         self._refs, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
         self.by_name: Schema = defined["$defs"]
         for body, neutral in bodies.items():
@@ -119,6 +88,10 @@ class _Schemas:
             self._close(inner, closed)
 
 
+def _answers(operation: Operation) -> tuple[type[BaseModel] | None, ...]:
+    return operation.answer, operation.chunk, operation.error
+
+
 def _operation(route: DescribedRoute, schemas: _Schemas) -> Schema:
     operation = route.operation
     described: Schema = {
@@ -127,7 +100,7 @@ def _operation(route: DescribedRoute, schemas: _Schemas) -> Schema:
         "parameters": list(_parameters(route)),
         "responses": {
             "200": _answer(operation, schemas),
-            **{str(status): {**_ERROR, "headers": _HEADERS} for status in sorted(operation.errors)},
+            **{str(status): _error(status, operation, schemas) for status in sorted(operation.errors)},
         },
     }
     if operation.bodies:
@@ -137,8 +110,11 @@ def _operation(route: DescribedRoute, schemas: _Schemas) -> Schema:
 
 
 def _parameters(route: DescribedRoute) -> Iterator[Schema]:
-    for name in _PATH_PARAMETER.findall(route.path):
-        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    for name, rest_of_path in _PATH_PARAMETER.findall(route.path):
+        schema = {"type": "string", "minLength": 1} if rest_of_path else {"type": "string", "pattern": "^[^/]+$"}
+        yield {"name": name, "in": "path", "required": True, "schema": schema}
+    for name, schema in route.operation.query.items():
+        yield {"name": name, "in": "query", "schema": schema}
     if 429 in route.operation.errors:
         yield _SLO
 
@@ -148,9 +124,20 @@ def _answer(operation: Operation, schemas: _Schemas) -> Schema:
     if operation.answer is not None:
         content = {operation.media_type: {"schema": schemas.ref(operation.answer)}}
     if operation.chunk is not None:
-        words = f"Events whose data is a {schemas.name(operation.chunk)} each, and [DONE] at the end."
+        words = f"Events whose data is a {schemas.name(operation.chunk)} each"
+        words += f", and {operation.last_data} at the end." if operation.last_data else "."
         content[EVENTS] = {"schema": {"type": "string", "description": words}}
-    return {"description": "The answer.", "headers": _HEADERS, "content": content}
+    return {"description": "The answer.", "headers": _headers(operation), "content": content}
+
+
+def _error(status: int, operation: Operation, schemas: _Schemas) -> Schema:
+    kind = ErrorAnswer if status == _HEAD_TOO_LARGE else operation.error
+    content = {JSON: {"schema": schemas.ref(kind)}}
+    return {"description": "What was wrong.", "headers": _headers(operation), "content": content}
+
+
+def _headers(operation: Operation) -> Schema:
+    return {**dict.fromkeys(operation.id_headers, _ID), **_HEADERS}
 
 
 def _one_of(refs: Sequence[Schema]) -> Schema:

@@ -2,6 +2,8 @@
 
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.embedding_inputs import EmbeddingRequest
+from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation, Schema
 from services.gateway.openai.answers import (
     AnyObject,
     ChatCompletion,
@@ -9,6 +11,7 @@ from services.gateway.openai.answers import (
     Completion,
     CompletionChunk,
     DetokenizeAnswer,
+    EmbeddingList,
     HealthAnswer,
     LoadAnswer,
     ModelDescription,
@@ -21,18 +24,23 @@ from services.gateway.openai.answers import (
     TokenizerInfo,
     VersionAnswer,
 )
-from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
-from services.gateway.openai.openapi import GENERATING, READING, TOKENIZING, Operation
+from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL, RESPONSES_NEUTRAL
+from services.gateway.openai.responses.answers import DeletedResponse, InputItemList, Response, ResponseEvent
+from services.gateway.openai.responses.pages import DEFAULT_ITEMS, MOST_ITEMS
+from services.gateway.openai.responses.request import LOGPROBS, ResponsesRequest
 from services.gateway.openai.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 _NOT_FOUND = (404, 431, 500)
 _NOT_READY = (431, 500, 503)
+_OF_A_RESPONSE = (400, 404, 431, 500, 503)
+_INCLUDE: Schema = {"type": "array", "items": {"const": LOGPROBS}}
 
 CHAT = Operation(
     summary="The assistant's next message in a chat, whole or as a stream",
     bodies={ChatRequest: CHAT_NEUTRAL},
     answer=ChatCompletion,
     chunk=ChatCompletionChunk,
+    last_data="[DONE]",
     errors=GENERATING,
 )
 COMPLETIONS = Operation(
@@ -40,7 +48,42 @@ COMPLETIONS = Operation(
     bodies={CompletionRequest: COMPLETIONS_NEUTRAL},
     answer=Completion,
     chunk=CompletionChunk,
+    last_data="[DONE]",
     errors=GENERATING,
+)
+EMBEDDINGS = Operation(
+    summary="A vector for each input, made by prefill workers",
+    bodies={EmbeddingRequest: EMBEDDINGS_NEUTRAL},
+    answer=EmbeddingList,
+    errors=GENERATING,
+)
+RESPONSES = Operation(
+    summary="The next items of a conversation, whole or as a stream, kept for later turns",
+    bodies={ResponsesRequest: RESPONSES_NEUTRAL},
+    answer=Response,
+    chunk=ResponseEvent,
+    errors=GENERATING,
+)
+RESPONSE = Operation(
+    summary="A response that is running or kept",
+    query={"include": _INCLUDE, "stream": {"const": "false"}},
+    answer=Response,
+    errors=_OF_A_RESPONSE,
+)
+DELETE_RESPONSE = Operation(summary="A kept response, deleted", answer=DeletedResponse, errors=(404, 431, 500, 503))
+CANCEL_RESPONSE = Operation(
+    summary="A running response, ended before its time", answer=Response, errors=(*_OF_A_RESPONSE, 504)
+)
+INPUT_ITEMS = Operation(
+    summary="The items that a response answers, earlier turns included",
+    query={
+        "include": _INCLUDE,
+        "order": {"enum": ["asc", "desc"], "default": "desc"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": MOST_ITEMS, "default": DEFAULT_ITEMS},
+        "after": {"type": "string", "description": "The id of the item before the first one."},
+    },
+    answer=InputItemList,
+    errors=_OF_A_RESPONSE,
 )
 RENDER_CHAT = Operation(
     summary="A chat as token ids and sampling parameters, without an answer",

@@ -11,10 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.generation import Generator
 from services.gateway.api.request_records import KEPT, RequestRecords
-from services.gateway.api.request_runner import ServedModel
+from services.gateway.api.served_model import ServedModel
+from services.gateway.http.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.docs_page import render_docs
-from services.gateway.openai.exchange import Exchange
 
 HTML = "text/html; charset=utf-8"
 

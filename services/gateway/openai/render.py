@@ -10,8 +10,8 @@ import orjson
 from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.schema import CommonRequest, Request
 from services.gateway.api.validation import Neutral, ignored_fields
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.exchange import Exchange
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.limits import Limits
 from services.protocol.capsule import Capsule
 
 

@@ -5,6 +5,7 @@ only. A template is compiled once, and every request renders it.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -42,10 +43,20 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._template = _environment().from_string(source)
 
+    @property
+    def source(self) -> str:
+        """The template's own text."""
+        return self._source
+
+    def reads(self, variable: str) -> bool:
+        """True when the template has a variable of this name, or another word like it."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
@@ -58,7 +69,7 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 messages=prepared,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **variables,

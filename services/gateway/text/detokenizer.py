@@ -28,10 +28,19 @@ class Detokenizer(Protocol):
     def feed_one(self, token: int) -> str:
         """Returns the text that one token completes: the short form of `feed` for streams."""
 
+    def peek(self, token: int) -> str | None:
+        """Returns what `feed_one` would, where it would change nothing; else None."""
 
-def make_detokenizer(tokenizer: Tokenizer, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
-    """Returns the simplest detokenizer that is right for this tokenizer."""
-    skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+
+def make_detokenizer(
+    tokenizer: Tokenizer,
+    prompt: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+    shown: frozenset[int] = frozenset(),
+) -> Detokenizer:
+    """Returns the simplest detokenizer that is right for this tokenizer. shown: special tokens that are text here."""
+    skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_level:
         return ByteDetokenizer(tokenizer, skipped)
     return StreamDetokenizer(tokenizer, skipped, prompt)
@@ -59,6 +68,10 @@ class ByteDetokenizer:
         text = None if self._inside else self._whole_texts[token]
         return self.feed([token]) if text is None else text
 
+    def peek(self, token: int) -> str | None:
+        """See Detokenizer."""
+        return None if self._inside else self._whole_texts[token]
+
 
 class StreamDetokenizer:
     """Decodes tokens in context, for vocabularies where a token's text depends on its neighbours: SentencePiece."""
@@ -80,6 +93,10 @@ class StreamDetokenizer:
     def feed_one(self, token: int) -> str:
         """See Detokenizer."""
         return self.feed([token])
+
+    def peek(self, token: int) -> str | None:
+        """See Detokenizer."""
+        return None
 
     def _step(self, token: int) -> str:
         text = self._stream.step(self._backend, token)

@@ -11,18 +11,19 @@ class Piece(NamedTuple):
 
     text: may be shown now.
     num_tokens: how many of the tokens count; those after the one that completed a stop string do not.
-    stopped: True when a stop string ended the text.
+    stopped: the stop string that ended the text; None: none did.
     """
 
     text: str
     num_tokens: int
-    stopped: bool = False
+    stopped: str | None = None
 
 
 class SequenceText:
     """Detokenizes one sequence and scans it for stop strings, which end it only after `min_tokens` tokens.
 
     extend: turns the next token into text where there are no stop strings; None: tokens have to go through `feed`.
+    peek: returns the text of the next token where that changes nothing, else None; None as `extend` is.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
@@ -30,6 +31,7 @@ class SequenceText:
         self._stops = StopStrings(stops) if stops else None
         self._unscanned = min_tokens
         self.extend = None if stops else detokenizer.feed_one
+        self.peek = None if stops else detokenizer.peek
 
     def feed(self, tokens: list[int]) -> Piece:
         """Turns the next tokens into text. Must not be called again after a piece that stopped."""
@@ -47,7 +49,7 @@ class SequenceText:
                 continue
             shown.append(stops.feed(text))
             if stops.matched is not None:
-                return Piece("".join(shown), index + 1, stopped=True)
+                return Piece("".join(shown), index + 1, stops.matched)
         return Piece("".join(shown), len(tokens))
 
     def flush(self) -> str:

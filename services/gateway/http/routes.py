@@ -1,0 +1,46 @@
+"""Routes: which handler answers a path, under which name it is counted, in which form it reports errors, and what it
+accepts and answers.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.http.envelope import Envelope
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.operation import DescribedRoute, Operation
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def route(
+    path: str, handler: Handler, operation: Operation, method: str = "GET", envelope: Envelope | None = None
+) -> Route:
+    """Returns the route of a path. operation: what /openapi.json says of the route; envelope: None is OpenAI's."""
+    return Route(path, _Endpoint(handler, DescribedRoute(path, method, operation), envelope), methods=[method])
+
+
+def described(routes: Iterable[Route]) -> Iterator[DescribedRoute]:
+    """Yields what `route` was told of these routes."""
+    for each in routes:
+        if isinstance(each.endpoint, _Endpoint):
+            yield each.endpoint.described
+
+
+class _Endpoint:
+    """A handler in the form that the router calls."""
+
+    def __init__(self, handler: Handler, described: DescribedRoute, envelope: Envelope | None) -> None:
+        self._name = described.path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
+        self.described = described
+        self._handler = handler
+        self._envelope = envelope
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["exchange"]
+        exchange.record.endpoint = self._name
+        exchange.path_params = scope["path_params"]
+        if self._envelope is not None:
+            exchange.envelope = self._envelope
+        await self._handler(exchange)

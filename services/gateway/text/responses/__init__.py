@@ -1,0 +1,1 @@
+"""Answers of models, told apart into content, reasoning and calls of tools."""
