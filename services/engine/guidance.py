@@ -47,6 +47,7 @@ class GuidedRow:
     sequence: GuidedSequence
     new_tokens: list[int]  # generated since the sequence's last row
     banned: np.ndarray  # int[n], tokens that it must not choose now, unless there is no other
+    allowed: np.ndarray | None = None  # uint32[words]: a bit for each token that it may ever choose; None: any
 
 
 class Guidance:
@@ -78,7 +79,10 @@ class Guidance:
             if matcher.is_error():
                 row.sequence.error = matcher.get_error()
                 masks[index] = np.uint32(0xFFFFFFFF)
-            elif len(row.banned):
+                continue
+            if row.allowed is not None and not _restrict(masks[index], row.allowed):
+                row.sequence.error = "it goes on with none of the tokens that are allowed"
+            if len(row.banned):
                 _ban(masks[index], row.banned)
         return masks
 
@@ -100,6 +104,15 @@ class Guidance:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return compiled
+
+
+def _restrict(mask: np.ndarray, allowed: np.ndarray) -> bool:
+    """Leaves a mask, uint32[words], only allowed tokens. False: there are none, and the mask is as it was."""
+    both = mask & allowed
+    if not both.any():
+        return False
+    mask[:] = both
+    return True
 
 
 def _ban(mask: np.ndarray, tokens: np.ndarray) -> None:

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from services.engine.batch_state import EDITS, LOGPROBS, MIN_TOKENS, SAMPLES, STOPS, BatchState
+from services.engine.batch_state import EDITS, LOGPROBS, MIN_TOKENS, NAMED_LOGPROBS, SAMPLES, STOPS, BatchState
 from services.engine.guidance import GuidedSequence
 from services.engine.logit_edits import gather_edits
 from services.engine.outputs import StepRows, sole_gateway
-from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs
+from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs
 from services.protocol.outcomes import FinishReason
 
 _STOP, _LENGTH = np.uint8(FinishReason.STOP), np.uint8(FinishReason.LENGTH)
@@ -32,6 +32,7 @@ class TokenRows:
         self._min_p = batch.min_p[slots]
         self._seed = batch.seed[slots]
         self._num_logprobs = batch.num_logprobs[slots]
+        self._named = _named(batch, slots) if self.features & NAMED_LOGPROBS else None
         self._gateways = batch.gateway[slots]
         self._gateway = sole_gateway(self._gateways) if len(slots) else None
         self._handles = batch.handle[slots]
@@ -55,6 +56,7 @@ class TokenRows:
             edits=self._edits(positions) if self.features & (EDITS | MIN_TOKENS) else None,
             all_greedy=not self.features & SAMPLES,
             any_logprobs=bool(self.features & LOGPROBS),
+            named=self._named,
         )
 
     def finish(self, tokens: np.ndarray, is_last: np.ndarray | None) -> np.ndarray:
@@ -117,6 +119,15 @@ class TokenRows:
             banned = stop_ids[(stop_ids >= 0) & ~may_stop[row]]
             rows.append((row, edits, batch.known_tokens(slot), banned))
         return gather_edits(rows, len(slots))
+
+
+def _named(batch: BatchState, slots: np.ndarray) -> NamedLogprobs:
+    rows = np.flatnonzero(batch.features[slots] & NAMED_LOGPROBS)
+    named = [batch.logprob_ids[slot] for slot in slots[rows].tolist()]
+    token_ids = np.zeros((len(rows), max(map(len, named))), dtype=np.int64)
+    for row, ids in enumerate(named):
+        token_ids[row, : len(ids)] = ids
+    return NamedLogprobs(rows, token_ids)
 
 
 def _columns(stop_ids: np.ndarray) -> np.ndarray:

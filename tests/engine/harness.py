@@ -32,6 +32,8 @@ class Driven:
     announced: list[Announcement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts, from the second token on
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of generated tokens
+    naming: set[int] = field(default_factory=set)  # handles whose alternatives are not the likeliest tokens
     num_prompt: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
     now: float = 0.0
@@ -46,6 +48,8 @@ class Driven:
         kind: Kind = Kind.LOCAL,
         paired_with: int = 0,
         seeds: tuple[int, ...] = (),
+        salt: str = "",
+        priority: int = 0,
         **sampling,
     ) -> int:
         """Submits a request, a moment after the last; returns its handle. `num_prompt`: the rest was generated.
@@ -58,7 +62,11 @@ class Driven:
             np.array(prompt, dtype=np.int32),
             num_prompt or len(prompt),
             SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, **sampling}),
+            salt,
+            priority,
         )
+        if capsule.sampling.logprob_token_ids:
+            self.naming.add(handle)
         branches = tuple(Branch(AttemptId(GATEWAY, next(self.handles)), seed) for seed in seeds)
         self.num_prompt |= dict.fromkeys(range(handle, handle + len(seeds) + 1), capsule.num_prompt)
         id = AttemptId(GATEWAY, handle)
@@ -98,8 +106,9 @@ class Driven:
                         assert position == len(scores) + 1
                         scores.append(score)
                     continue
-                if (logprobs := row_logprobs(rows, row)) is not None and logprobs.top:
-                    assert logprobs.top[0][0] == token
+                if (logprobs := row_logprobs(rows, row)) is not None:
+                    self.logprobs.setdefault(handle, []).append(logprobs)
+                    assert handle in self.naming or not logprobs.top or logprobs.top[0][0] == token
                 first = not self.tokens.get(handle)
                 assert (cached >= 0) == first
                 if first:

@@ -38,6 +38,7 @@ HELLO = WorkerHello(
     model="c0ffee",
     kernels="avx2",
     guides=True,
+    knows=frozenset({"cache_salt", "other"}),
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
     fingerprint="abc",
@@ -70,6 +71,8 @@ SAMPLING = SamplingParams(
     logit_bias=((3, -100.0), (7, 0.1)),
     bad_words=((1,), (2, 3)),
     grammar='start: "é"',
+    allowed_token_ids=(3, 1),
+    logprob_token_ids=(2, 4),
 )
 
 
@@ -133,6 +136,13 @@ def test_each_sampling_parameter_survives(name: str):
     assert sampling != plain
     capsule = Capsule(np.array([1], np.int32), 1, sampling)
     assert wire.parse_capsule(wire.pack_capsule(capsule)).sampling == sampling
+
+
+def test_salt_and_priority_of_a_capsule_survive():
+    for priority in (-(2**31), 0, 2**31 - 1):
+        capsule = Capsule(np.array([1], np.int32), 1, SAMPLING, "salt", priority)
+        parsed = wire.parse_capsule(wire.pack_capsule(capsule))
+        assert (parsed.cache_salt, parsed.priority) == ("salt", priority)
 
 
 def test_no_logprobs_and_zero_alternatives_are_not_the_same():

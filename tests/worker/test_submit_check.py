@@ -40,6 +40,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "repetition_penalty": NUMBERS,
     "stop_token_ids": st.lists(TOKENS, max_size=2).map(tuple),
     "logit_bias": st.lists(st.tuples(TOKENS, NUMBERS), max_size=2).map(tuple),
+    "allowed_token_ids": st.lists(TOKENS, max_size=2).map(tuple),
+    "logprob_token_ids": st.lists(TOKENS, max_size=2).map(tuple),
     "bad_words": st.lists(st.lists(TOKENS, max_size=2).map(tuple), max_size=2).map(tuple),
 }
 
@@ -65,12 +67,22 @@ def with_sampling(**sampling: Any) -> Submit:
         {"stop_token_ids": (1,) * 5000},
         {"logit_bias": ((1, 1e300),)},
         {"bad_words": ((),)},
+        {"allowed_token_ids": (-1,)},
+        {"allowed_token_ids": (1,) * 51},
+        {"logprob_token_ids": (VOCAB,), "num_logprobs": 1},
+        {"logprob_token_ids": (1, 2), "num_logprobs": 1},
+        {"logprob_token_ids": (1, 1), "num_logprobs": 2},
+        {"logprob_token_ids": (1,)},
         {"bad_words": ((1,) * 70_000,)},
     ],
 )
 def test_a_value_out_of_range_is_refused(sampling: dict[str, Any]):
     assert what_is_wrong(PLAIN, VOCAB) is None
     assert what_is_wrong(with_sampling(**sampling), VOCAB)
+
+
+def test_a_salt_of_any_length_is_refused():
+    assert what_is_wrong(replace(PLAIN, capsule=replace(PLAIN.capsule, cache_salt="a" * 1025)), VOCAB)
 
 
 @settings(max_examples=400, deadline=None)

@@ -11,6 +11,7 @@ from services.gateway.dispatch.router import (
     can_pair,
     cost,
     fits,
+    lacks,
     queued_tokens,
     uncached_tokens,
     why_not_ready,
@@ -51,8 +52,8 @@ class Decision:
         plan, demand = self.plan, self.demand
         if worker.id in [chosen.id for chosen in plan.workers()]:
             return "chosen"
-        if demand.guided and not worker.guides:
-            return "it guides no answers"
+        if (lack := lacks(worker, demand)) is not None:
+            return lack
         if not fits(worker, demand):
             return "too small"
         if (reason := why_not_ready(worker, demand)) is not None:
