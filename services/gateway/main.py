@@ -158,6 +158,11 @@ def _runners(
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
-    chat_template = load_chat_template(files, tokenizer.special_tokens)
-    name = config.serving.served_model_name
+    serving, name = config.serving, config.serving.served_model_name
+    chat_template = load_chat_template(
+        files,
+        tokenizer.special_tokens,
+        serving.chat_template,
+        replaceable=serving.trust_request_chat_template,
+    )
     return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing)

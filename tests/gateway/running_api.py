@@ -60,13 +60,16 @@ async def running_api(
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
     allowed_origins: tuple[str, ...] = (),
+    trusts_templates: bool = False,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
-    chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+    chat_template = None
+    if template is not None:
+        chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
     app = create_app(
         runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
         generator=generator,

@@ -9,7 +9,6 @@ from google.protobuf.message import Message
 
 from protos import inference_pb2
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.validation import Neutral
 
 # Parameters that have their OpenAI name and are absent where the client did not set them.
 _OPTIONAL = (
@@ -27,14 +26,28 @@ _OPTIONAL = (
     "frequency_penalty",
     "repetition_penalty",
     "prompt_logprobs",
+    "stream_interval",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
 )
+# Likewise, and empty, zero or false where the client did not set them.
+_PLAIN = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "return_token_ids",
+    "truncation_side",
+    "cache_salt",
+    "session_id",
+    "priority",
+)
+_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids")
 _SLICE = 16_384  # token ids
-# Fields of a GenerateRequest that a chat does not take.
-NOT_FOR_CHATS: Neutral = {"prompt_logprobs": ()}
 # OpenAI's name of a field, and its name here, where they differ.
 _CHAT_NAMES = {
     "messages": "chat.messages",
     "chat_template_kwargs": "chat.template_kwargs",
+    "documents": "chat.documents",
+    "chat_template": "chat.chat_template",
     "add_generation_prompt": "chat.add_generation_prompt",
     "continue_final_message": "chat.continue_final_message",
     "top_logprobs": "logprobs",
@@ -55,13 +68,9 @@ def other_fields(request: inference_pb2.GenerateRequest | inference_pb2.Tokenize
     if isinstance(request, inference_pb2.TokenizeRequest):
         return {"add_special_tokens": request.add_special_tokens} if request.HasField("add_special_tokens") else {}
     fields = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
-    fields |= {
-        "ignore_eos": request.ignore_eos,
-        "stop": list(request.stop) or None,
-        "stop_token_ids": list(request.stop_token_ids) or None,
-        "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()} or None,
-        "bad_words": list(request.bad_words) or None,
-    }
+    fields |= {name: getattr(request, name) or None for name in _PLAIN}
+    fields |= {name: list(getattr(request, name)) or None for name in _LISTS}
+    fields["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()} or None
     if request.HasField("structured_outputs"):
         fields["structured_outputs"] = _structured(request.structured_outputs)
     if request.HasField("logprobs"):
@@ -102,6 +111,10 @@ def _chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
     }
     if chat.HasField("template_kwargs"):
         fields["chat_template_kwargs"] = MessageToDict(chat.template_kwargs)
+    if chat.documents:
+        fields["documents"] = [MessageToDict(document) for document in chat.documents]
+    if chat.chat_template:
+        fields["chat_template"] = chat.chat_template
     if chat.HasField("add_generation_prompt"):
         fields["add_generation_prompt"] = chat.add_generation_prompt
     return fields

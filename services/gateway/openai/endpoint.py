@@ -5,15 +5,17 @@ import time
 from dataclasses import dataclass
 from typing import Generic
 
-from services.gateway.api.choice import Update, joined
+import structlog
+
+from services.gateway.api.choice import Update, Usage, joined
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
-from services.gateway.api.schema import Request
+from services.gateway.api.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields
-from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
+from services.gateway.openai.answer import DONE, Answer, AnswerFormat, AnswerHead, takes_long
 from services.gateway.openai.exchange import Exchange
 from services.gateway.openai.http_protocol import StreamWriter
 
@@ -55,29 +57,37 @@ class GenerationEndpoint(Generic[Request]):
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._format.neutral)
         del body
+        if request.request_id is not None and not exchange.header("x-request-id"):
+            exchange.record.request_id = request.request_id
+            structlog.contextvars.bind_contextvars(request_id=request.request_id)
         exchange.record.ignored_fields = ignored_fields(request, limits.strict_fields)
-        answer = self._format.answer(request, exchange.record.request_id, self._runner.model.name, int(time.time()))
+        model = self._runner.model
+        head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
+        answer = self._format.answer(request, head)
         async with (
             exchange.while_connected(terms.timeout_s + READING_GRACE_S),
             self._runner.run(request, exchange.record, terms) as updates,
         ):
             if request.stream:
-                await _stream(exchange, updates, answer, self._runner.side, with_usage=request.include_usage)
+                await _stream(exchange, updates, answer, self._runner.side, request)
             else:
                 await _collect(exchange, updates, answer, self._runner.side)
 
 
-async def _stream(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread, *, with_usage: bool) -> None:
+async def _stream(
+    exchange: Exchange, updates: Updates, answer: Answer, side: SideThread, request: CommonRequest
+) -> None:
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
     await exchange.start_events()
-    stream = _EventStream(exchange.stream, updates, answer)
-    first = await side.run(answer.chunk, update) if takes_long(update) else answer.chunk(update)
+    stream = _EventStream(exchange.stream, updates, answer, request)
+    usage = stream.usage()
+    first = await side.run(answer.chunk, update, usage) if takes_long(update) else answer.chunk(update, usage)
     stream.unwritten = answer.opening(updates.num_choices) + first
     while not updates.done:
         await exchange.write(stream.unwritten)
         await updates.relay(stream)
-    end = answer.usage_chunk(updates.usage()) if with_usage else b""
+    end = answer.usage_chunk(updates.usage()) if request.include_usage else b""
     await exchange.end_events(stream.unwritten + end + DONE)
 
 
@@ -87,9 +97,11 @@ class _EventStream:
     unwritten: the events of the last update, where the client did not read fast enough, and at the end of the answer.
     """
 
-    __slots__ = ("_answer", "_text_chunk", "_updates", "_write", "ready", "unwritten")
+    __slots__ = ("_answer", "_each_usage", "_shows_ids", "_text_chunk", "_updates", "_write", "ready", "unwritten")
 
-    def __init__(self, stream: StreamWriter, updates: Updates, answer: Answer) -> None:
+    def __init__(self, stream: StreamWriter, updates: Updates, answer: Answer, request: CommonRequest) -> None:
+        self._each_usage = request.continuous_usage
+        self._shows_ids = bool(request.return_token_ids)
         self._write = stream.write
         self._updates = updates
         self._answer = answer
@@ -99,12 +111,17 @@ class _EventStream:
 
     def take(self, update: Update) -> bool:
         """See UpdateSink."""
-        self.unwritten = self._answer.chunk(update) if update.worth_a_chunk else b""
+        worth_a_chunk = update.worth_a_chunk or (self._shows_ids and update.tokens)
+        self.unwritten = self._answer.chunk(update, self.usage()) if worth_a_chunk else b""
         if self.unwritten and not self._updates.done:
             if not self.ready():
                 return False
             self._write(self.unwritten)
         return True
+
+    def usage(self) -> Usage | None:
+        """The usage so far, where every event has it."""
+        return self._updates.usage() if self._each_usage else None
 
     def take_text(self, choice: int, text: str) -> None:
         """See UpdateSink."""

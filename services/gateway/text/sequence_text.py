@@ -11,12 +11,12 @@ class Piece(NamedTuple):
 
     text: may be shown now.
     num_tokens: how many of the tokens count; those after the one that completed a stop string do not.
-    stopped: True when a stop string ended the text.
+    stopped: the stop string that ended the text; None: none did.
     """
 
     text: str
     num_tokens: int
-    stopped: bool = False
+    stopped: str | None = None
 
 
 class SequenceText:
@@ -25,9 +25,13 @@ class SequenceText:
     extend: turns the next token into text where there are no stop strings; None: tokens have to go through `feed`.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int, *, shows_stop: bool = False
+    ) -> None:
+        """shows_stop: the stop string is part of the text."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
+        self._shows_stop = shows_stop
         self._unscanned = min_tokens
         self.extend = None if stops else detokenizer.feed_one
 
@@ -47,7 +51,9 @@ class SequenceText:
                 continue
             shown.append(stops.feed(text))
             if stops.matched is not None:
-                return Piece("".join(shown), index + 1, stopped=True)
+                if self._shows_stop:
+                    shown.append(stops.matched)
+                return Piece("".join(shown), index + 1, stops.matched)
         return Piece("".join(shown), len(tokens))
 
     def flush(self) -> str:

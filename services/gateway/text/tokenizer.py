@@ -69,9 +69,10 @@ class Tokenizer:
             return encode_with(self.backend, text, add_special_tokens=add_special_tokens)
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Returns the text of token ids, without special tokens. Releases the interpreter lock."""
-        (text,) = self.backend.decode_batch([token_ids])  # `decode` does not release it
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns the text of token ids. Releases the interpreter lock."""
+        # `decode` does not release it.
+        (text,) = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
