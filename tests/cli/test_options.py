@@ -76,6 +76,8 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
+    "--chat-template=chat.jinja": ("chat_template", "chat.jinja"),
+    "--trust-request-chat-template": ("trust_request_chat_template", True),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {
