@@ -79,7 +79,7 @@ _NO_EVENTS = CacheEvents()  # is returned when there are none, and never changes
 
 
 def _root_key(salt: str) -> bytes:
-    """What the keys of blocks below the root begin with: for each salt something else, and no node's id."""
+    """Returns the beginning of the keys of blocks below the root: for each salt another, and no node's id."""
     return blake2b(salt.encode(), digest_size=16).digest() if salt else _PLAIN_ROOT
 
 
@@ -293,7 +293,7 @@ class PrefixCache:
         assert sum(self._pending) == sum(self._pending[block] for block in reached), "a pending block without a node"
 
     def _key_above(self, block: int) -> bytes:
-        """What the key of a block that has a node begins with."""
+        """Returns the beginning of the key of a block that has a node."""
         parent = self._parent[block]
         if parent == NO_BLOCK:
             return _root_key(self._salts.get(block, ""))

@@ -127,7 +127,7 @@ class PromptShown:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the end of a choice shows. stop_token_ids: those that a stop reason names, which EOS is not."""
+    """The parts of a choice's end that are shown. stop_token_ids: those that a stop reason names, which EOS is not."""
 
     stop_token_ids: frozenset[int] = frozenset()
     shows_stop: bool = False  # the text ends with the stop string or stop token, not before it

@@ -1,4 +1,4 @@
-"""What to do instead of fields that are known and not supported, where there is more to say than that."""
+"""Words for fields that are known and not supported: what to do instead of them."""
 
 from collections.abc import Mapping
 

@@ -236,7 +236,7 @@ def _may_prefill(demand: Demand, policy: Policy) -> bool:
 
 
 def lacks(worker: Candidate, demand: Demand) -> str | None:
-    """What the request asks for and the worker cannot do; None: it can do all of it."""
+    """Names what the request asks for and the worker cannot do; None: it can do all of it."""
     if demand.guided and not worker.guides:
         return "it guides no answers"
     unknown = sorted(demand.needs - worker.knows)
