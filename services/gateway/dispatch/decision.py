@@ -63,6 +63,8 @@ class Decision:
             return f"no {worker.role.value} worker is wanted: {plan.why.value}"
         if plan.split and not self._pairs(worker):
             return "no handoff with the other worker that was chosen"
+        if rival.id == demand.stays_with:
+            return "its session is at the other worker"
         least, own = cost(rival, demand.num_tokens), cost(worker, demand.num_tokens)
         return "costs more" if own > least else "another's turn among equals" if own == least else "its pair costs more"
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
+from services.gateway.dispatch.decision import Decision
 from services.gateway.dispatch.router import (
     TRIAL_EVERY,
     Candidate,
@@ -126,6 +127,15 @@ def test_a_session_stays_with_its_worker_while_that_is_not_overloaded():
     assert ids(plan(prefill(1), decode(2), decode(3, full), stays_with=WorkerId(3))) == (1, 2)
     draining = Load(available_blocks=1000, draining=True)
     assert ids(plan(prefill(1), decode(2), decode(3, draining), stays_with=WorkerId(3))) == (1, 2)
+
+
+def test_a_worker_that_a_session_passes_over_is_told_apart():
+    workers, demand = [decode(2), decode(3, BUSY)], Demand(num_tokens=200, stays_with=WorkerId(3))
+    made = make_plan(workers, demand, Policy(NEVER), 0)
+    assert isinstance(made, Plan)
+    described = Decision(workers, demand, made).describe()["candidates"]
+    assert isinstance(described, list)
+    assert [each["verdict"] for each in described] == ["its session is at the other worker", "chosen"]
 
 
 def test_only_workers_that_know_what_the_request_needs_get_it():

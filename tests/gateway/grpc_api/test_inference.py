@@ -289,6 +289,13 @@ async def test_logprobs_come_beside_their_tokens(served: Served):
         ({"stop": ["a"] * 65}, "stop"),
         ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
         ({"min_tokens": 99}, "min_tokens"),
+        ({"cache_salt": "a b"}, "cache_salt"),
+        ({"session_id": "x" * 129}, "session_id"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation_side": "up"}, "truncation_side"),
+        ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}}, "chat.chat_template"),
     ],
 )
 async def test_a_bad_field_is_an_invalid_argument_by_its_name(served: Served, fields: dict[str, Any], param: str):
