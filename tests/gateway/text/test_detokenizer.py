@@ -100,6 +100,7 @@ def test_special_tokens_have_no_spaces_between_each_other_where_asked_for(spaces
     backend.decoder = decoders.WordPiece()
     tokenizer = Tokenizer(backend, {})
     word = backend.token_to_id("he")
+    assert word is not None
     made = make_detokenizer(tokenizer, [], skip_special_tokens=False, spaces_between_special_tokens=spaces)
     text = made.feed([word, 1, 2, 1, word])
     assert text == expected.replace("the", "he")
