@@ -120,7 +120,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "knows")
+    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "embedding_size", "knows")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class WorkerHello(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     GUIDES_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     KNOWS_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
@@ -152,11 +153,12 @@ class WorkerHello(_message.Message):
     model: str
     kernels: str
     guides: bool
+    embedding_size: int
     knows: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load", "timings")
+    __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load", "timings", "embeddings")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +169,7 @@ class Frame(_message.Message):
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     handles: bytes
     positions: bytes
     counts: bytes
@@ -177,7 +180,18 @@ class Frame(_message.Message):
     failures: _containers.RepeatedCompositeFieldContainer[Failure]
     load: Load
     timings: _containers.RepeatedCompositeFieldContainer[Timing]
-    def __init__(self, handles: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., finish: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ...) -> None: ...
+    embeddings: Embeddings
+    def __init__(self, handles: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., finish: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., timings: _Optional[_Iterable[_Union[Timing, _Mapping]]] = ..., embeddings: _Optional[_Union[Embeddings, _Mapping]] = ...) -> None: ...
+
+class Embeddings(_message.Message):
+    __slots__ = ("handles", "cached", "values")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    cached: bytes
+    values: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Timing(_message.Message):
     __slots__ = ("handle", "announced_us", "admitted_us", "ready_us", "sent_us", "transport")

@@ -35,6 +35,7 @@ from loadtest.compare.matches import Match, Peers, chosen, matches, servers
 from loadtest.compare.rounds import Comparison, Run, run_all
 from loadtest.compare.servers import Server
 from loadtest.compare.vllm import openmp
+from loadtest.compare.without_amx import hide_amx
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _NUM_CORES = 2
@@ -43,6 +44,8 @@ _NUM_CORES = 2
 def main(arguments: list[str]) -> int:
     """Returns exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when there was no run."""
     options = _parser().parse_args(arguments)
+    if options.without_amx:
+        hide_amx()
     try:
         with tempfile.TemporaryDirectory(prefix="compare-weights-") as folder:
             return _compare(options, _matches(options, Path(folder)), ["python -m loadtest compare", *arguments])
@@ -77,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help=f"three workloads, {_QUICK_ROUNDS} rounds")
     parser.add_argument("--workloads", type=_list, metavar="SHAPE,...", help="only these, such as 48/128,4096+32/16")
     parser.add_argument("--against", type=_list, metavar="PEER,...", help="only these, such as vllm-pair-32")
+    parser.add_argument("--without-amx", action="store_true", help="AMX is left unused by all of them")
     parser.add_argument("--rounds", type=int, help=f"({_ROUNDS}; with --quick {_QUICK_ROUNDS})")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (%(default)s)")
     parser.add_argument(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtest.compare.servers import KV_GIB, MAX_MODEL_LEN, MODEL_NAME, Launch
+from loadtest.compare.without_amx import is_amx_hidden
 from loadtest.http_stream import Address
 from loadtest.processes import Process
 
@@ -111,17 +112,23 @@ def _serve(name: str, venv: Path, model: Path, block_size: int, port: int, side_
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONPATH": str(_HERE / "vllm_mend"),
+        "VLLM_MEND": " ".join(_mends(in_pair=side_channel is not None)),
     }
     if side_channel is not None:
         options["--kv-transfer-config"] = json.dumps(_CONNECTOR)
         environment |= {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": _LOOPBACK,
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_channel),
-            "PYTHONPATH": str(_HERE / "vllm_mend"),
         }
     arguments = [text for option in options.items() for text in option]
     program = (str(venv / "bin" / "vllm"), "serve", str(model), "--disable-uvicorn-access-log")
     return Process(name, (*program, *arguments), environment)
+
+
+def _mends(*, in_pair: bool) -> list[str]:
+    """Lists the changes in a server: see `vllm_mend`."""
+    return [word for word, wanted in (("pair", in_pair), ("without_amx", is_amx_hidden())) if wanted]
 
 
 def openmp(venv: Path) -> Path:

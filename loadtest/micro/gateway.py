@@ -54,13 +54,17 @@ class Work:
     at_once: int
     input_tokens: int
     output_tokens: int
+    tools: bool = False  # the answer may call one, so that its text is parsed
 
 
+_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 _WARM_UP = Work("warm-up", _CHAT, 128, 128, 48, 16)
 _WORKS = (
     Work("completions 48/128", _COMPLETIONS, 384, 128, 48, 128),
     Work("chat 1200/8", _CHAT, 400, 64, 1200, 8),
+    Work("chat 48/256", _CHAT, 192, 128, 48, 256),
+    Work("chat 48/256, with tools", _CHAT, 192, 128, 48, 256, tools=True),
     Work("completions 48/1", _COMPLETIONS, 1000, 64, 48, 1),
 )
 
@@ -114,6 +118,7 @@ class _Prompts:
             {
                 "model": MODEL_NAME,
                 **prompt,
+                **({"tools": [_TOOL]} if work.tools else {}),
                 "max_tokens": work.output_tokens,
                 "temperature": 0,
                 "ignore_eos": True,

@@ -23,6 +23,7 @@ class IdleRunner:
         self.layout = layout
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
+        self.embedding_size = 0
         self.step_s = step_s
         self._kv = HostBlocks(np.zeros((num_blocks, layout.block_bytes), dtype=np.uint8))
         self._tokens = np.zeros(0, dtype=np.int32)

@@ -51,6 +51,7 @@ class _MarkingRunner:
         self.layout = inner.layout
         self.num_blocks = inner.num_blocks
         self.vocab_size = inner.vocab_size
+        self.embedding_size = inner.embedding_size
         self.window = inner.window
         self._inner = inner
         self._marks = marks

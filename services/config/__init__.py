@@ -36,6 +36,36 @@ class TransportName(StrEnum):
     GRPC = "grpc"
 
 
+class ToolParser(StrEnum):
+    """The form in which a model writes calls of tools."""
+
+    AUTO = "auto"  # as the model's own files say
+    NONE = "none"  # calls are not told apart
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3-json"
+    MISTRAL = "mistral"
+    MISTRAL_ARGS = "mistral-args"
+    PYTHONIC = "pythonic"
+    QWEN3_CODER = "qwen3-coder"
+
+
+class ReasoningParser(StrEnum):
+    """The form in which a model writes its reasoning."""
+
+    AUTO = "auto"  # as the model's own files say
+    NONE = "none"  # reasoning is not told apart
+    THINK = "think"
+    MISTRAL_THINK = "mistral-think"
+
+
+class Pooling(StrEnum):
+    """The way from the hidden states of a prompt's tokens to one embedding."""
+
+    LAST = "last"  # the last token's
+    MEAN = "mean"  # the mean of all
+    CLS = "cls"  # the first token's
+
+
 class LogFormat(StrEnum):
     """The form of log lines."""
 

@@ -5,7 +5,7 @@ import numpy as np
 from services.engine.admission import Admission
 from services.engine.batch_state import Phase
 from services.engine.priority import rank, rank_slots
-from services.engine.request import Request
+from services.engine.request import Kind, Request
 from services.engine.request_table import State
 from services.engine.scheduler import NOTHING, StepPlan, take_chunks
 from services.engine.sequences import Sequences
@@ -27,8 +27,8 @@ class DecodeScheduler:
         self._watermark = watermark
 
     def accepts(self, request: Request) -> bool:
-        """Accepts all requests: received sequences, and any of its own. No worker reads blocks from this role."""
-        return True
+        """Accepts received sequences, and any of its own that generate. No worker reads blocks from this role."""
+        return request.kind is not Kind.EMBED
 
     def admit(self, sequences: Sequences, now: float) -> None:
         """Admits requests, after running sequences have grown."""

@@ -47,7 +47,7 @@ class Admitter:
 
     def blocks_needed(self, request: Request) -> int:
         """Blocks for the known tokens, and for the next position of each branch where that is computed here too."""
-        length = len(request.capsule.token_ids) + (request.kind is not Kind.PRODUCE)
+        length = len(request.capsule.token_ids) + (request.kind not in (Kind.PRODUCE, Kind.EMBED))
         return -(-length // self._batch.block_size) + _own_blocks(request)
 
     def admit(self, request: Request, watermark: int, now: float) -> Admission:

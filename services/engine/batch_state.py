@@ -16,6 +16,7 @@ import numpy as np
 
 from services.engine.guidance import Guidance
 from services.engine.logit_edits import SequenceEdits, edits_of
+from services.engine.pooling import PromptPool
 from services.engine.request import Kind, Request
 
 UNKNOWN = -1  # as a token id: of a token that a step under way will sample
@@ -30,6 +31,7 @@ MIN_TOKENS = 16  # not before so many
 EDITS = 32  # of logits
 FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
 NAMED_LOGPROBS = 128  # logprobs of tokens that the request names
+EMBEDS = 256  # no token; hidden states of the prompt are pooled
 
 
 class Phase(IntEnum):
@@ -67,7 +69,7 @@ class BatchState:
         self.serial = np.zeros(
             slots, dtype=np.int64
         )  # raised when a slot is freed: tells one sequence in it from the next
-        self.features = np.zeros(slots, dtype=np.uint8)
+        self.features = np.zeros(slots, dtype=np.uint16)
         self.tokens = np.zeros((slots, max_model_len + 1), dtype=np.int32)
         self.flat_tokens = self.tokens.reshape(-1)  # a view; a slot's tokens begin at `token_base`
         self.token_base = np.arange(slots) * (max_model_len + 1)
@@ -101,6 +103,7 @@ class BatchState:
             (slots, _STOP_IDS_WIDTH), -1, dtype=np.int32
         )  # EOS and stop tokens; widened when needed
         self.edits: list[SequenceEdits | None] = [None] * slots
+        self.pools: list[PromptPool | None] = [None] * slots  # of prompts to be embedded
         self.requests: list[Request | None] = [None] * slots
         self._free = list(range(slots))[::-1]
         self._num_following = 0
@@ -162,6 +165,7 @@ class BatchState:
         self.logprob_ids[slot] = sampling.logprob_token_ids
         self._set_stop_ids(slot, stop_ids)
         self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance, self._vocab_size)
+        self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)
         return slot
@@ -177,6 +181,7 @@ class BatchState:
             | (edits is not None) * EDITS
             | (edits is not None and edits.follows_tokens) * FOLLOWS
             | bool(self.logprob_ids[slot]) * NAMED_LOGPROBS
+            | (self.pools[slot] is not None) * EMBEDS
         )
 
     def close(self, slot: int) -> None:
@@ -186,6 +191,7 @@ class BatchState:
         self.serial[slot] += 1
         self.requests[slot] = None
         self.edits[slot] = None
+        self.pools[slot] = None
         self.features[slot] = 0
         self.set_phase(slot, Phase.FREE)
         self.block_table[slot, : self.num_blocks[slot]] = 0

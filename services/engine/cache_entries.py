@@ -24,11 +24,11 @@ class CacheEntries:
         self._frees = frees
 
     def match(self, request: Request) -> Match:
-        """Finds the cached prefix of a request; a prompt that is to be scored has none."""
+        """Finds the cached prefix of a request; a prompt of which all is needed has none."""
         match = self.known_match(request)
         if match is None:
             capsule = request.capsule
-            match = NO_MATCH if request.scores_prompt else self._cache.match(capsule.token_ids, capsule.cache_salt)
+            match = NO_MATCH if request.needs_whole_prompt else self._cache.match(capsule.token_ids, capsule.cache_salt)
             request.match, request.matched_at = match, self._cache.version
         return match
 
@@ -40,7 +40,7 @@ class CacheEntries:
         """Enters the full blocks of a capsule's tokens that follow the cached ones, as pending nodes.
 
         Returns how many leading blocks have nodes. The first twin ends them: the last block, which no look-up takes as
-        a hit, or any block of a prompt that is scored.
+        a hit, or any block of a prompt of which all is needed.
         """
         size, token_ids = self._batch.block_size, capsule.token_ids
         end = len(token_ids) // size

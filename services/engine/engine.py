@@ -20,7 +20,7 @@ from services.engine.batch_state import UNKNOWN, BatchState, Phase
 from services.engine.block_pool import BlockPool
 from services.engine.guidance import Guidance
 from services.engine.launch import Launched, decode_step, mixed_step
-from services.engine.outputs import EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
+from services.engine.outputs import Embedded, EngineOutputs, StepRows, row_logprobs, single_row, sole_gateway
 from services.engine.prefix_cache import PrefixCache
 from services.engine.request import Request
 from services.engine.runner.base import CarriedTokens, Runner, StepInput, StepOutput
@@ -198,6 +198,7 @@ class Engine:
         else:
             self._complete_blocks(launched)
             self._report_scores(launched, output)
+            self._take_pooled(launched, output)
         rows = self._take_tokens(launched, output)
         if not launched.only_decodes:
             self._finish_prompts(launched, rows)
@@ -232,6 +233,19 @@ class Engine:
             logprobs=output.scored,
         )
         self._outputs.rows.append(rows)
+
+    def _take_pooled(self, launched: Launched, output: StepOutput) -> None:
+        """Pools the hidden states of prompts, and finishes those that are complete with their embeddings."""
+        if launched.embedded is None or output.pooled is None:
+            return
+        batch = self.sequences.batch
+        for slot, hidden in zip(launched.embedded.tolist(), output.pooled, strict=True):
+            request, pool = batch.request(slot), batch.pools[slot]
+            assert pool is not None
+            pool.add(hidden)
+            if batch.done[slot] == batch.length[slot]:
+                self._outputs.embedded.append(Embedded(request.id, int(batch.cached[slot]), pool.embedding()))
+                self.sequences.free(request.id)
 
     def _take_tokens(self, launched: Launched, output: StepOutput) -> StepRows:
         """Appends the sampled tokens to their sequences, and outputs them; the rows say which sequences finished."""

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from services.engine.batch_state import SCORES, BatchState
+from services.engine.batch_state import EMBEDS, SCORES, BatchState
 from services.engine.branches import Branches
-from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import PooledTokens, ScoredTokens, StepInput, StepLogprobs, StepOutput
 from services.engine.scheduler import StepPlan
 from services.engine.token_rows import TokenRows
 
@@ -35,7 +35,8 @@ def mixed_step(batch: BatchState, branches: Branches, plan: StepPlan) -> tuple[S
     computed = batch.computed[slots]
     seq_lens = computed + counts
     positions = np.arange(starts[-1], dtype=np.int32) + np.repeat(computed - starts[:-1], counts)
-    complete = np.flatnonzero(seq_lens == batch.length[slots])
+    features = batch.features[slots]
+    complete = np.flatnonzero((seq_lens == batch.length[slots]) & (features & EMBEDS == 0))
     indices, sampled = branches.sampled(slots[complete])
     rows = TokenRows(batch, sampled)
     sample_rows = complete[indices].astype(np.int32)
@@ -47,7 +48,8 @@ def mixed_step(batch: BatchState, branches: Branches, plan: StepPlan) -> tuple[S
         block_tables=_block_tables(batch, slots, seq_lens),
         sample_rows=sample_rows,
         sampling=rows.sampling(seq_lens[sample_rows]),
-        scored=_scored(batch, slots, counts, positions),
+        scored=_scored(batch, slots, counts, positions) if (features & SCORES).any() else None,
+        pooled=_pooled(batch, slots, seq_lens, starts) if (features & EMBEDS).any() else None,
     )
     return step, rows
 
@@ -60,8 +62,6 @@ def _block_tables(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray) ->
 
 def _scored(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions: np.ndarray) -> ScoredTokens | None:
     """Finds the tokens of this step that have a successor in their prompt, where the prompt is to be scored."""
-    if not (batch.features[slots] & SCORES).any():
-        return None
     owners = np.repeat(slots, counts)
     queries = np.flatnonzero((batch.num_prompt_logprobs[owners] >= 0) & (positions + 1 < batch.num_prompt[owners]))
     if not len(queries):
@@ -69,6 +69,18 @@ def _scored(batch: BatchState, slots: np.ndarray, counts: np.ndarray, positions:
     owners = owners[queries]
     successors = batch.tokens[owners, positions[queries] + 1]
     return ScoredTokens(queries, successors, batch.num_prompt_logprobs[owners])
+
+
+def _pooled(batch: BatchState, slots: np.ndarray, seq_lens: np.ndarray, starts: np.ndarray) -> PooledTokens:
+    """Finds the tokens of this step whose hidden states are pooled, for each prompt that is to be embedded."""
+    queries, ends = [], [0]
+    for row in np.flatnonzero(batch.features[slots] & EMBEDS).tolist():
+        pool, position = batch.pools[int(slots[row])], int(batch.computed[slots[row]])
+        assert pool is not None
+        wanted, offset = pool.wanted(position, int(seq_lens[row])), int(starts[row]) - position
+        queries.append(np.arange(wanted.start, wanted.stop, dtype=np.int64) + offset)
+        ends.append(ends[-1] + len(wanted))
+    return PooledTokens(np.concatenate(queries), np.array(ends, dtype=np.int64))
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +110,7 @@ class Launched:
     positions: np.ndarray  # int32[N], of the tokens
     is_last: np.ndarray | None  # bool[N]: rows that reach their greatest length with this token; None: no row does
     scored: ScoredRows | None
+    embedded: np.ndarray | None  # int64[P], the slots of prompts that are pooled
 
     @classmethod
     def of(cls, batch: BatchState, plan: StepPlan, step: StepInput, rows: TokenRows) -> "Launched":
@@ -115,6 +128,7 @@ class Launched:
             positions=positions,
             is_last=is_last if is_last.any() else None,
             scored=_scored_rows(plan, step),
+            embedded=None if step.pooled is None else plan.slots[batch.features[plan.slots] & EMBEDS != 0],
         )
 
     def without_closed(self, batch: BatchState, output: StepOutput) -> tuple["Launched", StepOutput]:
@@ -122,6 +136,7 @@ class Launched:
         here = batch.serial[self.slots] == self.serials
         rows = batch.serial[self.rows.slots] == self.rows.serials
         scored = None if self.scored is None else np.isin(self.scored.slots, self.slots[here])
+        embedded = None if self.embedded is None else np.isin(self.embedded, self.slots[here])
         launched = Launched(
             only_decodes=self.only_decodes,
             num_closed=batch.num_closed,
@@ -133,11 +148,13 @@ class Launched:
             positions=self.positions[rows],
             is_last=None if self.is_last is None else self.is_last[rows],
             scored=None if self.scored is None or scored is None else _taken(self.scored, scored),
+            embedded=None if self.embedded is None else self.embedded[embedded],
         )
         return launched, StepOutput(
             output.token_ids[rows],
             None if output.logprobs is None else _taken(output.logprobs, rows),
             None if output.scored is None or scored is None else _taken(output.scored, scored),
+            None if output.pooled is None else output.pooled[embedded],
         )
 
 

@@ -48,6 +48,15 @@ class FailedRequest:
         return AttemptId(self.gateway, self.failure.handle)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedded:
+    """The embedding of a prompt, whose request is finished; `cached` of its tokens were not computed for it."""
+
+    id: AttemptId
+    cached: int
+    values: np.ndarray  # float32[embedding_size]
+
+
 @dataclass(slots=True)
 class EngineOutputs:
     """Everything that the engine has put out since the last `take`."""
@@ -58,14 +67,21 @@ class EngineOutputs:
     admitted: list[AttemptId] = field(default_factory=list)  # for the first time
     reserved: list[Reserved] = field(default_factory=list)
     failed: list[FailedRequest] = field(default_factory=list)
+    embedded: list[Embedded] = field(default_factory=list)
 
     def take(self) -> "EngineOutputs":
         """Moves everything into the object that is returned, and leaves this one empty."""
         taken = EngineOutputs(
-            self.rows, self.announcements, self.finished_first, self.admitted, self.reserved, self.failed
+            self.rows,
+            self.announcements,
+            self.finished_first,
+            self.admitted,
+            self.reserved,
+            self.failed,
+            self.embedded,
         )
         self.rows, self.announcements, self.finished_first = [], [], []
-        self.admitted, self.reserved, self.failed = [], [], []
+        self.admitted, self.reserved, self.failed, self.embedded = [], [], [], []
         return taken
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvtransfer.ids import AttemptId, WorkerId
+from services.config import Pooling
 from services.engine.prefix_cache import Match
 from services.protocol.capsule import Capsule
 
@@ -14,6 +15,7 @@ class Kind(Enum):
     LOCAL = auto()  # computes the prompt and generates
     PRODUCE = auto()  # computes the prompt, samples the first token, keeps the blocks for a consumer
     CONSUME = auto()  # takes the blocks from a producer and generates
+    EMBED = auto()  # computes the prompt and pools its hidden states; generates nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class Request:
         return self.match if self.matched_at == version else None
 
     @property
+    def needs_whole_prompt(self) -> bool:
+        """True when all of the prompt must be computed here, whatever is cached."""
+        pooled = self.kind is Kind.EMBED and self.capsule.pooling is not Pooling.LAST
+        return pooled or self.scores_prompt
+
+    @property
     def scores_prompt(self) -> bool:
-        """True when the prompt's tokens have logprobs, for which all of them must be computed here."""
+        """True when the prompt's tokens have logprobs."""
         return self.kind is not Kind.CONSUME and self.capsule.sampling.num_prompt_logprobs is not None

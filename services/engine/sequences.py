@@ -188,7 +188,7 @@ class Sequences:
             self.pool.num_blocks,
             self.tables.num_quarantined,
         )
-        too_long = len(request.capsule.token_ids) >= self.batch.max_model_len
+        too_long = len(request.capsule.token_ids) + (request.kind is not Kind.EMBED) > self.batch.max_model_len
         too_many = 1 + len(request.branches) > self.batch.max_num_seqs
         if too_long or too_many or needed > num_blocks:
             self.fail(request, FailureCode.TOO_LARGE, f"{needed} blocks needed, the pool has {num_blocks}")

@@ -5,11 +5,14 @@ import gc
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
+from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
@@ -17,12 +20,16 @@ from services.gateway.dispatch.dispatcher import Dispatcher
 from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.http.limits import Limits
+from services.gateway.http.serving import serve
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import create_app
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.serving import serve
-from services.gateway.text.chat_template import load_chat_template
+from services.gateway.openai.responses.redis_store import RedisResponseStore
+from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
+from services.gateway.text.chat_template import ChatTemplate, load_chat_template
+from services.gateway.text.responses.forms import AnswerForms, find_forms
+from services.gateway.text.responses.template import TemplateSpecError
 from services.gateway.text.tokenizer import load_tokenizer
 from services.prefix_index.base import PrefixIndex
 from services.prefix_index.breaker import CircuitBreaker
@@ -36,12 +43,13 @@ from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
 from services.process.loop_watch import watch_loop
-from services.protocol.model_files.base import ModelError
+from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+_STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
 _LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
 # default, took 3 to 6 % of the gateway's time.
@@ -87,14 +95,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    app = create_app(
-        runners=runners,
-        generator=dispatcher,
-        metrics=metrics,
-        describe_ledger=dispatcher.describe,
-        limits=limits,
-        allowed_origins=config.serving.allowed_origins,
-    )
+    app = _app(config, runners, dispatcher, metrics, redis)
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
     grpc_server = GrpcServer(
         servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
@@ -102,9 +103,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
-        gc.collect()
-        gc.freeze()  # what is there now stays; no collection needs to look at it again
-        gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+        _spare_collections()
         log.info(
             "gateway listening", host=host, port=port, workers=list(config.worker_addresses) or "as the registry says"
         )
@@ -130,6 +129,28 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await asyncio.to_thread(tracing.close)
 
 
+def _app(
+    config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics, redis: Client | None
+) -> ASGIApp:
+    limits = _limits(config.serving)
+    return create_app(
+        runners=runners,
+        generator=dispatcher,
+        metrics=metrics,
+        describe_ledger=dispatcher.describe,
+        limits=limits,
+        allowed_origins=config.serving.allowed_origins,
+        response_store=_response_store(redis, config.serving.response_lifetime_s),
+        other_apis=messages_routes(runners, limits),
+    )
+
+
+def _spare_collections() -> None:
+    gc.collect()
+    gc.freeze()  # what is there now stays; no collection needs to look at it again
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+
+
 def _limits(serving: ServingSettings) -> Limits:
     return Limits(
         request_timeout_s=serving.request_timeout_s,
@@ -150,11 +171,20 @@ def _index(redis: Client | None, malformed: MalformedEntries) -> PrefixIndex:
     return RedisPrefixIndex(Client(redis.redis, _LOOKUP_TIMEOUT_S), CircuitBreaker(time.monotonic), malformed)
 
 
+def _response_store(redis: Client | None, lifetime_s: float) -> ResponseStore | None:
+    if not lifetime_s:
+        return None
+    if redis is None:
+        return MemoryResponseStore(lifetime_s, time.monotonic)
+    return RedisResponseStore(Client(redis.redis, _STORE_TIMEOUT_S), CircuitBreaker(time.monotonic), lifetime_s)
+
+
 def _runners(
     config: GatewayConfig, dispatcher: Dispatcher, metrics: GatewayMetrics, tracing: Tracing | None
 ) -> Runners:
     files = open_model(config.model)
     model = read_model_info(files, dict(config.serving.generation_overrides))
+    model = replace(model, pooling=config.serving.pooling)
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
@@ -165,4 +195,13 @@ def _runners(
         serving.chat_template,
         replaceable=serving.trust_request_chat_template,
     )
-    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing)
+    forms = _forms(serving, files, chat_template)
+    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing, forms)
+
+
+def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:
+    source = None if chat_template is None else chat_template.source
+    try:
+        return find_forms(files.response_template(), source, serving.tool_parser, serving.reasoning_parser)
+    except TemplateSpecError as error:
+        raise ModelError(f"{files.path}: the response_template cannot be followed: {error}") from error

@@ -25,8 +25,8 @@ class PrefillScheduler:
         self._tokens_per_waited_s = tokens_per_waited_s
 
     def accepts(self, request: Request) -> bool:
-        """Accepts prompts to hand off, and requests that finish with their first token."""
-        return request.kind is Kind.PRODUCE or (
+        """Accepts prompts to hand off or to embed, and requests that finish with their first token."""
+        return request.kind in (Kind.PRODUCE, Kind.EMBED) or (
             request.kind is Kind.LOCAL and request.capsule.max_len - len(request.capsule.token_ids) == 1
         )
 

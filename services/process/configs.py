@@ -19,6 +19,9 @@ from services.config import (
     REDIS_URL_VARIABLE,
     HandoffMode,
     LogFormat,
+    Pooling,
+    ReasoningParser,
+    ToolParser,
     TransportName,
     WorkerRole,
 )
@@ -154,6 +157,13 @@ class ServingSettings:
             f'{{"temperature": 0.2}}. Known are {", ".join(SAMPLING_RANGES)}.',
         ),
     ] = field(default_factory=dict)
+    pooling: Annotated[
+        Pooling,
+        Option(
+            help="Which hidden states of a text become its embedding, where a request does not say: of its last token, "
+            "the mean of all, of its first token (cls)."
+        ),
+    ] = Pooling.LAST
     request_timeout_s: Annotated[
         float, Option(flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
     ] = 600.0
@@ -173,6 +183,14 @@ class ServingSettings:
             help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them."
         ),
     ] = False
+    tool_parser: Annotated[
+        ToolParser,
+        Option(help="How the model writes calls of tools. auto: as its own files say. none: not told apart."),
+    ] = ToolParser.AUTO
+    reasoning_parser: Annotated[
+        ReasoningParser,
+        Option(help="How the model writes its reasoning. auto: as its own files say. none: not told apart."),
+    ] = ReasoningParser.AUTO
     chat_template: Annotated[
         str | None,
         Option(metavar="FILE", help="A chat template in Jinja's notation, instead of the model's own."),
@@ -194,6 +212,16 @@ class ServingSettings:
             help="Pages whose scripts may use the API from a browser, as https://chat.example.com; *: all pages.",
         ),
     ] = ()
+    response_lifetime_s: Annotated[
+        float,
+        Option(
+            flag="--response-lifetime",
+            metavar="SECONDS",
+            min=0,
+            help="How long responses of /v1/responses are kept for later turns: in Redis, or without it in the "
+            "gateway's memory. 0: none is kept.",
+        ),
+    ] = 3600.0
     no_worker_wait_s: Annotated[
         float,
         Option(

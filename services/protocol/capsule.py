@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.config import Pooling
 from services.protocol.sampling import SamplingParams
 
 # Fields that workers of older versions ignore, by the names that hellos and `Capsule.needs` have for them.
@@ -26,6 +27,7 @@ class Capsule:
     sampling: SamplingParams
     cache_salt: str = ""
     priority: int = 0
+    pooling: Pooling | None = None  # an embedding of the prompt is wanted and no token; None: tokens are
 
     @property
     def needs(self) -> frozenset[str]:

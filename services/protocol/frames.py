@@ -4,6 +4,8 @@
     tokens   ───────  ▲ index in the sequence of the row's first token
              int32[sum(counts)], rows one after the other
 
+Embeddings have no rows: each is the end of its request.
+
 Logprobs, for the rows that asked (widths >= 0), keep the same order: `sampled` has one entry for each of their tokens,
 `top_ids` and `top` have width entries for each of their tokens.
 """
@@ -31,6 +33,15 @@ class PackedLogprobs:
     sampled: np.ndarray  # float32[tokens of rows with logprobs]
     top_ids: np.ndarray  # int32[sum(width * count)]
     top: np.ndarray  # float32, beside top_ids, best first
+
+
+@dataclass(slots=True, eq=False)
+class Embeddings:
+    """The embeddings of some prompts, as pooled: neither shortened nor normalized."""
+
+    handles: np.ndarray  # uint32[prompts]
+    cached: np.ndarray  # int32[prompts]: cached prompt tokens
+    values: np.ndarray  # float32[prompts, size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,8 @@ class Frame:
     logprobs: PackedLogprobs | None = None
     failures: list[Failure] = field(default_factory=list)
     load: Load | None = None
-    timings: list[Timing] = field(default_factory=list)  # of attempts whose first row, or whose failure, is in here
+    timings: list[Timing] = field(default_factory=list)  # of attempts whose first row, embedding or failure is in here
+    embeddings: Embeddings | None = None
 
     def rows(self) -> Iterator["Row"]:
         """Returns an iterator over the frame's rows."""

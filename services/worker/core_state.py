@@ -102,6 +102,9 @@ class CoreState:
             self.times.admitted(id, now)
         for reserved in outputs.reserved:
             self.consumer.reserved(reserved.id, reserved.blocks, reserved.num_cached)
+        for embedded in outputs.embedded:
+            self.times.report(embedded.id, self.frames, now)
+            self.frames.add_embedding(embedded)
         for failed in outputs.failed:
             self.fail(failed.id, failed.failure, now)
             self.producer.fail(failed.id, now)

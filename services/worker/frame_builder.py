@@ -6,9 +6,9 @@ from dataclasses import fields
 import numpy as np
 
 from kvtransfer.ids import GatewayId
-from services.engine.outputs import StepRows
+from services.engine.outputs import Embedded, StepRows
 from services.engine.runner.base import StepLogprobs
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Timing
+from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing
 
 
 class PendingFrames:
@@ -18,6 +18,7 @@ class PendingFrames:
         self.gateways: set[GatewayId] = set()
         self.rows: list[StepRows] = []
         self._failures: dict[GatewayId, list[Failure]] = {}
+        self._embedded: dict[GatewayId, list[Embedded]] = {}
         self._timings: dict[GatewayId, list[Timing]] = {}
         self._greeted: set[GatewayId] = set()  # gateways that are to be told of the load
 
@@ -30,6 +31,7 @@ class PendingFrames:
         """Drops what a gateway whose stream broke was to be told."""
         self.gateways.discard(gateway)
         self._failures.pop(gateway, None)
+        self._embedded.pop(gateway, None)
         self._timings.pop(gateway, None)
 
     def fail(self, gateway: GatewayId, failure: Failure) -> None:
@@ -37,8 +39,12 @@ class PendingFrames:
         self._failures.setdefault(gateway, []).append(failure)
 
     def add_timing(self, gateway: GatewayId, timing: Timing) -> None:
-        """Adds the timing of an attempt, of which there is a row or a failure."""
+        """Adds the timing of an attempt, of which there is a row, an embedding or a failure."""
         self._timings.setdefault(gateway, []).append(timing)
+
+    def add_embedding(self, embedded: Embedded) -> None:
+        """Adds the embedding of a prompt."""
+        self._embedded.setdefault(embedded.id.gateway, []).append(embedded)
 
     def tell_load(self) -> None:
         """Has all gateways told of the load in the next frames."""
@@ -48,8 +54,9 @@ class PendingFrames:
         """Makes the frames since the last call: for gateways that have something to hear or are new, or for all."""
         rows, self.rows = self.rows, []
         failures, self._failures = self._failures, {}
+        embedded, self._embedded = self._embedded, {}
         timings, self._timings = self._timings, {}
-        concerned = self._greeted.union(failures)
+        concerned = self._greeted.union(failures, embedded)
         for part in rows:
             concerned.update(part.gateways.tolist() if part.gateway is None else (part.gateway,))
         self._greeted.clear()
@@ -64,6 +71,9 @@ class PendingFrames:
         }
         for gateway in timings.keys() & frames.keys():
             frames[gateway].timings = timings[gateway]
+        for gateway, finished in embedded.items():
+            if gateway in frames:
+                frames[gateway].embeddings = _embeddings(finished)
         return frames
 
 
@@ -81,6 +91,14 @@ def build_frame(rows: list[StepRows], gateway: GatewayId, failures: list[Failure
         logprobs=_pack_logprobs(parts),
         failures=failures,
         load=load,
+    )
+
+
+def _embeddings(embedded: list[Embedded]) -> Embeddings:
+    return Embeddings(
+        handles=np.array([each.id.handle for each in embedded], dtype=np.uint32),
+        cached=np.array([each.cached for each in embedded], dtype=np.int32),
+        values=np.stack([each.values for each in embedded]),
     )
 
 

@@ -221,7 +221,7 @@ def engine_request(gateway: GatewayId, submit: Submit, now: float) -> Request:
         case TakeFrom(_, worker):
             kind, paired_with = Kind.CONSUME, worker
         case None:
-            kind = Kind.LOCAL
+            kind = Kind.LOCAL if submit.capsule.pooling is None else Kind.EMBED
     handles = range(submit.handle + 1, submit.last_handle + 1)
     return Request(
         AttemptId(gateway, submit.handle),

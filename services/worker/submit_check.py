@@ -33,17 +33,29 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "a prompt of no tokens, or of more than there are"
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
         return "a token id outside the vocabulary"
+    if not 0 < submit.timeout_s < math.inf:
+        return "a timeout that is no time"
+    if capsule.pooling is not None:
+        return _wrong_embedding(submit)
     if capsule.max_len <= len(tokens):
         return "no token left to generate"
     if sampling.min_tokens > sampling.max_tokens or capsule.num_prompt + sampling.min_tokens > _MAX_LENGTH:
         return "more tokens at least than at most"
-    if not 0 < submit.timeout_s < math.inf:
-        return "a timeout that is no time"
     if submit.last_handle > MAX_HANDLE:
         return "more choices than there are handles"
     if len(sampling.grammar) > MAX_GRAMMAR or len(capsule.cache_salt) > _MAX_SALT:
         return "too large a grammar or salt"
     return _wrong_choice(sampling) or _wrong_lists(sampling, vocab_size)
+
+
+def _wrong_embedding(submit: Submit) -> str | None:
+    """Checks a submit of a prompt that is to be embedded, which has no sampling parameters."""
+    capsule = submit.capsule
+    if capsule.num_prompt != len(capsule.token_ids) or capsule.sampling != SamplingParams(max_tokens=0):
+        return "an embedding of generated tokens, or with sampling parameters"
+    if submit.handoff is not None or submit.seeds:
+        return "an embedding with a handoff, or in several choices"
+    return None
 
 
 def _wrong_choice(sampling: SamplingParams) -> str | None:

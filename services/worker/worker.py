@@ -212,6 +212,7 @@ class Worker:
             model=parts.model,
             kernels=parts.kernels,
             guides=parts.guidance is not None,
+            embedding_size=parts.runner.embedding_size if parts.role is WorkerRole.PREFILL else 0,
             knows=_KNOWN_FIELDS,
         )
 

@@ -22,7 +22,10 @@ from services.config import (
     KvCacheDtype,
     LoadFormat,
     LogFormat,
+    Pooling,
     Quantization,
+    ReasoningParser,
+    ToolParser,
     TransportName,
     WorkerRole,
 )
@@ -73,11 +76,15 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--handoff-threshold=7": ("handoff_threshold", 7),
     '--override-generation-config={"temperature": 0.25}': ("generation_overrides", {"temperature": 0.25}),
     "--request-timeout=2.5": ("request_timeout_s", 2.5),
+    "--response-lifetime=60": ("response_lifetime_s", 60.0),
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
     "--chat-template=chat.jinja": ("chat_template", "chat.jinja"),
     "--trust-request-chat-template": ("trust_request_chat_template", True),
+    "--tool-parser=hermes": ("tool_parser", ToolParser.HERMES),
+    "--reasoning-parser=none": ("reasoning_parser", ReasoningParser.NONE),
+    "--pooling=mean": ("pooling", Pooling.MEAN),
     "--allow-origin=https://a,*": ("allowed_origins", ("https://a", "*")),
 }
 PROCESS: dict[str, tuple[str, Any]] = {

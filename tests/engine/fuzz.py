@@ -17,6 +17,7 @@ import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.messages import Announcement, FirstToken
+from services.config import Pooling
 from services.decode.scheduler import DecodeScheduler
 from services.engine.batch_state import Phase
 from services.engine.request import Kind
@@ -62,6 +63,11 @@ class Oracle:
             mixed.append(self._mixed(said[-1], len(mixed)))
         return said
 
+    def follower(self, tokens: list[int]) -> int:
+        """The likeliest token after these."""
+        digest = (sum(self._mixed(token, position) for position, token in enumerate(tokens)) & _MASK) * _MULTIPLIER
+        return ((digest & _MASK) >> 33) % self.vocab_size
+
     def _mixed(self, token: int, position: int) -> int:
         mixed = (token + 1) * _MULTIPLIER & _MASK
         return (mixed ^ (mixed >> 29)) * (2 * position + 1) & _MASK
@@ -74,6 +80,7 @@ class Traffic:
     seed: int
     asked: dict[int, Choice] = field(default_factory=dict)  # by handle
     prompts: dict[int, list[int]] = field(default_factory=dict)  # by handle of a prompt
+    to_embed: dict[int, tuple[list[int], Pooling]] = field(default_factory=dict)  # by handle
     ended: dict[int, int] = field(default_factory=dict)  # by handle of what was aborted: the tokens that it had
     leases: dict[int, list[Announcement]] = field(default_factory=dict)  # by handle of a prompt that is handed off
     quarantined: list[tuple[int, ...]] = field(default_factory=list)
@@ -130,6 +137,12 @@ class Traffic:
             said = None if penalized else self.oracle.says(prompt, count, seed, stops)
             self.asked[each] = Choice(handle, kind, said, min(count, self.max_len - len(prompt)))
 
+    def embed(self) -> None:
+        """Submits a prompt to be embedded."""
+        rng, pooling = self.rng, self.rng.choice(list(Pooling))
+        prompt = list(rng.choice(self.stems)[: rng.randint(1, 5 * self.size)])[: self.max_len]
+        self.to_embed[self.driven.embed(prompt, pooling)] = (prompt, pooling)
+
     def read_on(self, handle: int) -> None:
         """Brings one more block of a prompt that is received, or the last one with the first tokens."""
         slot = self.sequences.requests.slot_of(id_of(handle))
@@ -169,7 +182,7 @@ class Traffic:
         if slot is not None and batch.phase[slot] == Phase.RECEIVING and self.rng.random() < 0.5:
             quarantined = tuple(batch.blocks(slot)[int(batch.done[slot]) // self.size :])
             self.quarantined.append(quarantined)
-        ends = [handle] if handle in self.asked else []
+        ends = [handle] if handle in self.asked or handle in self.to_embed else []
         if requests.get(id_of(handle)) is not None:
             ends += [each for each, choice in self.asked.items() if choice.group == handle]
         self.driven.take()  # what was said before
@@ -197,6 +210,8 @@ class Traffic:
         rng, requests = self.rng, self.sequences.requests
         if len(requests.ids) < 14 and rng.random() < 0.5:
             self.submit()
+        if self.produces and len(requests.ids) < 14 and rng.random() < 0.2:
+            self.embed()
         for request in requests.in_state(State.PARKED):
             if rng.random() < 0.5:
                 requests.enqueue(request.id)
@@ -284,6 +299,8 @@ class Traffic:
         self.driven.assert_baseline()
         for handle, choice in self.asked.items():
             self._check_tokens(handle, choice)
+        for handle, (prompt, pooling) in self.to_embed.items():
+            self._check_embedding(handle, prompt, pooling)
 
     def _check_tokens(self, handle: int, choice: Choice) -> None:
         tokens, finish = self.driven.tokens.get(handle, []), self.driven.finish.get(handle)
@@ -297,6 +314,15 @@ class Traffic:
         elif choice.kind is Kind.LOCAL or len(expected) > 1:
             assert finish, f"{handle} has no end"
             assert len(tokens) == len(expected) <= choice.count, f"length of {handle}"
+
+    def _check_embedding(self, handle: int, prompt: list[int], pooling: Pooling) -> None:
+        found = self.driven.embeddings.get(handle)
+        if found is None:
+            assert handle in self.ended or handle in [failure.handle for failure in self.driven.failures]
+            return
+        states = [(self.oracle.follower(prompt[: index + 1]), index) for index in range(len(prompt))]
+        wanted = {Pooling.LAST: states[-1:], Pooling.CLS: states[:1], Pooling.MEAN: states}[pooling]
+        assert np.allclose(found, np.mean(np.array(wanted, dtype=np.float64), axis=0)), f"embedding of {handle}"
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId, WorkerId
 from kvtransfer.messages import Announcement
+from services.config import Pooling
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.outputs import row_logprobs
@@ -34,6 +35,7 @@ class Driven:
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts, from the second token on
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of generated tokens
     naming: set[int] = field(default_factory=set)  # handles whose alternatives are not the likeliest tokens
+    embeddings: dict[int, np.ndarray] = field(default_factory=dict)
     num_prompt: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
     now: float = 0.0
@@ -73,6 +75,14 @@ class Driven:
         self.engine.submit(
             Request(id, capsule, kind, self.now, 1e9, paired_with=WorkerId(paired_with), branches=branches)
         )
+        return handle
+
+    def embed(self, prompt: list[int], pooling: Pooling) -> int:
+        """Submits a prompt to be embedded; returns its handle."""
+        handle = next(self.handles)
+        self.now += 0.001
+        capsule = Capsule(np.array(prompt, dtype=np.int32), len(prompt), SamplingParams(max_tokens=0), pooling=pooling)
+        self.engine.submit(Request(AttemptId(GATEWAY, handle), capsule, Kind.EMBED, self.now, 1e9))
         return handle
 
     def step(self) -> bool:
@@ -119,6 +129,10 @@ class Driven:
                 self.tokens[handle].append(token)
                 if finish:
                     self.finish[handle] = finish
+        for embedded in outputs.embedded:
+            assert embedded.id.handle not in self.embeddings
+            self.embeddings[embedded.id.handle] = embedded.values
+            self.cached[embedded.id.handle] = embedded.cached
         self.announced += outputs.announcements
         self.failures += [failed.failure for failed in outputs.failed]
 

@@ -29,6 +29,12 @@ class Reference:
             logits: torch.Tensor = self._model(torch.tensor([prompt])).logits[0, :-1]
         return logits.log_softmax(-1)
 
+    def hidden_states(self, prompt: list[int]) -> torch.Tensor:
+        """Those of each token after the last norm, [tokens, size]."""
+        with torch.inference_mode():
+            states: torch.Tensor = self._model.base_model(torch.tensor([prompt])).last_hidden_state[0]
+        return states
+
     def run(self, prompt: list[int], num_tokens: int) -> tuple[list[int], torch.Tensor]:
         """Greedy tokens and the log-probabilities of each step, [num_tokens, vocab]."""
         found = self._model.generate(

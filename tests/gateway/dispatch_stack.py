@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.messages import EndReason
-from services.config import HandoffMode, WorkerRole
+from services.config import HandoffMode, Pooling, WorkerRole
 from services.gateway.api.generation import (
     Delta,
     Generation,
@@ -162,6 +162,16 @@ def request(
     token_ids = np.array(prompt, np.int32)
     capsules = tuple(Capsule(token_ids, len(prompt), replace(params, seed=seed)) for seed in seeds)
     return GenerationRequest("request-1", capsules, timeout_s, len(seeds))
+
+
+def embedding_request(
+    *prompts: list[int], pooling: Pooling = Pooling.LAST, timeout_s: float = 300.0
+) -> GenerationRequest:
+    """One prompt to embed for each choice."""
+    capsules = [
+        Capsule(np.array(prompt, np.int32), len(prompt), SamplingParams(0), pooling=pooling) for prompt in prompts
+    ]
+    return GenerationRequest("request-1", tuple(capsules), timeout_s)
 
 
 async def read_all(generation: Generation) -> tuple[list[int], Delta]:

@@ -14,13 +14,16 @@ from prometheus_client import CollectorRegistry
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
+from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.request_runner import make_runners
+from services.gateway.http.http_protocol import Shutdown
+from services.gateway.http.limits import Limits
+from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import create_app
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.http_protocol import Shutdown
-from services.gateway.openai.serving import http_config
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
@@ -56,10 +59,12 @@ class Api:
 async def running_api(
     *,
     template: str | None = CHATML,
+    response_template: object | None = None,
     defaults: GenerationDefaults | None = None,
     request_timeout_s: float = 300.0,
     strict_fields: bool = False,
     allowed_origins: tuple[str, ...] = (),
+    response_store: ResponseStore | None = None,
     trusts_templates: bool = False,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
@@ -70,13 +75,18 @@ async def running_api(
     chat_template = None
     if template is not None:
         chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
+    forms = find_forms(response_template, template)
+    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics, forms=forms)
+    limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     app = create_app(
-        runners=make_runners(model, MODEL, tokenizer, chat_template, generator, metrics),
+        runners=runners,
         generator=generator,
         metrics=metrics,
         describe_ledger=lambda: {"rows": []},
-        limits=Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields),
+        limits=limits,
         allowed_origins=allowed_origins,
+        other_apis=messages_routes(runners, limits),
+        response_store=response_store,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

@@ -27,6 +27,7 @@ class ScriptedGenerator:
 
     script: Script
     max_model_len: int | None = 256
+    embedding_size: int = 4  # 0: no worker embeds
     is_ready: bool = True
     error: GenerationError | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -41,6 +42,11 @@ class ScriptedGenerator:
         if self.max_model_len is None:
             raise Unavailable("no worker is connected")
         return self.max_model_len
+
+    async def until_embedding_size_known(self) -> int:
+        if not self.embedding_size:
+            raise Unavailable("no worker is connected")
+        return self.embedding_size
 
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator["ScriptedGeneration"]:

@@ -13,7 +13,7 @@ from kvtransfer.ids import WorkerId
 from protos import worker_pb2, worker_pb2_grpc
 from services.config import WorkerRole
 from services.protocol.capsule import Capsule
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs
+from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs
 from services.protocol.grpc_options import SERVER_OPTIONS
 from services.protocol.messages import (
     Abort,
@@ -150,6 +150,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServicer):
     def say_tokens(self, submit: Submit, tokens: list[int], after: int = 0, **row: Any) -> None:
         """A row for this submit, `after` tokens behind the end of its capsule."""
         self.say(row_frame(submit.handle, len(submit.capsule.token_ids) + after, tokens, **row))
+
+    def say_embedding(self, submit: Submit, values: list[float], cached: int = 0) -> None:
+        """The embedding of this submit's prompt."""
+        handles, vectors = np.array([submit.handle], np.uint32), np.array([values], np.float32)
+        frame = empty_frame()
+        frame.embeddings = Embeddings(handles, np.array([cached], np.int32), vectors)
+        self.say(frame)
 
     def fail(self, submit: Submit, code: FailureCode) -> None:
         """Fails this submit."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.config import Pooling
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.models.kv_scales import KvScales
@@ -17,6 +18,7 @@ from services.engine.runner.base import SamplingBatch, StepInput
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
+from services.prefill.scheduler import PrefillScheduler
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint
 from tests.engine.harness import Driven
@@ -85,6 +87,30 @@ def test_bfloat16_and_fp8_kv_stay_near_float32(family: str, fp8: bool, tmp_path:
         _, logprobs = reference.run(prompt, 1)
         assert row.logprobs[0][0] == pytest.approx(float(logprobs[0, row.generated[0]]), abs=0.5)
         assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < 0.5
+
+
+@pytest.mark.parametrize("name", ["llama-gqa2-tied", "opt-norm-after-projected"])
+def test_embeddings_equal_the_hidden_states_of_transformers(name: str, tmp_path: Path) -> None:
+    """In chunks, one step ahead, beside a prompt of which a token is wanted with scores of its own."""
+    family, shape = SHAPES[name]
+    directory = write_checkpoint(tmp_path / "model", family, **shape)
+    reference, prompts = Reference(directory), prompts_of([1, 20, 33])
+    runner = make_runner(directory, block_size=8)
+    engine = Engine(runner, PrefillScheduler(24), max_num_seqs=5, max_model_len=128, eos_token_ids=(), pipeline_depth=1)
+    driven = Driven(engine)
+    scored = driven.submit(prompts[1], 1, num_prompt_logprobs=1)
+    handles = {
+        (pooling, index): driven.embed(prompt, pooling) for pooling in Pooling for index, prompt in enumerate(prompts)
+    }
+    driven.run()
+    for (pooling, index), handle in handles.items():
+        states = reference.hidden_states(prompts[index])
+        wanted = {Pooling.LAST: states[-1], Pooling.MEAN: states.mean(dim=0), Pooling.CLS: states[0]}[pooling]
+        assert len(wanted) == runner.embedding_size
+        assert driven.embeddings[handle].tolist() == pytest.approx(wanted.tolist(), abs=1e-4)
+    assert driven.tokens[scored] == reference.tokens(prompts[1], 1)
+    assert len(driven.scores[scored]) == len(prompts[1]) - 1
+    driven.assert_baseline()
 
 
 @pytest.mark.parametrize("depth", [0, 1])

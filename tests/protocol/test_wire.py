@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.messages import EndReason
 from protos import worker_pb2
-from services.config import WorkerRole
+from services.config import Pooling, WorkerRole
 from services.protocol import wire
 from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Timing, TokenLogprobs
+from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing, TokenLogprobs
 from services.protocol.messages import (
     Abort,
     BlockEvents,
@@ -39,6 +39,7 @@ HELLO = WorkerHello(
     kernels="avx2",
     guides=True,
     knows=frozenset({"cache_salt", "other"}),
+    embedding_size=64,
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
     fingerprint="abc",
@@ -101,6 +102,9 @@ def a_frame() -> Frame:
         ),
         failures=[Failure(4, FailureCode.NOT_NOW, "full"), Failure(5, FailureCode.HANDOFF, "", EndReason.STALE)],
         timings=[Timing(4, None, 0.25, None, 1.5), Timing(5, 1e-6, 2e-6, 3e-6, 4e-6, "nixl")],
+        embeddings=Embeddings(
+            np.array([6, 8], np.uint32), np.array([0, 16], np.int32), np.array([[0.5, -1.5], [2, 3]], np.float32)
+        ),
         load=Load(1, 2, 3, 4, 5, (WorkerId(6), WorkerId(TOP64)), 2**40, 7, 8),
     )
 
@@ -113,7 +117,7 @@ def assert_same(left: Any, right: Any) -> None:
         if isinstance(one, np.ndarray):
             assert one.dtype == other.dtype
             assert one.tolist() == other.tolist()
-        elif isinstance(one, Capsule | PackedLogprobs):
+        elif isinstance(one, Capsule | PackedLogprobs | Embeddings):
             assert_same(one, other)
         else:
             assert one == other, name
@@ -126,6 +130,12 @@ def test_a_submit_survives(handoff: HandTo | TakeFrom | None):
     capsule = Capsule(np.array([1, 2, 3, 4], np.int32), 3, SAMPLING)
     submit = Submit(2**32 - 1, capsule, 1.5, "request", handoff)
     assert_same(through_gateway_wire(submit), submit)
+
+
+@pytest.mark.parametrize("pooling", [None, *Pooling])
+def test_a_way_of_pooling_survives(pooling: Pooling | None):
+    capsule = Capsule(np.array([1], np.int32), 1, SamplingParams(max_tokens=0), pooling=pooling)
+    assert wire.parse_capsule(wire.pack_capsule(capsule)).pooling is pooling
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
@@ -241,6 +251,10 @@ def test_an_end_reason_of_a_newer_neighbour_is_a_failed_handoff():
         {"logprobs": replace(a_frame().logprobs, widths=np.zeros(2, np.int32))},  # type: ignore[type-var]
         {"logprobs": replace(a_frame().logprobs, sampled=np.zeros(3, np.float32))},  # type: ignore[type-var]
         {"logprobs": replace(a_frame().logprobs, top=np.zeros(3, np.float32))},  # type: ignore[type-var]
+        {"embeddings": Embeddings(np.zeros(2, np.uint32), np.zeros(1, np.int32), np.zeros((2, 2), np.float32))},
+        {"embeddings": Embeddings(np.zeros(2, np.uint32), np.zeros(2, np.int32), np.zeros((1, 3), np.float32))},
+        {"embeddings": Embeddings(np.zeros(2, np.uint32), np.zeros(2, np.int32), np.zeros((2, 0), np.float32))},
+        {"embeddings": Embeddings(np.zeros(0, np.uint32), np.zeros(0, np.int32), np.zeros((1, 3), np.float32))},
     ],
     ids=lambda spoiled: next(iter(spoiled)),
 )
@@ -272,6 +286,13 @@ def test_a_command_without_content_is_refused_whatever_is_beside_it():
     for message in (worker_pb2.GatewayMessage(), packed):
         with pytest.raises(WireError):
             wire.parse_gateway_message(message)
+
+
+def test_a_way_of_pooling_that_nobody_knows_is_refused():
+    packed = wire.pack_capsule(Capsule(np.array([1], np.int32), 1, SamplingParams(max_tokens=0), pooling=Pooling.LAST))
+    packed.pooling = "max"
+    with pytest.raises(WireError, match="max"):
+        wire.parse_capsule(packed)
 
 
 def test_a_capsule_without_a_prompt_is_refused():

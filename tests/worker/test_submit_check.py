@@ -9,18 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtransfer.ids import GatewayId
+from kvtransfer.ids import GatewayId, WorkerId
+from services.config import Pooling
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
+from services.engine.request import Kind
 from services.engine.runner.simulated import SimulatedRunner
 from services.protocol.capsule import Capsule
-from services.protocol.messages import Submit
+from services.protocol.messages import HandTo, Submit
 from services.protocol.sampling import SamplingParams
 from services.worker.gateway_servicer import engine_request
 from services.worker.submit_check import what_is_wrong
 
 VOCAB = 50
 PLAIN = Submit(1, Capsule(np.arange(5, dtype=np.int32), 5, SamplingParams(max_tokens=3)), timeout_s=60.0)
+EMBED = replace(
+    PLAIN, capsule=Capsule(np.arange(5, dtype=np.int32), 5, SamplingParams(max_tokens=0), pooling=Pooling.MEAN)
+)
 
 COUNTS = st.sampled_from([0, 1, 2, 3, 20, 128, 129, 2**31 - 6, 2**31 - 1, 2**32 - 1])
 NUMBERS = st.sampled_from([-math.inf, -1e300, -1e30, -1.0, 0.0, 1e-300, 0.5, 1.0, 2.0, 1e30, 1e300, math.inf, math.nan])
@@ -83,6 +88,23 @@ def test_a_value_out_of_range_is_refused(sampling: dict[str, Any]):
 
 def test_a_salt_of_any_length_is_refused():
     assert what_is_wrong(replace(PLAIN, capsule=replace(PLAIN.capsule, cache_salt="a" * 1025)), VOCAB)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"handoff": HandTo(WorkerId(1))},
+        {"seeds": (1, 2)},
+        {"timeout_s": math.nan},
+        {"capsule": replace(EMBED.capsule, num_prompt=3)},
+        {"capsule": replace(EMBED.capsule, sampling=SamplingParams(max_tokens=1))},
+        {"capsule": replace(EMBED.capsule, token_ids=np.array([VOCAB], np.int32), num_prompt=1)},
+    ],
+)
+def test_a_prompt_to_embed_has_nothing_beside_it(changes: dict[str, Any]):
+    assert what_is_wrong(EMBED, VOCAB) is None
+    assert what_is_wrong(replace(EMBED, **changes), VOCAB)
+    assert engine_request(GatewayId(7), EMBED, 0.0).kind is Kind.EMBED
 
 
 @settings(max_examples=400, deadline=None)

@@ -30,7 +30,7 @@ _MIN_SAVED_BLOCKS = 64  # with fewer, decoding a group together costs more than 
 
 
 class SeveralPlan(Protocol):
-    """What `Several.prepare` returns."""
+    """The plan that `Several.prepare` makes."""
 
     def kernel_inputs(self) -> KernelInputs | None:
         """Returns what `Attention.kernel_inputs` does, of this part of a step."""

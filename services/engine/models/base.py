@@ -31,6 +31,11 @@ class ModelConfig:
     dtype: str | None  # of the checkpoint; None: config.json names none
 
     @property
+    def output_size(self) -> int:
+        """Returns the width of what `Model.forward` returns."""
+        return self.hidden_size
+
+    @property
     def scale(self) -> float:
         """Returns the factor on attention scores."""
         return 1 / math.sqrt(self.head_dim)

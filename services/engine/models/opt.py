@@ -36,6 +36,11 @@ class OptConfig(ModelConfig):
     bias: bool
 
     @property
+    def output_size(self) -> int:
+        """See ModelConfig: `project_out` comes last."""
+        return self.embedding_size
+
+    @property
     def projects(self) -> bool:
         """Returns True if the embedding has another width than the model."""
         return self.embedding_size != self.hidden_size

@@ -96,6 +96,14 @@ class ScoredTokens:
 
 
 @dataclass(slots=True, eq=False)
+class PooledTokens:
+    """Q tokens of P prompts that are computed in this step, whose hidden states are added up for each prompt."""
+
+    queries: np.ndarray  # int64[Q]: among the step's T query tokens
+    starts: np.ndarray  # int64[P + 1]: prompt p has the queries from starts[p] to starts[p + 1]; maybe none
+
+
+@dataclass(slots=True, eq=False)
 class CarriedTokens:
     """C of a step's query tokens that the previously launched step samples. In `token_ids` they are -1.
 
@@ -123,6 +131,7 @@ class StepInput:
     sample_rows: np.ndarray  # int32[N]: rows whose last query token is followed by a sampled one
     sampling: SamplingBatch
     scored: ScoredTokens | None = None
+    pooled: PooledTokens | None = None
     carried: CarriedTokens | None = None  # only in steps that are launched while another one is under way
 
 
@@ -149,6 +158,7 @@ class StepOutput:
     token_ids: np.ndarray  # int32[N]
     logprobs: StepLogprobs | None
     scored: StepLogprobs | None = None  # for the S successors
+    pooled: np.ndarray | None = None  # float32[P, embedding_size]: sums of hidden states, after the last norm
 
 
 class Runner(Protocol):
@@ -157,6 +167,7 @@ class Runner(Protocol):
     layout: KvLayout
     num_blocks: int
     vocab_size: int
+    embedding_size: int  # numbers of a token's hidden state, after the last norm
     window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all
 
     def kv_memory(self) -> BlockMemory:

@@ -5,6 +5,7 @@ of a sequence's blocks, so a block that is stale, misplaced, torn or not moved c
 """
 
 from collections import deque
+from itertools import pairwise
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class SimulatedRunner:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
+        self.embedding_size = 2
         self.window = window
         self._pool = np.zeros((num_blocks, 2, block_size), dtype=np.float32)
         self._memory = HostBlocks(self._pool.reshape(num_blocks, -1).view(np.uint8))
@@ -83,7 +85,7 @@ class SimulatedRunner:
         tokens = self._moved_by_chance(tokens, step.sampling)
         if step.sampling.edits is not None:
             tokens = self._edited(tokens, step.sampling.edits)
-        return StepOutput(tokens, self._logprobs(tokens, step), self._score(step))
+        return StepOutput(tokens, self._logprobs(tokens, step), self._score(step), self._pooled(step))
 
     def _followers(self, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Returns the tokens that follow these positions of the sequences with these block tables, int32[N]."""
@@ -144,6 +146,17 @@ class SimulatedRunner:
         rows = np.searchsorted(step.query_starts, scored.queries, side="right") - 1
         expected = self._followers(step.block_tables[rows], step.positions[scored.queries])
         return self._spread(expected, scored.successors, int(scored.num_logprobs.max()))
+
+    def _pooled(self, step: StepInput) -> np.ndarray | None:
+        """Returns sums of hidden states, of which each is the token that follows a token, and the token's position."""
+        pooled = step.pooled
+        if pooled is None:
+            return None
+        rows = np.searchsorted(step.query_starts, pooled.queries, side="right") - 1
+        positions = step.positions[pooled.queries]
+        hidden = np.stack([self._followers(step.block_tables[rows], positions), positions], axis=1).astype(np.float32)
+        sums = [hidden[start:end].sum(axis=0) for start, end in pairwise(pooled.starts.tolist())]
+        return np.stack(sums)
 
     def _spread(self, expected: np.ndarray, tokens: np.ndarray, width: int) -> StepLogprobs:
         """Returns logprobs of `tokens`: `expected` ones have 0, and each one after them, around the vocabulary, one

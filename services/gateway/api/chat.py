@@ -6,13 +6,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from services.gateway.api.chat_answers import ChatAnswers
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, cut
-from services.gateway.api.schema import CommonRequest, TokenCount, Top
+from services.gateway.api.reading import Reading
+from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
+from services.gateway.api.tools import EarlierCalls
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
+from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 2048  # as OpenAI has it
@@ -45,6 +50,8 @@ class Message(Open):
     """One message of a chat. The model's template decides which roles there are; it calls `developer` `system`."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
+    tool_calls: EarlierCalls | None = None
+    tool_call_id: str | None = None
     content: Annotated[Parts | None, BeforeValidator(_as_parts)] = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -53,7 +60,6 @@ class Message(Open):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def unknown_fields(self) -> Iterator[str]:
@@ -61,6 +67,8 @@ class Message(Open):
         yield from super().unknown_fields()
         for number, part in enumerate(self.content or ()):
             yield from (f"content[{number}].{name}" for name in part.unknown_fields())
+        for number, call in enumerate(self.tool_calls or ()):
+            yield from (f"tool_calls[{number}].{name}" for name in call.unknown_fields())
 
     @property
     def text(self) -> str:
@@ -74,13 +82,13 @@ class Message(Open):
         return self
 
 
-class ChatRequest(CommonRequest):
+class ChatRequest(MessageRequest):
     """A chat: messages, of which the assistant's next one is wanted."""
 
     prompt_param: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: AnswerTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
     documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
@@ -94,6 +102,8 @@ class ChatRequest(CommonRequest):
         yield from super().unknown_fields()
         for number, message in enumerate(self.messages):
             yield from (f"messages[{number}].{name}" for name in message.unknown_fields())
+        for number, tool in enumerate(self.tools or ()):
+            yield from (f"tools[{number}].{name}" for name in tool.unknown_fields())
 
     @property
     def asked_tokens(self) -> int | None:
@@ -134,23 +144,30 @@ class ChatDialect:
 
     kind = ChatRequest
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, side: SideThread) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, side: SideThread, forms: AnswerForms = NO_FORMS
+    ) -> None:
+        """forms: of the model's answers."""
         self._tokenizer = tokenizer
         self._template = template
         self._side = side
+        self._answers = ChatAnswers(forms, tokenizer)
 
     async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
         num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
-        costly = request.chat_template_kwargs or request.documents or request.chat_template
+        costly = request.chat_template_kwargs or request.documents or request.chat_template or request.tools
         if num_parts <= _FEW_PARTS and not costly:
             text = self._render(request)
         else:
             text = await self._side.run(self._render, request)
         if (kept := request.kept_tokens(max_tokens)) is None:
             check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
-        token_ids = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-        return [Prompt(cut(token_ids, kept, from_right=request.truncation_side == "right"))]
+        whole = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        token_ids = cut(whole, kept, from_right=request.truncation_side == "right")
+        has_end = token_ids is whole or request.truncation_side != "right"
+        goes_on = has_end and (request.continue_final_message or request.add_generation_prompt is not False)
+        return [Prompt(token_ids, begun=self._answers.begun(text) if goes_on else "")]
 
     def _render(self, request: ChatRequest) -> str:
         if self._template is None:
@@ -158,17 +175,19 @@ class ChatDialect:
         template, kwargs = self._template, request.chat_template_kwargs or {}
         if request.chat_template is not None:
             template = _of_request(template, request.chat_template)
+        self._answers.check(request, template)
         if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
             raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
         continued = bool(request.continue_final_message)
         prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
         try:
             return template.render(
-                [_as_dict(message) for message in request.messages],
+                self._answers.messages(request, [_as_dict(message) for message in request.messages]),
+                tools=self._answers.tools(request),
                 add_generation_prompt=prompted,
                 continue_final_message=continued,
                 documents=request.documents,
-                kwargs=kwargs,
+                kwargs={**self._answers.variables(request), **kwargs},
             )
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
@@ -186,6 +205,18 @@ class ChatDialect:
             shows_ids=bool(request.return_token_ids),
         )
 
+    def constrains(self, request: ChatRequest) -> bool:
+        """See Dialect."""
+        return self._answers.constrains(request)
+
+    def grammar(self, request: ChatRequest, prompt: Prompt) -> tuple[str, str]:
+        """See Dialect."""
+        return self._answers.grammar(request, prompt.begun)
+
+    def reading(self, request: ChatRequest, prompt: Prompt) -> Reading | None:
+        """See Dialect."""
+        return self._answers.reading(request, prompt.begun)
+
 
 def _of_request(template: ChatTemplate, source: str) -> ChatTemplate:
     if not template.replaceable:
@@ -199,5 +230,12 @@ def _of_request(template: ChatTemplate, source: str) -> ChatTemplate:
 
 def _as_dict(message: Message) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    extra = {"name": message.name, "reasoning_content": message.reasoning_content, "reasoning": message.reasoning}
+    calls = [call.as_value() for call in message.tool_calls or ()]
+    extra = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "reasoning": message.reasoning,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+    }
     return {"role": role, "content": message.text, **{key: value for key, value in extra.items() if value is not None}}

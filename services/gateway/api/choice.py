@@ -102,14 +102,17 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None  # None: the model's reasoning is not told apart
 
     def as_json(self) -> dict[str, object]:
         """The usage in OpenAI's form."""
+        reasoning = self.reasoning_tokens
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({} if reasoning is None else {"completion_tokens_details": {"reasoning_tokens": reasoning}}),
         }
 
 
@@ -149,14 +152,24 @@ class Choice:
         self._text = text
         self._prompt = prompt
         self.num_generated = 0
+        self.num_reasoning: int | None = None  # tokens of reasoning; None: it is not told apart
 
     @property
-    def extend(self) -> Callable[[int], str] | None:
-        """Turns a plain token after the first update into text; None: tokens have to go through `take`."""
+    def extend(self) -> Callable[[int], str | None] | None:
+        """Turns a plain token after the first update into text; None: tokens have to go through `take`.
+
+        It may return None, for a token that has to.
+        """
         return self._text.extend
 
     def take(self, delta: Delta) -> Update:
-        """Turns a delta into an update.
+        """Turns a delta into an update."""
+        update = self._generated(delta)
+        prompt, self._prompt = self._prompt, None
+        return update if prompt is None else _after_prompt(prompt, delta.prompt_logprobs or [], update)
+
+    def _generated(self, delta: Delta) -> Update:
+        """Turns a delta into an update without the parts of the prompt.
 
         The token that ended the sequence counts and has logprobs, but is text only where `Ending` says so.
         """
@@ -174,9 +187,7 @@ class Choice:
         logprobs: list[TokenLogprobs | None] | None = None
         if delta.logprobs is not None:
             logprobs = [*delta.logprobs[: len(tokens)]]
-        update = Update(self._index, text, tokens, logprobs, finish_reason, stop_reason=stop_reason)
-        prompt, self._prompt = self._prompt, None
-        return update if prompt is None else _after_prompt(prompt, delta.prompt_logprobs or [], update)
+        return Update(self._index, text, tokens, logprobs, finish_reason, stop_reason=stop_reason)
 
     def _stop_token(self, delta: Delta) -> int | None:
         if delta.finish is not FinishReason.STOP or not self._ending.stop_token_ids or not delta.tokens:

@@ -4,16 +4,16 @@ import asyncio
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import BeforeValidator, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.echo import echo_of_ids, echo_of_text
-from services.gateway.api.errors import invalid
-from services.gateway.api.prompts import Prompt, check_text_length, cut, too_long
+from services.gateway.api.prompts import Prompt, as_token_ids, check_text_length, cut, separate_prompts, too_long
+from services.gateway.api.reading import Reading
 from services.gateway.api.schema import CommonRequest, Top
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.structured import grammar_of
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
@@ -21,7 +21,6 @@ _DEFAULT_TOKENS = 16
 
 _SHORT = 16_384  # characters and token ids of all prompts together, which take 2 ms at most
 _FEW_PROMPTS = 16
-_SLICE = 16_384  # token ids that become an array at once
 
 
 def _prompt_type(value: object) -> object:
@@ -70,7 +69,7 @@ class CompletionDialect:
 
     async def prompts(self, request: CompletionRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
-        prompts = _separate_prompts(request.prompt)
+        prompts = separate_prompts(request.prompt, request.prompt_param, MAX_PROMPTS)
         if (kept := request.kept_tokens(max_tokens)) is None:
             for prompt in prompts:
                 self._check_length(prompt, max_tokens, request.prompt_param)
@@ -98,7 +97,7 @@ class CompletionDialect:
 
     def _make(self, prompt: str | list[Any], request: CompletionRequest, kept: int | None) -> Prompt:
         if isinstance(prompt, list):
-            whole = _as_token_ids(prompt, request.prompt_param)
+            whole = as_token_ids(prompt, request.prompt_param)
         else:
             add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
             whole = self._tokenizer.encode_here(prompt, add_special_tokens=add_special_tokens)
@@ -125,38 +124,14 @@ class CompletionDialect:
             shows_ids=bool(request.return_token_ids),
         )
 
+    def constrains(self, request: CompletionRequest) -> bool:
+        """See Dialect."""
+        return request.asks_for_a_form
 
-def _separate_prompts(prompt: str | list[Any]) -> list[str | list[Any]]:
-    """Returns the prompts, texts or token ids, of a field in any of the forms that OpenAI allows. Raises ApiError."""
-    several = isinstance(prompt, list) and len(prompt) > 0 and all(isinstance(entry, str | list) for entry in prompt)
-    prompts = prompt if several and isinstance(prompt, list) else [prompt]
-    if len(prompts) > MAX_PROMPTS:
-        raise invalid(
-            f"Invalid 'prompt': it must have at most {MAX_PROMPTS} entries.", "prompt", "array_above_max_length"
-        )
-    for one in prompts:
-        _check_prompt(one)
-    return prompts
+    def grammar(self, request: CompletionRequest, prompt: Prompt) -> tuple[str, str]:
+        """See Dialect."""
+        return grammar_of(request.response_format, request.structured_outputs)
 
-
-def _check_prompt(prompt: str | list[Any]) -> None:
-    if len(prompt) == 0:
-        code = "empty_array" if isinstance(prompt, list) else "empty_string"
-        raise invalid("Invalid 'prompt': it must not be empty.", "prompt", code)
-
-
-def _as_token_ids(entries: list[Any], param: str) -> np.ndarray:
-    """Returns a client's own token ids, int32[n]. Raises ApiError for what no model has as token ids.
-
-    numpy's concatenate and min give the interpreter lock away and take it back at once. A thread that calls them again
-    and again keeps it from one that waits: for a thousand prompts the event loop waited 30 to 100 ms.
-    """
-    if not all(type(entry) is int for entry in entries):
-        raise invalid(f"Invalid type for '{param}': expected strings or arrays of token ids.", param, "invalid_type")
-    try:
-        slices = [np.array(entries[start : start + _SLICE], np.int32) for start in range(0, len(entries), _SLICE)]
-    except OverflowError:
-        slices = []
-    if not slices or min(entries) < 0:
-        raise invalid(f"Invalid '{param}': it has numbers that are no token ids.", param, "invalid_value")
-    return slices[0] if len(slices) == 1 else np.concatenate(slices)
+    def reading(self, request: CompletionRequest, prompt: Prompt) -> Reading | None:
+        """See Dialect."""
+        return None

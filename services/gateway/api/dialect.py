@@ -4,6 +4,7 @@ from typing import Protocol
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.prompts import Prompt
+from services.gateway.api.reading import Reading
 from services.gateway.api.schema import Request
 
 
@@ -17,3 +18,15 @@ class Dialect(Protocol[Request]):
 
     def shown(self, request: Request, prompt: Prompt) -> PromptShown | None:
         """The part of a prompt that its answers show; None: nothing."""
+
+    def constrains(self, request: Request) -> bool:
+        """True when answers to the request follow a grammar."""
+
+    def grammar(self, request: Request, prompt: Prompt) -> tuple[str, str]:
+        """Returns the grammar of the answers, and the field that it comes from. Not for the event loop.
+
+        Raises ApiError.
+        """
+
+    def reading(self, request: Request, prompt: Prompt) -> Reading | None:
+        """How the parts of an answer are told apart; None: all of its text is content."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from services.gateway.api.attempt_record import AttemptRecords
 from services.protocol.capsule import Capsule
 from services.protocol.frames import TokenLogprobs
@@ -105,6 +107,7 @@ class Delta:
     cached_tokens: int  # prompt tokens that no attempt computed so far; final in the last delta
     choice: int = 0
     prompt_logprobs: list[TokenLogprobs] | None = None  # from the prompt's second token on; in the first delta
+    embedding: np.ndarray | None = None  # float32[size] of a prompt that is embedded, in its only delta
 
 
 TakeToken = Callable[[int], bool]  # takes the next token of one choice; False: not taken, so it comes in a delta
@@ -155,6 +158,9 @@ class Generator(Protocol):
 
     async def until_model_len_known(self) -> int:
         """Returns `max_model_len`, at once where it is known. Raises Unavailable where no worker comes in time."""
+
+    async def until_embedding_size_known(self) -> int:
+        """Returns the numbers of an embedding. Raises Unavailable where no worker that embeds comes in time."""
 
     def generate(self, request: GenerationRequest) -> AbstractAsyncContextManager[Generation]:
         """Starts a request; leaving the context ends it, wherever it is. Raises GenerationError when entered."""

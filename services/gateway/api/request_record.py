@@ -12,6 +12,7 @@ from time import monotonic
 from services.gateway.api.attempt_record import AttemptRecords
 
 IGNORED_FIELDS = "x-baton-ignored-fields"  # of answers: fields of the request that nothing acts on
+TOOLS = "x-baton-tools"  # of answers: `inserted` where the model's chat template knows no tools
 _MAX_SHOWN = 10
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\] -]{1,80}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
@@ -35,6 +36,7 @@ class RequestRecord:
     status: int | str = 0
     error: str | None = None  # the code of the error that the client got
     ignored_fields: tuple[str, ...] = ()  # of the request: nothing acts on them
+    tools_inserted: bool = False  # in the prompt, in our words
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     generated_tokens: int | None = None

@@ -17,17 +17,21 @@ from services.gateway.api.chat import ChatDialect, ChatRequest
 from services.gateway.api.choice import Choice, Ending, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
+from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.pace import pace_of
+from services.gateway.api.parsed_choice import ParsedChoice
 from services.gateway.api.prompts import Prompt, check_token_ids
+from services.gateway.api.reading import Reading
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
+from services.gateway.api.served_model import ServedModel
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.structured import GrammarChecks, grammar_of
+from services.gateway.api.structured import GrammarChecks
 from services.gateway.api.terms import Terms
 from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
@@ -35,10 +39,11 @@ from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.detokenizer import make_detokenizer
+from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
-from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.protocol.model_files.info import ModelInfo
 from services.protocol.sampling import SamplingParams
 
 # A client that does not read its answer may keep the request open this much longer than the request may take.
@@ -50,26 +55,6 @@ MAX_NAMED_TOKENS = 1 << 17
 
 _AT_ONCE = 64  # choices that are made before other requests get their turn
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """The model behind this gateway.
-
-    created: in seconds since 1970. fingerprint: tells answers of another model, or of another version of this program.
-    """
-
-    name: str
-    vocab_size: int
-    defaults: GenerationDefaults
-    created: int
-    fingerprint: str
-
-    def check(self, name: str | None) -> None:
-        """Raises ApiError when `name` is another model's; None is this one."""
-        if name is not None and name != self.name:
-            message = f"The model '{name[:200]}' does not exist; this server serves '{self.name}'."
-            raise ApiError(404, message, "model", "model_not_found")
 
 
 class RequestRunner(Generic[Request]):
@@ -117,7 +102,7 @@ class RequestRunner(Generic[Request]):
             capsules = await self._capsules(request, prompts, num_choices, max_model_len)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
-            choices = await self._choices(request, prompts, capsules)
+            choices = await self._choices(request, prompts, capsules, record)
             record.tokenized = monotonic()
             wanted = GenerationRequest(
                 record.request_id,
@@ -169,7 +154,7 @@ class RequestRunner(Generic[Request]):
         if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
         vocab_size = self.model.vocab_size
-        bad_words, grammar = await self._bad_words(request.bad_words or []), await self._grammar(request)
+        bad_words, grammar = await self._bad_words(request.bad_words or []), await self._grammar(request, prompts[0])
         first = resolve_sampling(
             request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
         )
@@ -187,11 +172,12 @@ class RequestRunner(Generic[Request]):
                 await _let_others_run(len(capsules))
         return tuple(capsules)
 
-    async def _grammar(self, request: Request) -> str:
-        if not request.asks_for_a_form:
+    async def _grammar(self, request: Request, prompt: Prompt) -> str:
+        if not self.dialect.constrains(request):
             return ""
-        grammar, param = await asyncio.to_thread(grammar_of, request.response_format, request.structured_outputs)
-        await self._grammars.check(grammar, param)
+        grammar, param = await asyncio.to_thread(self.dialect.grammar, request, prompt)
+        if grammar:
+            await self._grammars.check(grammar, param)
         return grammar
 
     async def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
@@ -200,27 +186,36 @@ class RequestRunner(Generic[Request]):
         return await asyncio.to_thread(bad_word_tokens, self._tokenizer, words)
 
     async def _choices(
-        self, request: Request, prompts: Sequence[Prompt], capsules: Sequence[Capsule]
+        self, request: Request, prompts: Sequence[Prompt], capsules: Sequence[Capsule], record: RequestRecord
     ) -> Sequence[Choice]:
         choices: list[Choice] = []
         num_choices = len(capsules) // len(prompts)
         for number, prompt in enumerate(prompts):
-            shown = self.dialect.shown(request, prompt)
+            shown, reading = self.dialect.shown(request, prompt), self.dialect.reading(request, prompt)
+            record.tools_inserted = reading is not None and reading.inserted
             for capsule in capsules[number * num_choices : (number + 1) * num_choices]:
-                choices.append(self._choice(len(choices), request, prompt, capsule, shown))
+                choices.append(self._choice(len(choices), request, prompt, capsule, shown, reading))
                 await _let_others_run(len(choices))
         return choices
 
     def _choice(
-        self, index: int, request: Request, prompt: Prompt, capsule: Capsule, shown: PromptShown | None
+        self,
+        index: int,
+        request: Request,
+        prompt: Prompt,
+        capsule: Capsule,
+        shown: PromptShown | None,
+        reading: Reading | None,
     ) -> Choice:
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
         last = prompt.token_ids[-16:].tolist()
+        marks = frozenset[int]() if reading is None else reading.marks
         detokenizer = make_detokenizer(
             self._tokenizer,
             last,
             skip_special_tokens=skip_special_tokens,
             spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+            shown=marks,
         )
         ending = Ending(
             frozenset(request.stop_token_ids or ()),
@@ -229,7 +224,9 @@ class RequestRunner(Generic[Request]):
         )
         stops, min_tokens = tuple(request.stop or ()), capsule.sampling.min_tokens
         text = SequenceText(detokenizer, stops, min_tokens, shows_stop=ending.shows_stop)
-        return Choice(index, text, shown, ending)
+        if reading is None:
+            return Choice(index, text, shown, ending)
+        return ParsedChoice(index, text, shown, ending, reading)
 
 
 def _fingerprint(model: str) -> str:
@@ -249,10 +246,11 @@ def _named_tokens(sampling: SamplingParams) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Runners:
-    """One runner for each dialect, and what all of them share."""
+    """One runner for each dialect, one for embeddings, and what all of them share."""
 
     chat: RequestRunner[ChatRequest]
     completions: RequestRunner[CompletionRequest]
+    embeddings: EmbeddingRunner
     tokenizer: Tokenizer
     side: SideThread
     records: RequestRecords
@@ -266,8 +264,9 @@ def make_runners(
     generator: Generator,
     metrics: GatewayMetrics,
     tracing: Tracing | None = None,
+    forms: AnswerForms = NO_FORMS,
 ) -> Runners:
-    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
+    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans. forms: of answers."""
     served = ServedModel(
         name=served_model_name,
         vocab_size=model.vocab_size,
@@ -276,10 +275,11 @@ def make_runners(
         fingerprint=_fingerprint(model.digest or served_model_name),
     )
     side, grammars = SideThread(), GrammarChecks(tokenizer)
-    chat, completions = ChatDialect(tokenizer, chat_template, side), CompletionDialect(tokenizer, side)
+    chat, completions = ChatDialect(tokenizer, chat_template, side, forms), CompletionDialect(tokenizer, side)
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
         RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
+        EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
         tokenizer,
         side,
         RequestRecords(metrics, tracing),

@@ -98,6 +98,8 @@ def _label(value: str) -> str:
     return value
 
 
+whole = BeforeValidator(_whole)
+
 Label = Annotated[str, AfterValidator(_label)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 LogitBias = Annotated[dict[int, float], BeforeValidator(_logit_bias)]
@@ -107,7 +109,9 @@ Stops = Annotated[list[str], BeforeValidator(_as_list), Field(max_length=MAX_STO
 TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
 TopK = Annotated[int, Field(le=MAX_TOP_K), BeforeValidator(_whole), AfterValidator(_top_k)]
-TokenCount = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+AnswerTokens = Annotated[int, Field(ge=0), BeforeValidator(_whole)]  # 0: nothing is generated
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
 class StreamOptions(Strict):
@@ -127,7 +131,7 @@ class CommonRequest(Open, ABC):
     prompt_param: ClassVar[str]
 
     model: str | None = None  # None: the one that is served
-    max_tokens: TokenCount | None = None
+    max_tokens: AnswerTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: TopK | None = None  # -1 and 0: off

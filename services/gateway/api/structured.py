@@ -183,3 +183,8 @@ def _wrong(param: str, reason: str) -> ApiError:
 
 def _too_large(param: str) -> ApiError:
     return invalid(f"Invalid '{param}': it must have at most {MAX_CHARS} characters.", param, "string_above_max_length")
+
+
+def schema_grammar(schema: dict[str, Any], param: str) -> str:
+    """Returns the grammar of JSON that matches a schema. `param`: the field that it comes from. Raises ApiError."""
+    return _of_schema(schema, param)

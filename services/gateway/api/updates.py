@@ -87,12 +87,12 @@ class Updates:
 
         def take_token(token: int) -> bool:
             since = last[index]
-            if since is None or not ready():
+            if since is None or not ready() or (text := extend(token)) is None:
                 return False
             last[index] = now = monotonic()
             metrics.note_token(now - since)
             choice.num_generated += 1
-            if text := extend(token):
+            if text:
                 take_text(index, text)
             return True
 
@@ -146,7 +146,9 @@ class Updates:
 
     def usage(self) -> Usage:
         """Token counts so far. A prompt counts once, however many choices it has."""
-        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0)
+        counted = [choice.num_reasoning for choice in self._choices if choice.num_reasoning is not None]
+        reasoning = sum(counted) if counted else None
+        return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0, reasoning)
 
 
 class _DeltaSink:

@@ -11,7 +11,6 @@ from pydantic_core import ErrorDetails
 from services.gateway.api.errors import ApiError, invalid, unsupported
 from services.gateway.api.large_json import JsonError, read_large, takes_long
 from services.gateway.api.refusals import REASONS
-from services.gateway.api.schema import Request
 from services.gateway.api.strict import MAX_FIELDS, Open, Strict
 
 Checked = TypeVar("Checked", bound=Strict)
@@ -50,7 +49,7 @@ _TYPES = {
 }
 
 
-def parse_request(body: bytes, kind: type[Request], neutral: Neutral) -> Request:
+def parse_request(body: bytes, kind: type[Checked], neutral: Neutral) -> Checked:
     """Returns the request in a body. Raises ApiError for anything that is not a valid request of this kind.
 
     A body that `takes_long` should be parsed beside the event loop.
@@ -72,7 +71,7 @@ def read_value(body: bytes) -> Any:
         raise not_json() from error
 
 
-def _malformed(body: bytes, kind: type[Request], neutral: Neutral) -> ApiError:
+def _malformed(body: bytes, kind: type[Checked], neutral: Neutral) -> ApiError:
     """Names the field that holds NaN or an infinity, which JSON lacks and Python clients write; else the body."""
     try:
         validate_request(json.loads(body.decode("utf-8")), kind, neutral)
@@ -195,7 +194,10 @@ def _plain(context: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
+    """Returns a field's path as clients write it. A step in parentheses is a union's tag, and no field."""
     path = ""
     for step in location:
+        if isinstance(step, str) and step.startswith("("):
+            continue
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     return path[:_MAX_PARAM_CHARS]

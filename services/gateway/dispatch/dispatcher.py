@@ -147,6 +147,8 @@ class Dispatcher:
         timer = self._loop.call_at(entries[0].deadline, self._expire, entries)
         try:
             for first in range(0, len(entries), request.num_choices):
+                if first:
+                    await asyncio.sleep(0)  # a look-up in memory never waits, and there may be many prompts
                 await self._place_first(entries[first : first + request.num_choices])
             for entry in entries:
                 entry.check()
@@ -170,6 +172,13 @@ class Dispatcher:
         while self.max_model_len is None:
             await self._next_worker(until)
         return self.max_model_len
+
+    async def until_embedding_size_known(self) -> int:
+        """See Generator."""
+        until = self._loop.time() + self._no_worker_wait_s
+        while not (size := self._fleet.embedding_size()):
+            await self._next_worker(until)
+        return size
 
     async def _next_worker(self, until: float) -> None:
         """Returns when a worker has connected. Raises Unavailable at `until`, or at once where no worker is known."""
@@ -229,6 +238,8 @@ class Dispatcher:
         if message.timings:
             self._ledger.on_timings(worker, message.timings)
         self._ledger.on_rows(worker, message.rows())
+        if message.embeddings is not None:
+            self._ledger.on_embeddings(worker, message.embeddings)
         for failure in message.failures:
             self._on_failure(worker, failure)
         if message.load is not None:

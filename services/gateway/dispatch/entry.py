@@ -42,7 +42,9 @@ class LedgerEntry:
     max_len: int = field(init=False)  # of the sequence, where `max_tokens` is reached
     length: int = field(init=False)  # of the sequence so far: the position of its next token
     wants_logprobs: bool = field(init=False)  # a token counts as delivered only together with its logprobs
-    only_tokens: bool = field(init=False)  # no logprobs are wanted, of the prompt neither
+    only_tokens: bool = field(init=False)  # no logprobs are wanted, of the prompt neither, nor an embedding
+    embeds: bool = field(init=False)  # an embedding is wanted, and no token
+    embedding: np.ndarray | None = field(default=None, init=False)  # float32[size]; None: not wanted, or not there
     generated: "array[int]" = field(default_factory=lambda: array("i"))  # delivered tokens
     untaken: list[int] = field(default_factory=list)  # the last ones of `generated`
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # of `untaken`
@@ -61,7 +63,8 @@ class LedgerEntry:
         self.max_len = capsule.max_len
         self.wants_logprobs = capsule.sampling.num_logprobs is not None
         self.prompt_logprobs = None if capsule.sampling.num_prompt_logprobs is None else []
-        self.only_tokens = not self.wants_logprobs and self.prompt_logprobs is None
+        self.embeds = capsule.pooling is not None
+        self.only_tokens = not self.wants_logprobs and self.prompt_logprobs is None and not self.embeds
 
     def capsule(self) -> Capsule:
         """The capsule that the next attempt starts from."""
@@ -158,7 +161,8 @@ class LedgerEntry:
             return Delta(tokens, None, self.finish, cached, self.choice)
         logprobs, self.logprobs = self.logprobs, []
         prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        return Delta(tokens, logprobs if self.wants_logprobs else None, self.finish, cached, self.choice, prompt)
+        wanted = logprobs if self.wants_logprobs else None
+        return Delta(tokens, wanted, self.finish, cached, self.choice, prompt, self.embedding)
 
     def close(self, error: GenerationError | None) -> None:
         """Ends the choice. `error` says why its answer is incomplete; None: it is complete, or no longer wanted."""

@@ -96,6 +96,10 @@ class Fleet:
         """The tokens of a sequence that every live worker can hold; None: there is no worker."""
         return min((worker.hello.max_model_len for worker in self), default=None)
 
+    def embedding_size(self) -> int:
+        """The numbers of an embedding; 0: no live worker makes any."""
+        return max((worker.hello.embedding_size for worker in self), default=0)
+
     def most_choices(self, plan: Plan) -> int:
         """The number of choices over one prompt that a plan's workers can run as one group, beside the prompt."""
         workers = (self._workers[candidate.id] for candidate in plan.workers())
@@ -147,6 +151,7 @@ class Fleet:
                 max_model_len=worker.hello.max_model_len,
                 load=worker.load,
                 guides=worker.hello.guides,
+                embeds=worker.hello.embedding_size > 0,
                 knows=worker.hello.knows,
                 depth=depths.get(worker.id, 0),
                 queued_tokens=workload.queued_tokens.get(worker.id, 0),

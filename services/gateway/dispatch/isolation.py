@@ -1,8 +1,9 @@
 """Keeps workers free for suspects: choices that may be what ends workers (see retries.py).
 
-A suspect goes to a decode worker at which no other attempt is without progress, and until it has progress itself no
-other attempt is sent there. A worker is seldom free of new attempts by itself. So one that a suspect waits for is kept
-free of further ones; where it is the only worker, they wait too. That takes as long as the first two tokens.
+A suspect goes to a decode worker, or a prefill worker where its prompt is to be embedded, at which no other attempt is
+without progress, and until it has progress itself no other attempt is sent there. A worker is seldom free of new
+attempts by itself. So one that a suspect waits for is kept free of further ones; where it is the only worker, they wait
+too. That takes as long as the first two tokens.
 
 What ended one worker may have ended others, which the gateway notices a moment later. So a suspect goes only to a
 worker that was heard of since the last one was lost, or the suspect would be blamed for the end of a dead worker.
@@ -13,7 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtransfer.ids import WorkerId
-from services.config import WorkerRole
 from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.router import Candidate
 
@@ -50,10 +50,12 @@ class Isolation:
         self._until: dict[WorkerId, float] = {}
 
     def keep_one(self, candidates: Iterable[Candidate], now: float) -> None:
-        """Keeps the decode worker free on which a suspect has to wait for the fewest others; or goes on keeping one."""
-        decodes = [worker for worker in candidates if worker.role is WorkerRole.DECODE]
-        kept = [worker for worker in decodes if worker.id in self._until] or decodes
-        if kept:
+        """Keeps the candidate free at which a suspect has to wait for the fewest others; or goes on keeping one.
+
+        candidates: workers that could run the suspect alone.
+        """
+        able = list(candidates)
+        if kept := [worker for worker in able if worker.id in self._until] or able:
             chosen = min(kept, key=lambda worker: (worker.unproven, worker.assigned, worker.id))
             self._until[chosen.id] = now + _KEPT_S
 

@@ -21,7 +21,7 @@ from services.gateway.dispatch.pair_health import PairHealth
 from services.gateway.dispatch.router import Plan, uncached_tokens
 from services.gateway.dispatch.workload import Workload
 from services.protocol.block_hash import BlockHash
-from services.protocol.frames import Failure, Row, Timing
+from services.protocol.frames import Embeddings, Failure, Row, Timing
 from services.protocol.messages import MAX_HANDLE, Abort, Command, HandTo, Submit, TakeFrom
 from services.protocol.outcomes import FailureCode, FinishReason
 
@@ -179,6 +179,20 @@ class Ledger:
                 for entry in self.find(row.handle):
                     self._deliver_prompt(entry, row)
 
+    def on_embeddings(self, worker: WorkerId, embeddings: Embeddings) -> None:
+        """Takes the embeddings of one frame; ignores those of handles whose attempts have ended."""
+        columns = (embeddings.handles.tolist(), embeddings.cached.tolist(), embeddings.values)
+        for handle, cached, values in zip(*columns, strict=True):
+            entry = self._by_handle.get(handle)
+            attempt = None if entry is None else entry.attempt
+            if entry is None or attempt is None or not entry.embeds or not attempt.heeds(worker):
+                continue
+            attempt.record.found[attempt.candidate(worker).role] = cached
+            self._note_cached(worker, entry, attempt, cached)
+            self._advance(worker, entry, attempt)
+            entry.embedding = values
+            self._finish(entry, attempt, worker, FinishReason.LENGTH)
+
     def on_timings(self, worker: WorkerId, timings: Iterable[Timing]) -> None:
         """Records when attempts reached what at a worker, which says so with their first rows, or their failures."""
         for timing in timings:
@@ -318,7 +332,9 @@ class Ledger:
     def _conclude(self, worker: WorkerId, entry: LedgerEntry, attempt: Attempt, row: Row) -> None:
         """Ends the choice with this row, or the attempt where the row does not fit to the delivered tokens."""
         end, length = row.position + len(row.tokens), entry.length
-        if row.finish and end == length:
+        if entry.embeds:
+            self._fail(entry, attempt, None, FailureCode.HANDOFF)  # it is no token that is wanted
+        elif row.finish and end == length:
             self._finish(entry, attempt, worker, row.finish)
         elif length == entry.max_len and end >= length:
             self._finish(entry, attempt, worker, FinishReason.LENGTH, cut=not row.finish)

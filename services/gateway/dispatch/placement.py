@@ -16,7 +16,7 @@ from services.gateway.dispatch.fleet import Fleet
 from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isolation, count_unproven
 from services.gateway.dispatch.ledger import Ledger, handles_needed
 from services.gateway.dispatch.retry_budget import RetryBudget
-from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan
+from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan, runs_alone
 from services.gateway.dispatch.sessions import Sessions
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import MAX_HANDLE
@@ -127,6 +127,7 @@ class Placement:
         return Demand(
             num_tokens=entry.length,
             one_token=entry.length + 1 == entry.max_len,
+            embeds=entry.embeds,
             too_small=frozenset(retries.too_small),
             avoid=retries.still_avoided(now),
             avoid_pairs=self._ledger.pairs.avoided(now) | retries.failed_pairs,
@@ -142,7 +143,8 @@ class Placement:
         """Has an entry ask again soon where a suspect is in its way, or where it is one itself."""
         now = self._ledger.now()
         if demand.suspect:
-            self._isolation.keep_one([worker for worker in candidates if fits(worker, demand)], now)
+            able = [worker for worker in candidates if fits(worker, demand) and runs_alone(worker, demand)]
+            self._isolation.keep_one(able, now)
         if demand.suspect or demand.kept or any(worker.suspects for worker in candidates):
             entry.retries.not_before = now + ASK_AGAIN_S
 

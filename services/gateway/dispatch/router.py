@@ -48,6 +48,7 @@ class Candidate:
     max_model_len: int
     load: Load
     guides: bool = False  # see WorkerHello
+    embeds: bool = False  # it makes embeddings
     knows: frozenset[str] = frozenset()  # see WorkerHello
     depth: int = 0  # leading blocks of this prompt in its cache
     queued_tokens: int = 0  # see Workload
@@ -76,6 +77,7 @@ class Demand:
     guided: bool = False  # its answer matches a grammar
     needs: frozenset[str] = frozenset()  # see Capsule
     stays_with: WorkerId | None = None  # the worker that generated the last answer of its session
+    embeds: bool = False  # the request ends with an embedding of the prompt, and no token
     suspect: bool = False  # it may be what ends workers, see isolation.py
     kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
 
@@ -119,6 +121,7 @@ class Why(StrEnum):
     FORCED = "forced"  # the policy leaves no choice
     NO_PAIR = "no pair"  # there is no prefill worker, or none that can pair
     ONE_TOKEN = "one token"  # nothing would be left to do after a handoff
+    EMBEDDING = "embedding"  # no token is to be generated
     CACHED = "cached"  # all but a block is in decode's cache
     THRESHOLD = "threshold"  # the policy's own
     TRIAL = "trial"  # to learn what it costs
@@ -195,11 +198,10 @@ def make_plan(
     candidates: Iterable[Candidate], demand: Demand, policy: Policy, turn: int, figures: Figures = _NOTHING_KNOWN
 ) -> Plan | NoPlan:
     """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
-    able = [
-        worker
-        for worker in candidates
-        if lacks(worker, demand) is None and (worker.role is WorkerRole.DECODE or _may_prefill(demand, policy))
-    ]
+    knowing = [worker for worker in candidates if lacks(worker, demand) is None]
+    if demand.embeds:
+        return _plan_embedding(knowing, demand, turn)
+    able = [worker for worker in knowing if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
     fitting = [worker for worker in able if fits(worker, demand)]
     ready = [worker for worker in fitting if why_not_ready(worker, demand) is None]
     prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)
@@ -217,6 +219,12 @@ def make_plan(
             return pair or alone
         return _pair_or_alone(pair, alone, demand, policy, figures, turn)
     return _why_not(able, fitting, demand)
+
+
+def _plan_embedding(able: Sequence[Candidate], demand: Demand, turn: int) -> Plan | NoPlan:
+    fitting = [worker for worker in able if fits(worker, demand)]
+    ready = _by_cost((worker for worker in fitting if why_not_ready(worker, demand) is None), demand, turn)
+    return Plan(ready[0], None, Why.EMBEDDING) if ready else _why_not(able, fitting, demand)
 
 
 def uncached_tokens(worker: Candidate, num_tokens: int) -> int:
@@ -239,6 +247,8 @@ def lacks(worker: Candidate, demand: Demand) -> str | None:
     """Names what the request asks for and the worker cannot do; None: it can do all of it."""
     if demand.guided and not worker.guides:
         return "it guides no answers"
+    if demand.embeds and not worker.embeds:
+        return "it makes no embeddings"
     unknown = sorted(demand.needs - worker.knows)
     return f"it knows no {unknown[0]}" if unknown else None
 
@@ -266,8 +276,13 @@ def why_not_ready(worker: Candidate, demand: Demand) -> str | None:
         return "it has a request that may be what ends workers"
     if not demand.suspect:
         return "it is kept free for a request that may be what ends workers" if worker.id in demand.kept else None
-    apart = worker.role is WorkerRole.DECODE and worker.outlives_others and not worker.unproven
+    apart = runs_alone(worker, demand) and worker.outlives_others and not worker.unproven
     return None if apart else "the request may be what ends workers, and the worker has others without progress"
+
+
+def runs_alone(worker: Candidate, demand: Demand) -> bool:
+    """True when the worker needs no other one for the request."""
+    return worker.embeds if demand.embeds else worker.role is WorkerRole.DECODE
 
 
 def fits(worker: Candidate, demand: Demand) -> bool:
@@ -278,7 +293,8 @@ def fits(worker: Candidate, demand: Demand) -> bool:
         worker.num_blocks <= num_blocks and worker.max_model_len <= max_model_len
         for num_blocks, max_model_len in demand.too_small
     )
-    return worker.num_blocks >= needed and demand.num_tokens < worker.max_model_len and not no_larger
+    fits_context = demand.num_tokens + (not demand.embeds) <= worker.max_model_len  # room for a token
+    return worker.num_blocks >= needed and fits_context and not no_larger
 
 
 def _by_cost(workers: Iterable[Candidate], demand: Demand, turn: int) -> list[Candidate]:
@@ -366,7 +382,7 @@ def can_pair(prefill: Candidate, decode: Candidate, demand: Demand) -> bool:
 
 def _why_not(able: Sequence[Candidate], fitting: Sequence[Candidate], demand: Demand) -> NoPlan:
     def could_run(workers: Sequence[Candidate]) -> bool:
-        return any(worker.role is WorkerRole.DECODE or demand.one_token for worker in workers)
+        return any(worker.role is WorkerRole.DECODE or demand.one_token or demand.embeds for worker in workers)
 
     if not could_run([worker for worker in able if not worker.load.draining]):
         return NoPlan.NO_WORKER

@@ -125,11 +125,28 @@ def _message(message: inference_pb2.Message) -> dict[str, Any]:
     return {"role": message.role, "content": message.content, **name}
 
 
+def embedding_fields(request: inference_pb2.EmbedRequest) -> dict[str, Any]:
+    """The fields of a request for embeddings beside its model. Raises ApiError for an input that is empty."""
+    optional = ("dimensions", "normalize", "add_special_tokens", "truncate_prompt_tokens")
+    fields = {name: getattr(request, name) for name in optional if request.HasField(name)}
+    return {"input": [_input(one) for one in request.inputs], "pooling": request.pooling or None, **fields}
+
+
+def _input(one: inference_pb2.EmbedInput) -> str | list[int]:
+    match one.WhichOneof("input"):
+        case "text":
+            return one.text
+        case "token_ids":
+            return _token_ids(one.token_ids.ids)
+        case _:
+            raise invalid("Missing an input: each is text or token_ids.", "input")
+
+
 def grpc_message(error: ApiError, request: Message) -> str:
     """The error's message, with the fields' names in this API."""
     oneof = request.DESCRIPTOR.oneofs_by_name.get("prompt")
     which = None if oneof is None else request.WhichOneof("prompt")
-    names = _CHAT_NAMES if which == "chat" else {"prompt": which or "prompt"}
+    names = _CHAT_NAMES if which == "chat" else {"prompt": which or "prompt", "input": "inputs"}
     if error.param is None:
         return error.message
     root = re.split(r"\W", error.param, maxsplit=1)[0]

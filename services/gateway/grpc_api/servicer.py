@@ -12,6 +12,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.choice import Update, Usage
+from services.gateway.api.embedding_inputs import EmbeddingRequest
+from services.gateway.api.embeddings import EmbeddingAnswer
 from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
 from services.gateway.api.request_phases import server_timing
@@ -20,7 +22,7 @@ from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, 
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
-from services.gateway.grpc_api.requests import grpc_message, other_fields, prompt_fields
+from services.gateway.grpc_api.requests import embedding_fields, grpc_message, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.frames import TokenLogprobs
 
@@ -39,7 +41,7 @@ _FINISH_REASONS = {
 _NO_FIELDS: Neutral = {}
 
 _PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
-_AnyRequest = _PromptRequest | inference_pb2.ListModelsRequest
+_AnyRequest = _PromptRequest | inference_pb2.EmbedRequest | inference_pb2.ListModelsRequest
 
 _SMALL_BYTES = 16 << 10  # of a message that is translated within 2 ms, whatever it holds
 
@@ -79,6 +81,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             else:
                 completion = await self._checked(self._runners.completions, request)
                 await self._generate(self._runners.completions, completion, record, context)
+
+    async def Embed(
+        self,
+        request: inference_pb2.EmbedRequest,
+        context: "grpc.aio.ServicerContext[inference_pb2.EmbedRequest, inference_pb2.EmbedResponse]",
+    ) -> inference_pb2.EmbedResponse:
+        """Answers one call. inference.proto has its description."""
+        runner = self._runners.embeddings
+
+        def translate() -> EmbeddingRequest:
+            fields = {"model": request.model or self._model.name, **embedding_fields(request)}
+            return validate_request(fields, EmbeddingRequest, _NO_FIELDS)
+
+        async with self._answering("grpc.embed", request, context) as record:
+            self._runners.records.begin(record, _metadata(context))
+            translated = translate() if request.ByteSize() <= _SMALL_BYTES else await runner.side.run(translate)
+            runner.check(translated)
+            terms = self._terms(context)
+            async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
+                return _embeddings(await runner.run(translated, record, terms))
 
     async def Tokenize(
         self,
@@ -127,17 +149,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
-        remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
-        timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
-        terms = Terms(timeout_s, parse_ttft_slo(_metadata(context)(TTFT_SLO_HEADER), self._ttft_slo_s))
+        terms = self._terms(context)
         async with (
-            asyncio.timeout(timeout_s + READING_GRACE_S),
+            asyncio.timeout(terms.timeout_s + READING_GRACE_S),
             runner.run(request, record, terms) as updates,
         ):
             while not updates.done:
                 update = await updates.next()
                 if update.finish_reason is not None or update.tokens:
                     await context.write(_response(update, updates.usage() if updates.done else None))
+
+    def _terms(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
+        remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
+        timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
+        return Terms(timeout_s, parse_ttft_slo(_metadata(context)(TTFT_SLO_HEADER), self._ttft_slo_s))
 
     @asynccontextmanager
     async def _answering(
@@ -215,6 +240,7 @@ async def _fail(
 def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:
     response = inference_pb2.GenerateResponse(
         text=update.text,
+        reasoning=update.reasoning,
         token_ids=update.tokens,
         logprobs=[_logprobs(entry) for entry in update.logprobs or () if entry],
         finish_reason=_FINISH_REASONS[update.finish_reason],
@@ -231,6 +257,13 @@ def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResp
         response.usage.completion_tokens = usage.completion_tokens
         response.usage.cached_tokens = usage.cached_tokens
     return response
+
+
+def _embeddings(answer: EmbeddingAnswer) -> inference_pb2.EmbedResponse:
+    return inference_pb2.EmbedResponse(
+        embeddings=[inference_pb2.Embedding(values=vector.tolist()) for vector in answer.vectors],
+        usage=inference_pb2.Usage(prompt_tokens=answer.prompt_tokens, cached_tokens=answer.cached_tokens),
+    )
 
 
 def _logprobs(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:

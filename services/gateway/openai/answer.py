@@ -123,6 +123,10 @@ class ChunkTemplate:
 
     def full(self, update: Update, logprobs: object, usage: Usage | None = None) -> bytes:
         """A chunk with text, logprobs, finish and stop reason, and with token ids and usage where those are wanted."""
+        return self.of(update, update.text, logprobs, usage)
+
+    def of(self, update: Update, value: object, logprobs: object = None, usage: Usage | None = None) -> bytes:
+        """A full chunk with any value in the place of the text."""
         own: dict[str, object] = {"logprobs": logprobs, "finish_reason": update.finish_reason}
         if update.finish_reason is not None:
             own["stop_reason"] = update.stop_reason
@@ -134,7 +138,7 @@ class ChunkTemplate:
                 place["prompt_token_ids"] = json_array(update.prompt_token_ids)
         end = b"," + orjson.dumps(own)[1:-1] + b"}]" + (b"," + orjson.dumps(beside)[1:-1] if beside else b"")
         tail = self._tail if usage is None else b',"usage":' + orjson.dumps(usage.as_json()) + b"}\n\n"
-        return self._opened(update.choice) + orjson.dumps(update.text) + self._after + end + tail
+        return self._opened(update.choice) + orjson.dumps(value) + self._after + end + tail
 
     def usage(self, usage: Usage) -> bytes:
         """A chunk with the usage and without choices."""

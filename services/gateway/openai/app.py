@@ -10,20 +10,26 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.generation import Generator
-from services.gateway.api.request_record import IGNORED_FIELDS
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
+from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.http.limits import Limits
+from services.gateway.http.routes import route
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
-from services.gateway.openai.endpoint import GenerationEndpoint, Limits
-from services.gateway.openai.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.openai.embeddings import EmbeddingEndpoint
+from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.pages import Models, Probes, RecentRequests
+from services.gateway.openai.responses.endpoint import ResponsesEndpoint
+from services.gateway.openai.responses.kept import KeptResponses
+from services.gateway.openai.responses.pages import ResponsePages
+from services.gateway.openai.responses.running import RunningResponses
+from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
 log = structlog.get_logger()
-
-Handler = Callable[[Exchange], Awaitable[None]]
 
 
 def create_app(
@@ -34,32 +40,40 @@ def create_app(
     describe_ledger: Callable[[], object],
     limits: Limits,
     allowed_origins: Sequence[str] = (),
+    other_apis: Sequence[Route] = (),
+    response_store: ResponseStore | None = None,
 ) -> ASGIApp:
     """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows.
 
     allowed_origins: of pages whose scripts may use the API from a browser.
+    other_apis: the routes of other vendors' APIs.
+    response_store: None keeps no responses.
     """
     models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
     tokens = Tokens(runners, limits)
     requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
+    embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
     routes = [
-        _route("/v1/chat/completions", chat, "POST"),
-        _route("/v1/completions", completions, "POST"),
-        _route("/v1/models", models.list),
-        _route("/v1/models/{model:path}", models.retrieve),
-        _route("/tokenize", tokens.tokenize, "POST"),
-        _route("/detokenize", tokens.detokenize, "POST"),
-        _route("/version", probes.version),
-        _route("/load", probes.load),
-        _route("/ping", probes.health),
-        _route("/health", probes.health),
-        _route("/ready", probes.ready),
-        _route("/metrics", probes.metrics),
-        _route("/debug/ledger", probes.ledger),
-        _route("/debug/requests", requests.list),
-        _route("/debug/requests/{request_id:path}", requests.retrieve),
+        route("/v1/chat/completions", chat, "POST"),
+        route("/v1/completions", completions, "POST"),
+        route("/v1/embeddings", embeddings, "POST"),
+        *other_apis,
+        *_response_routes(runners, limits, response_store),
+        route("/v1/models", models.list),
+        route("/v1/models/{model:path}", models.retrieve),
+        route("/tokenize", tokens.tokenize, "POST"),
+        route("/detokenize", tokens.detokenize, "POST"),
+        route("/version", probes.version),
+        route("/load", probes.load),
+        route("/ping", probes.health),
+        route("/health", probes.health),
+        route("/ready", probes.ready),
+        route("/metrics", probes.metrics),
+        route("/debug/ledger", probes.ledger),
+        route("/debug/requests", requests.list),
+        route("/debug/requests/{request_id:path}", requests.retrieve),
     ]
     app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
     if not allowed_origins:
@@ -67,10 +81,22 @@ def create_app(
     return CORSMiddleware(
         app,
         allow_origins=allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", IGNORED_FIELDS],
+        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],
     )
+
+
+def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
+    kept, running = KeptResponses(store, runners.side), RunningResponses()
+    pages = ResponsePages(kept, running)
+    return [
+        route("/v1/responses", ResponsesEndpoint(runners, limits, kept, running), "POST"),
+        route("/v1/responses/{response_id}", pages.retrieve),
+        route("/v1/responses/{response_id}", pages.delete, "DELETE"),
+        route("/v1/responses/{response_id}/cancel", pages.cancel, "POST"),
+        route("/v1/responses/{response_id}/input_items", pages.input_items),
+    ]
 
 
 class Application:
@@ -111,25 +137,6 @@ class Application:
         except Exception:
             log.exception("request failed")
             await exchange.fail(internal_error())
-
-
-class _Endpoint:
-    """A handler in the form that the router calls."""
-
-    def __init__(self, name: str, handler: Handler) -> None:
-        self._name = name
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope["exchange"]
-        exchange.record.endpoint = self._name
-        exchange.path_params = scope["path_params"]
-        await self._handler(exchange)
-
-
-def _route(path: str, handler: Handler, method: str = "GET") -> Route:
-    name = path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
-    return Route(path, _Endpoint(name, handler), methods=[method])
 
 
 def _from_router(error: HTTPException) -> ApiError:

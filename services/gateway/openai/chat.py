@@ -6,12 +6,12 @@ from typing import Any
 import orjson
 
 from services.gateway.api.chat import ChatRequest
-from services.gateway.api.choice import Update, Usage
-from services.gateway.openai.answer import LOWEST_LOGPROB, AnswerHead, ChunkTemplate, PromptIds, json_array
+from services.gateway.api.choice import ToolCallPart, Update, Usage
+from services.gateway.openai.answer import AnswerHead, ChunkTemplate, PromptIds, json_array
+from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.neutral import CHAT_NEUTRAL
 from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
-from services.protocol.frames import TokenLogprobs
 
 
 class ChatFormat:
@@ -31,18 +31,23 @@ class ChatAnswer:
     """See Answer."""
 
     def __init__(self, tokenizer: Tokenizer, request: ChatRequest, head: AnswerHead) -> None:
-        self._tokenizer = tokenizer
         self._names = TokenNames(tokenizer, by_id=bool(request.return_tokens_as_token_ids))
+        self._entries = LogprobEntries(tokenizer, self._names)
         self._about = head.as_json("chatcmpl")
-        self._shows_ids, with_usage = bool(request.return_token_ids), request.include_usage
+        self._head = {**self._about, "object": "chat.completion.chunk"}
+        self._shows_ids, self._with_usage = bool(request.return_token_ids), request.include_usage
         self._in_short = not self._shows_ids and not request.continuous_usage
-        of_chunk = {**self._about, "object": "chat.completion.chunk"}
-        prompt_ids = PromptIds.BESIDE_CHOICES if self._shows_ids else None
-        self._chunks = ChunkTemplate(
-            of_chunk, b'"delta":{"content":', b"}", with_usage=with_usage, prompt_ids=prompt_ids
-        )
+        self._chunks = self._template(b'"delta":{"content":', b"}")
         self.text_chunk = self._chunks.plain
-        self._opening = ChunkTemplate(of_chunk, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
+        self._arguments: dict[int, ChunkTemplate] = {}  # by call
+        self._deltas = self._template(b'"delta":', b"")
+        self._opening = ChunkTemplate(
+            self._head, b'"delta":{"role":"assistant","content":', b"}", with_usage=self._with_usage
+        )
+
+    def _template(self, before: bytes, after: bytes) -> ChunkTemplate:
+        prompt_ids = PromptIds.BESIDE_CHOICES if self._shows_ids else None
+        return ChunkTemplate(self._head, before, after, with_usage=self._with_usage, prompt_ids=prompt_ids)
 
     def opening(self, num_choices: int) -> bytes:
         """See Answer."""
@@ -50,9 +55,29 @@ class ChatAnswer:
 
     def chunk(self, update: Update, usage: Usage | None = None) -> bytes:
         """See Answer."""
+        if update.reasoning or update.tool_calls:
+            return self._parts(update, usage)
         if update.logprobs is None and update.finish_reason is None and self._in_short:
             return self.text_chunk(update.choice, update.text)
         return self._chunks.full(update, self._logprobs(update), usage)
+
+    def _parts(self, update: Update, usage: Usage | None) -> bytes:
+        """An event for each part of an update; the last one has its logprobs, its token ids and its finish reason."""
+        if len(update.tool_calls) == 1 and self._in_short and not (update.reasoning or update.text or update.logprobs):
+            (part,) = update.tool_calls
+            if part.id is None and update.finish_reason is None:
+                return self._arguments_of(part.call).plain(update.choice, part.arguments)
+        *deltas, last = _deltas(update)
+        bare = Update(update.choice, "", [], None, None)
+        before = b"".join(self._deltas.of(bare, delta, usage=usage) for delta in deltas)
+        return before + self._deltas.of(update, last, self._logprobs(update), usage)
+
+    def _arguments_of(self, call: int) -> ChunkTemplate:
+        """The chunks with pieces of a call's arguments, which are most of those of a call."""
+        if call not in self._arguments:
+            before = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":' % call
+            self._arguments[call] = self._template(before, b"}}]}")
+        return self._arguments[call]
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """See Answer."""
@@ -63,7 +88,7 @@ class ChatAnswer:
         listed = [
             {
                 "index": update.choice,
-                "message": {"role": "assistant", "content": update.text, "refusal": None},
+                "message": _message(update),
                 "logprobs": self._logprobs(update),
                 "finish_reason": update.finish_reason,
                 "stop_reason": update.stop_reason,
@@ -81,18 +106,36 @@ class ChatAnswer:
     def _logprobs(self, update: Update) -> dict[str, Any] | None:
         if update.logprobs is None:
             return None
-        pairs = zip(update.tokens, update.logprobs, strict=True)
-        content = [self._token(token, entry) for token, entry in pairs if entry]
-        return {"content": json_array(content), "refusal": None}
+        return {"content": json_array(self._entries.of(update)), "refusal": None}
 
-    def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
-        top = [self._entry(other, logprob) for other, logprob in logprobs.top]
-        return {**self._entry(token, logprobs.sampled), "top_logprobs": top}
 
-    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        raw = self._tokenizer.token_bytes(token)
-        return {
-            "token": self._names.name(token),
-            "logprob": max(logprob, LOWEST_LOGPROB),
-            "bytes": list(raw),
-        }
+def _message(update: Update) -> dict[str, Any]:
+    """The whole message. Its content is null where there are calls and no text."""
+    content = None if update.tool_calls and not update.text else update.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if update.reasoning:
+        message |= _reasoning(update.reasoning)
+    if update.tool_calls:
+        message["tool_calls"] = [_begun_call(part) for part in update.tool_calls]
+    return message
+
+
+def _deltas(update: Update) -> list[dict[str, Any]]:
+    """The deltas of an update, at least one."""
+    deltas: list[dict[str, Any]] = []
+    if update.reasoning:
+        deltas.append(_reasoning(update.reasoning))
+    if update.text:
+        deltas.append({"content": update.text})
+    for part in update.tool_calls:
+        call = {"function": {"arguments": part.arguments}} if part.id is None else _begun_call(part)
+        deltas.append({"tool_calls": [{"index": part.call, **call}]})
+    return deltas
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text, "reasoning": text}  # the names of older and newer clients
+
+
+def _begun_call(part: ToolCallPart) -> dict[str, Any]:
+    return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}

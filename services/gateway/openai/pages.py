@@ -10,9 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from services.gateway.api.errors import ApiError, unavailable
 from services.gateway.api.generation import Generator
 from services.gateway.api.request_records import KEPT, RequestRecords
-from services.gateway.api.request_runner import ServedModel
+from services.gateway.api.served_model import ServedModel
+from services.gateway.http.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.exchange import Exchange
 
 
 class Models:

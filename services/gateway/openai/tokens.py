@@ -16,8 +16,8 @@ from services.gateway.api.request_runner import RequestRunner, Runners
 from services.gateway.api.schema import Request, TokenId
 from services.gateway.api.strict import Open
 from services.gateway.api.validation import check_object, ignored_fields, not_json, read_value, validate_request
-from services.gateway.openai.endpoint import Limits
-from services.gateway.openai.exchange import Exchange
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.limits import Limits
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 
 _MAX_TOKENS = 1 << 17  # of one call of /detokenize

@@ -5,6 +5,7 @@ only. A template is compiled once, and every request renders it.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -57,10 +58,20 @@ class ChatTemplate:
         except RecursionError as error:
             raise TemplateError("it is nested too deeply.") from error
 
+    @property
+    def source(self) -> str:
+        """The template's own text."""
+        return self._source
+
+    def reads(self, variable: str) -> bool:
+        """True when the template has a variable of this name, or another word like it."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -74,7 +85,7 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 messages=prepared,
-                tools=None,
+                tools=list(tools) or None,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 **variables,

@@ -28,6 +28,9 @@ class Detokenizer(Protocol):
     def feed_one(self, token: int) -> str:
         """Returns the text that one token completes: the short form of `feed` for streams."""
 
+    def peek(self, token: int) -> str | None:
+        """Returns what `feed_one` would, where it would change nothing; else None."""
+
 
 def make_detokenizer(
     tokenizer: Tokenizer,
@@ -35,13 +38,14 @@ def make_detokenizer(
     *,
     skip_special_tokens: bool = True,
     spaces_between_special_tokens: bool = True,
+    shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
     """Returns the simplest detokenizer that is right for this tokenizer.
 
     spaces_between_special_tokens: False leaves out the spaces that some vocabularies write before a special token that
-    follows another one.
+    follows another one. shown: special tokens that are text here.
     """
-    skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+    skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_level:
         return ByteDetokenizer(tokenizer, skipped)
     joined = frozenset[int]() if spaces_between_special_tokens or skip_special_tokens else tokenizer.special_ids
@@ -69,6 +73,10 @@ class ByteDetokenizer:
         """See Detokenizer."""
         text = None if self._inside else self._whole_texts[token]
         return self.feed([token]) if text is None else text
+
+    def peek(self, token: int) -> str | None:
+        """See Detokenizer."""
+        return None if self._inside else self._whole_texts[token]
 
 
 class StreamDetokenizer:
@@ -100,6 +108,10 @@ class StreamDetokenizer:
     def feed_one(self, token: int) -> str:
         """See Detokenizer."""
         return self.feed([token])
+
+    def peek(self, token: int) -> str | None:
+        """See Detokenizer."""
+        return None
 
     def _step(self, token: int) -> str:
         text = self._stream.step(self._backend, token)

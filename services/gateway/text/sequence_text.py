@@ -23,6 +23,7 @@ class SequenceText:
     """Detokenizes one sequence and scans it for stop strings, which end it only after `min_tokens` tokens.
 
     extend: turns the next token into text where there are no stop strings; None: tokens have to go through `feed`.
+    peek: returns the text of the next token where that changes nothing, else None; None as `extend` is.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class SequenceText:
         self._shows_stop = shows_stop
         self._unscanned = min_tokens
         self.extend = None if stops else detokenizer.feed_one
+        self.peek = None if stops else detokenizer.peek
 
     def feed(self, tokens: list[int]) -> Piece:
         """Turns the next tokens into text. Must not be called again after a piece that stopped."""

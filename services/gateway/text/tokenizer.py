@@ -29,6 +29,7 @@ class Tokenizer:
     byte_level: True when a text is nothing but the bytes of its tokens, one after the other.
     special_tokens: `bos_token` and the like, for chat templates.
     special_ids: tokens that are not text.
+    added_tokens: tokens beside the model's vocabulary, by their text; special ones and others.
     whole_texts: by token, its text where that is whole characters; None where it is not, or the token is special.
     """
 
@@ -41,6 +42,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._added_ids = frozenset(added)
         self._byte_alphabet = _byte_level_alphabet()
         self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met
@@ -68,6 +70,17 @@ class Tokenizer:
         if self._fast is None:
             return encode_with(self.backend, text, add_special_tokens=add_special_tokens)
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_truncated(self, text: str, most: int, *, from_left: bool, add_special_tokens: bool) -> np.ndarray:
+        """Returns token ids, int32[n], at most `most` of them: of the text's, some go, and special tokens stay.
+
+        from_left: the text's first tokens go, and not its last ones. Releases the interpreter lock.
+        """
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        room = most - (self.backend.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0)
+        encoding.truncate(max(0, room), direction="left" if from_left else "right")
+        whole = self.backend.post_process(encoding, None, add_special_tokens)
+        return np.array(whole.ids[:most], np.int32)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids. Releases the interpreter lock."""

@@ -42,6 +42,9 @@ class ModelFiles(Protocol):
     def chat_template(self) -> str | None:
         """Returns the Jinja source of the model's own template; None if it has none."""
 
+    def response_template(self) -> object | None:
+        """Returns the `response_template`, which says how the model's answers are read; None if it has none."""
+
 
 @contextmanager
 def naming(files: ModelFiles) -> Iterator[None]:

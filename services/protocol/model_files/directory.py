@@ -58,6 +58,10 @@ class HuggingFaceDirectory:
             return path.read_text(encoding="utf-8")
         return _default_template(self._values("tokenizer_config.json").get("chat_template"), self.path)
 
+    def response_template(self) -> object | None:
+        """Returns the value in tokenizer_config.json."""
+        return self._values("tokenizer_config.json").get("response_template")
+
     def _values(self, name: str) -> Settings:
         path = self.path / name
         return read_json_object(path) if path.is_file() else {}

@@ -58,6 +58,10 @@ class GgufFile:
         """Returns the file's default template."""
         return self.header.text("tokenizer.chat_template")
 
+    def response_template(self) -> object | None:
+        """Returns None: the format has no place for it."""
+        return None
+
     def _rotary_factors(self) -> tuple[float, ...] | None:
         tensor = self.header.tensors.get(ROTARY_FACTORS)
         if tensor is None:

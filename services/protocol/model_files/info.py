@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+from services.config import Pooling
 from services.protocol.model_files.base import ModelError, ModelFiles, Settings, naming, require_int
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
@@ -42,6 +43,7 @@ class ModelInfo:
     max_model_len: int  # positions that the model was made for
     generation: GenerationDefaults
     digest: str = ""  # see model_digest; empty: unknown
+    pooling: Pooling = Pooling.LAST  # of embeddings, where a request does not say
 
 
 def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> ModelInfo:

@@ -1,6 +1,7 @@
 """Capsules and sampling parameters."""
 
 from protos import sampling_pb2
+from services.config import Pooling
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire.arrays import array_bytes, parse_array
@@ -29,6 +30,7 @@ def pack_capsule(capsule: Capsule) -> sampling_pb2.Capsule:
         num_prompt=capsule.num_prompt,
         sampling=_pack_sampling(capsule.sampling),
         cache_salt=capsule.cache_salt,
+        pooling="" if capsule.pooling is None else capsule.pooling.value,
         priority=capsule.priority,
     )
 
@@ -38,8 +40,21 @@ def parse_capsule(packed: sampling_pb2.Capsule) -> Capsule:
     token_ids = parse_array(packed.token_ids, "<i4", "token_ids")
     if not 1 <= packed.num_prompt <= len(token_ids):
         raise WireError(f"{packed.num_prompt} prompt tokens among {len(token_ids)}")
-    sampling = _parse_sampling(packed.sampling)
-    return Capsule(token_ids, packed.num_prompt, sampling, packed.cache_salt, packed.priority)
+    return Capsule(
+        token_ids=token_ids,
+        num_prompt=packed.num_prompt,
+        sampling=_parse_sampling(packed.sampling),
+        cache_salt=packed.cache_salt,
+        priority=packed.priority,
+        pooling=_parse_pooling(packed.pooling) if packed.pooling else None,
+    )
+
+
+def _parse_pooling(name: str) -> Pooling:
+    try:
+        return Pooling(name)
+    except ValueError as error:
+        raise WireError(f"pooling {name[:20]!r}") from error
 
 
 def _pack_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:

@@ -5,7 +5,7 @@ import numpy as np
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
 from protos import worker_pb2
-from services.protocol.frames import Failure, Frame, Load, PackedLogprobs, Timing
+from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing
 from services.protocol.outcomes import FailureCode, FinishReason
 from services.protocol.wire.arrays import array_bytes, check_lengths, parse_array
 from services.protocol.wire.errors import WireError
@@ -32,6 +32,7 @@ def pack_frame(frame: Frame) -> worker_pb2.Frame:
         ],
         load=_pack_load(frame.load) if frame.load is not None else None,
         timings=[_pack_timing(timing) for timing in frame.timings],
+        embeddings=_pack_embeddings(frame.embeddings) if frame.embeddings is not None else None,
     )
 
 
@@ -48,6 +49,7 @@ def parse_frame(packed: worker_pb2.Frame) -> Frame:
         failures=[_parse_failure(failure) for failure in packed.failures],
         load=_parse_load(packed.load) if packed.HasField("load") else None,
         timings=[_parse_timing(timing) for timing in packed.timings],
+        embeddings=_parse_embeddings(packed.embeddings) if packed.HasField("embeddings") else None,
     )
     _check_frame(frame)
     return frame
@@ -88,6 +90,23 @@ def parse_logprobs(packed: worker_pb2.Logprobs) -> PackedLogprobs:
         top_ids=parse_array(packed.top_ids, "<i4", "top_ids"),
         top=parse_array(packed.top, "<f4", "top"),
     )
+
+
+def _pack_embeddings(embeddings: Embeddings) -> worker_pb2.Embeddings:
+    return worker_pb2.Embeddings(
+        handles=array_bytes(embeddings.handles, "<u4"),
+        cached=array_bytes(embeddings.cached, "<i4"),
+        values=array_bytes(embeddings.values, "<f4"),
+    )
+
+
+def _parse_embeddings(packed: worker_pb2.Embeddings) -> Embeddings:
+    handles, cached = parse_array(packed.handles, "<u4", "handles"), parse_array(packed.cached, "<i4", "cached")
+    values, number = parse_array(packed.values, "<f4", "values"), len(handles)
+    check_lengths(number, cached)
+    if not number or not len(values) or len(values) % number:
+        raise WireError(f"{len(values)} numbers of {number} embeddings")
+    return Embeddings(handles, cached, values.reshape(number, -1))
 
 
 def _parse_failure(packed: worker_pb2.Failure) -> Failure:

@@ -24,6 +24,7 @@ _OF_WORKER = SharedFields(
     "model",
     "kernels",
     "guides",
+    "embedding_size",
 )
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from protos import inference_pb2, inference_pb2_grpc
+from services.config import Pooling
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.side_thread import SideThread
@@ -23,6 +26,7 @@ from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.listening import ListenError
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.responses.forms import NO_FORMS, AnswerForms, find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
@@ -71,12 +75,18 @@ def tokenize(chat: dict[str, Any]) -> inference_pb2.TokenizeRequest:
 
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
+    async with serving() as running:
+        yield running
+
+
+@asynccontextmanager
+async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     hello = tokenizer.backend.encode("Hello", add_special_tokens=False).ids
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics)
+    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics, forms=forms)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     health = asyncio.create_task(server.report_health())
@@ -84,6 +94,76 @@ async def served() -> AsyncIterator[Served]:
         yield Served(inference_pb2_grpc.InferenceStub(channel), channel, generator, tokenizer, metrics, port)
     health.cancel()
     await server.stop(5)
+
+
+def vectors(*values: list[float]) -> Script:
+    """Embeddings of so many inputs, the last one first."""
+    made = [
+        Delta([], None, FinishReason.LENGTH, 1, choice, embedding=np.array(vector, np.float32))
+        for choice, vector in enumerate(values)
+    ]
+    return Script(made[::-1], for_all=False)
+
+
+async def test_inputs_become_embeddings_in_order(served: Served):
+    served.generator.script = vectors([3, 4, 0, 0], [0, 0, 0, 2])
+    answer = await served.stub.Embed(
+        inference_pb2.EmbedRequest(inputs=[{"text": "Hi"}, {"token_ids": {"ids": [5, 6]}}], pooling="mean")
+    )
+    assert [list(embedding.values) for embedding in answer.embeddings] == [
+        pytest.approx([0.6, 0.8, 0, 0]),
+        pytest.approx([0, 0, 0, 1]),
+    ]
+    first, second = served.generator.requests[0].capsules
+    assert second.token_ids.tolist() == [5, 6]
+    assert first.pooling is second.pooling is Pooling.MEAN
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (len(first.token_ids) + 2, 0, 2)
+
+
+async def test_an_embedding_is_shortened_and_left_as_it_is_where_the_call_says_so(served: Served):
+    served.generator.script = vectors([3, 4, 0, 0])
+    answer = await served.stub.Embed(
+        inference_pb2.EmbedRequest(
+            inputs=[{"text": "Some more text"}],
+            dimensions=3,
+            normalize=False,
+            add_special_tokens=False,
+            truncate_prompt_tokens=2,
+        )
+    )
+    assert list(answer.embeddings[0].values) == [3, 4, 0]
+    assert served.generator.requests[0].capsules[0].token_ids.tolist() == served.tokens("Some more text")[:2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "says"),
+    [
+        ({}, Code.INVALID_ARGUMENT, "inputs: "),
+        ({"inputs": [{}]}, Code.INVALID_ARGUMENT, "inputs: "),
+        ({"inputs": [{"text": ""}]}, Code.INVALID_ARGUMENT, "inputs: "),
+        ({"inputs": [{"token_ids": {}}]}, Code.INVALID_ARGUMENT, "inputs: "),
+        ({"inputs": [{"token_ids": {"ids": [2**31]}}]}, Code.INVALID_ARGUMENT, "inputs: "),
+        ({"inputs": [{"text": "a"}], "pooling": "max"}, Code.INVALID_ARGUMENT, "pooling: "),
+        ({"inputs": [{"text": "a"}], "dimensions": 5}, Code.INVALID_ARGUMENT, "dimensions: "),
+        ({"inputs": [{"text": "a"}], "dimensions": 0}, Code.INVALID_ARGUMENT, "dimensions: "),
+        ({"inputs": [{"text": "a"}], "model": "other"}, Code.NOT_FOUND, "model: "),
+    ],
+)
+async def test_a_bad_call_for_embeddings_names_its_field(served: Served, fields: Any, code: Code, says: str):
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.Embed(inference_pb2.EmbedRequest(**fields))
+    assert raised.value.code() is code
+    assert str(raised.value.details()).startswith(says)
+    assert served.generator.requests == []
+
+
+async def test_a_fleet_that_embeds_nothing_is_unavailable(served: Served):
+    served.generator.embedding_size = 0
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        await served.stub.Embed(inference_pb2.EmbedRequest(inputs=[{"text": "a"}]))
+    assert raised.value.code() is Code.UNAVAILABLE
+    assert "prefill workers" in str(raised.value.details())
 
 
 async def test_text_and_tokens_come_as_deltas_and_the_last_has_the_usage(served: Served):
@@ -254,6 +334,14 @@ async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):
         inference_pb2.TokenizeRequest(chat={"messages": [{"role": "user", "content": "Hi"}]})
     )
     assert list(tokenized.token_ids) == served.generator.requests[0].capsules[0].token_ids.tolist()
+
+
+async def test_a_chat_s_reasoning_is_told_apart():
+    async with serving(find_forms(None, "{{ tools }} <think></think>")) as served:
+        served.generator.script = Script(delta_per_token(served.tokens("<think>Hm.</think>Yes")))
+        answers = await served.generate(chat={"messages": [{"role": "user", "content": "Hi"}]})
+        assert "".join(answer.reasoning for answer in answers) == "Hm."
+        assert "".join(answer.text for answer in answers) == "Yes"
 
 
 async def test_logprobs_come_beside_their_tokens(served: Served):
@@ -437,7 +525,7 @@ async def test_models_health_and_reflection(served: Served):
             pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
             return [method.name for method in pool.FindServiceByName("baton.v1.Inference").methods]
 
-    assert await asyncio.to_thread(reflected) == ["Generate", "Tokenize", "ListModels"]
+    assert await asyncio.to_thread(reflected) == ["Generate", "Embed", "Tokenize", "ListModels"]
 
 
 async def test_requests_are_counted_and_carry_their_id(served: Served):

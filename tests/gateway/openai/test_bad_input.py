@@ -11,12 +11,13 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from services.gateway.openai import exchange, http_protocol
+from services.gateway.http import exchange, http_protocol
 from tests.gateway.running_api import MAX_BODY_BYTES, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 JSON = {"content-type": "application/json"}
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -319,10 +320,25 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": 3}, "logprobs", "invalid_type"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "integer_below_min_value"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens", None),
-    ({"tools": []}, "tools", "unsupported_parameter"),
-    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools", "unsupported_parameter"),
-    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "unsupported_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+    ({"tools": []}, "tools", "empty_array"),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools[0].function", "missing_required_parameter"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name", None),
+    ({"tools": [TOOL] * 129}, "tools", "array_above_max_length"),
+    ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": "must"}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "tool_choice": 5}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls", "invalid_type"),
+    ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
+    ({"function_call": {"name": "f"}}, "function_call", "unsupported_parameter"),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
+    ({"reasoning_effort": "utmost"}, "reasoning_effort", "invalid_value"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget", "unsupported_parameter"),
+    ({"thinking_token_budget": -1}, "thinking_token_budget", "integer_below_min_value"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from services.gateway.openai import http_protocol
-from services.gateway.openai.http_protocol import MAX_HEAD_BYTES
+from services.gateway.http import http_protocol
+from services.gateway.http.http_protocol import MAX_HEAD_BYTES
 from services.protocol.outcomes import FinishReason
 from tests.gateway.running_api import MAX_BODY_BYTES, Api, post_bytes, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token

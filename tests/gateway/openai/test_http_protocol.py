@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, cast
 
-from services.gateway.openai.http_protocol import GatheringTransport, PendingWrites
+from services.gateway.http.http_protocol import GatheringTransport, PendingWrites
 
 
 class Line:

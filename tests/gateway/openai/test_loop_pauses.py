@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import pytest_asyncio
@@ -132,6 +133,18 @@ async def test_the_logprobs_of_a_long_prompt_do_not_hold_the_loop(api: Api, fiel
     longest_s, answered = await longest_turn(
         api, *completion(prompt=[7] * 10_000, echo=True, logprobs=20, max_tokens=1, **fields)
     )
+    api.generator.script = Script(one_delta([7]))
+    assert answered == 200
+    assert longest_s < LONGEST_S
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("inputs", [["word " * 50] * 2048, [[7] * 50] * 2048], ids=["texts", "ids"])
+async def test_many_embeddings_do_not_hold_the_loop(api: Api, inputs: list[Any], form: str):
+    embedding = np.linspace(-1, 1, 64, dtype=np.float32)
+    api.generator.script = Script([Delta([], None, FinishReason.LENGTH, 0, embedding=embedding)])
+    body = orjson.dumps({"model": MODEL, "input": inputs, "encoding_format": form})
+    longest_s, answered = await longest_turn(api, "/v1/embeddings", body)
     api.generator.script = Script(one_delta([7]))
     assert answered == 200
     assert longest_s < LONGEST_S

@@ -8,7 +8,8 @@ import pytest_asyncio
 
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.completions import CompletionRequest
-from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
+from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, RESPONSES_NEUTRAL
+from services.gateway.openai.responses.request import ResponsesRequest
 from tests.gateway.running_api import Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,6 +61,25 @@ NEUTRAL_CHAT = {
 }
 NEUTRAL_COMPLETION = {"best_of": 1, "suffix": "", "add_special_tokens": True, "max_tokens": 5, "logprobs": 0}
 
+NEUTRAL_RESPONSE: dict[str, Any] = {
+    **{name: value for name, value in NEUTRAL.items() if name not in ("response_format", "echo")},
+    "background": False,
+    "include": [],
+    "max_tool_calls": 5,
+    "metadata": {"task": "x"},
+    "parallel_tool_calls": True,
+    "prompt_cache_key": "x",
+    "reasoning": {"effort": None, "summary": "auto"},
+    "safety_identifier": "x",
+    "service_tier": "auto",
+    "stream_options": {"include_obfuscation": False},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "truncation": "disabled",
+}
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def api() -> AsyncIterator[Api]:
@@ -70,6 +90,9 @@ async def api() -> AsyncIterator[Api]:
 async def test_neutral_values_pass(api: Api):
     assert (await api.chat(**NEUTRAL, **NEUTRAL_CHAT)).status_code == 200
     assert (await api.complete(**NEUTRAL, **NEUTRAL_COMPLETION)).status_code == 200
+    response = await api.http.post("/v1/responses", json={"input": "Hi", **NEUTRAL_RESPONSE})
+    assert response.status_code == 200, response.text
+    assert "x-baton-ignored-fields" not in response.headers
 
 
 async def test_null_passes_for_every_optional_field(api: Api):
@@ -78,6 +101,9 @@ async def test_null_passes_for_every_optional_field(api: Api):
     response = await api.chat(**dict.fromkeys(chat))
     assert response.status_code == 200, response.text
     response = await api.complete(**dict.fromkeys(completion))
+    assert response.status_code == 200, response.text
+    fields = {*ResponsesRequest.model_fields, *RESPONSES_NEUTRAL, "kv_transfer_params"} - {"input"}
+    response = await api.http.post("/v1/responses", json={"input": "Hi", **dict.fromkeys(fields)})
     assert response.status_code == 200, response.text
 
 

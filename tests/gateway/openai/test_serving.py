@@ -18,7 +18,7 @@ from services.gateway.listening import ListenError, listen
 SERVER = """
 import asyncio, sys
 from services.gateway.listening import listen
-from services.gateway.openai.serving import serve
+from services.gateway.http.serving import serve
 
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -55,7 +55,7 @@ async def test_the_tokens_of_a_text_with_and_without_special_ones(api: Api):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "x", "return_token_strs": 5}, "return_token_strs"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{}]}, "tools[0].type"),
         ("/detokenize", {"tokens": []}, "tokens"),
         ("/detokenize", {"tokens": [5, 10**6]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),

@@ -20,6 +20,7 @@ from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.leased_operations import LeasedOperations
 from services.engine.runner.load_plan import kv_layout
 from services.engine.runner.memory import allocate
+from services.engine.runner.pooled import pooled_sums
 from services.engine.sampler import sample, score
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
@@ -42,6 +43,7 @@ class TorchRunner:
         self.layout = kv_layout(config, block_size, weights.dtype)
         self.num_blocks = num_blocks
         self.vocab_size = config.vocab_size
+        self.embedding_size = config.output_size
         self.window = config.window
         self._memory = HostBlocks(allocate(num_blocks * self.layout.block_bytes).reshape(num_blocks, -1))
         pool = torch.from_numpy(self._memory.array).view(-1).view(weights.dtype).view(self.layout.shape(num_blocks))
@@ -93,14 +95,20 @@ class TorchRunner:
         sampled = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
         if step.scored is None and np.array_equal(sampled, np.arange(len(token_ids))):
             return sample(self._model.all_logits(token_ids, positions, plan), step.sampling, self._mask)
-        queries = sampled if step.scored is None else np.concatenate([sampled, step.scored.queries])
-        hidden = self._model.forward(token_ids, positions, plan, torch.from_numpy(queries))
+        scored = sampled[:0] if step.scored is None else step.scored.queries
+        pooled = sampled[:0] if step.pooled is None else step.pooled.queries
+        queries = torch.from_numpy(np.concatenate([sampled, scored, pooled]))
+        hidden, *others = self._model.forward(token_ids, positions, plan, queries).split(
+            (len(sampled), len(scored), len(pooled))
+        )
         if len(sampled):
-            output = sample(self._model.logits(hidden[: len(sampled)]), step.sampling, self._mask)
+            output = sample(self._model.logits(hidden), step.sampling, self._mask)
         else:
             output = _nothing(step.sampling.any_logprobs)
         if step.scored is not None:
-            output.scored = self._score(hidden[len(sampled) :], step.scored)
+            output.scored = self._score(others[0], step.scored)
+        if step.pooled is not None:
+            output.pooled = pooled_sums(others[1], step.pooled).numpy()
         return output
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:

@@ -30,6 +30,7 @@ from services.engine.runner.gpu.device import Device, Fetched, Recorded
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.engine.runner.gpu.sampler import GpuSampler, Wanted, score
 from services.engine.runner.gpu.step_buffer import StepBuffer
+from services.engine.runner.pooled import pooled_sums
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
 _TOKEN_BYTES = 64  # staged for a prompt's token: id, position, slot, entry, index, and edits of logits
@@ -56,12 +57,13 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
-    """A step under way. It fetches ids, three tensors of logprobs if any are wanted, and three for each part of the
-    scored tokens.
+    """A step under way. It fetches ids, three tensors of logprobs if any are wanted, three for each part of the scored
+    tokens, and sums of hidden states if any are pooled.
     """
 
     fetched: Fetched
     any_logprobs: bool
+    any_pooled: bool
 
 
 class GpuRunner:
@@ -85,6 +87,7 @@ class GpuRunner:
         self.layout = layout
         self.num_blocks = len(pool)
         self.vocab_size = config.vocab_size
+        self.embedding_size = config.output_size
         self.window = config.window
         self._limits = limits
         self._pool = pool
@@ -131,9 +134,10 @@ class GpuRunner:
         """See `Runner.collect`."""
         launched = self._under_way.popleft()
         token_ids, *rest = launched.fetched.arrays()
+        pooled = rest.pop() if launched.any_pooled else None
         parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
         logprobs = parts.pop(0) if launched.any_logprobs else None
-        return StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None)
+        return StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None, pooled)
 
     def warm_up(self) -> None:
         """Runs a step of each kind, which compiles kernels and records steps. Overwrites KV of block 0."""
@@ -157,14 +161,14 @@ class GpuRunner:
         num_rows = len(step.seq_lens)
         each_gets_one = np.array_equal(step.sample_rows, np.arange(num_rows))
         if len(step.token_ids) == num_rows and each_gets_one and step.scored is None:
-            logits, wanted, scored = self._decode(step, num_rows)
+            logits, wanted, others = self._decode(step, num_rows)
         else:
-            logits, wanted, scored = self._compute(step)
+            logits, wanted, others = self._compute(step)
         if self._last is not None:
             self._last.hold_back()
         sampled = self._sampler.sample(logits, wanted)
-        self._last = self._device.fetch([*sampled, *scored])
-        return _Launched(self._last, step.sampling.any_logprobs)
+        self._last = self._device.fetch([*sampled, *others])
+        return _Launched(self._last, step.sampling.any_logprobs, step.pooled is not None)
 
     def _decode(self, step: StepInput, num_rows: int) -> tuple[Tensor, Wanted, list[Tensor]]:
         """Computes one token of each row, by the recording for so many rows or a few more."""
@@ -193,19 +197,25 @@ class GpuRunner:
         self._buffer.reserve(decode + _TOKEN_BYTES * tokens + _ROW_BYTES * rows)
 
     def _compute(self, step: StepInput) -> tuple[Tensor, Wanted, list[Tensor]]:
-        """Computes any step. Returns the logits of the rows that get a token, and the scores of tokens to be scored."""
-        buffer, scored = self._buffer, step.scored
+        """Computes any step. Returns the logits of the rows that get a token, and what else is fetched of the step: the
+        scores of tokens to be scored, and sums of hidden states.
+        """
+        buffer, scored, pooled = self._buffer, step.scored, step.pooled
         buffer.begin()
         ids, positions = buffer.put(_with_carried(step)), buffer.put(step.positions)
         last = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
-        queries = buffer.put(last if scored is None else np.concatenate([last, scored.queries]))
+        wanted_of = [last] + [some.queries for some in (scored, pooled) if some is not None]
+        queries = buffer.put(last if len(wanted_of) == 1 else np.concatenate(wanted_of))
         successors = None if scored is None else buffer.put(scored.successors)
         plan = self._attention.prepare(_queries(step), self.window)
         wanted = self._sampler.stage(step.sampling, buffer)
         buffer.copy()
         hidden = self._model.forward(fill_tokens(ids, self._sampler.sampled), positions, plan, queries)
-        parts = [] if scored is None else self._score(hidden[len(last) :], successors, scored)
-        return self._model.logits(hidden[: len(last)]), wanted, parts
+        end = len(last) if scored is None else len(last) + len(scored.queries)
+        others = [] if scored is None else self._score(hidden[len(last) : end], successors, scored)
+        if pooled is not None:
+            others.append(pooled_sums(hidden[end:], pooled))
+        return self._model.logits(hidden[: len(last)]), wanted, others
 
     def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:
         """Scores a few tokens at a time: the logits of a whole chunk would take as much memory as a model."""

@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.openai.http_protocol import BoundedHttpProtocol, PendingWrites, Shutdown
+from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrites, Shutdown
 
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.

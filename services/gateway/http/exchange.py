@@ -8,15 +8,20 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from time import monotonic
+from urllib.parse import parse_qs
 
+import structlog
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
-from services.gateway.openai.http_protocol import STREAM_WRITER, StreamWriter
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
+from services.gateway.http.envelope import Envelope, OpenAIEnvelope
+from services.gateway.http.http_protocol import STREAM_WRITER, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
+
+_MAX_QUERY_FIELDS = 64
 
 STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
 
@@ -30,11 +35,14 @@ class Exchange:
 
     record: its id is the client's X-Request-Id where that is a sane one, else a new one; sent back with every answer.
     stream: writes further events without waiting.
+    envelope: the form of errors.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.envelope: Envelope = OpenAIEnvelope()
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._query: bytes = scope["query_string"]
         self.stream: StreamWriter = scope["extensions"][STREAM_WRITER]
         self._receive = receive
         self._send = send
@@ -44,6 +52,19 @@ class Exchange:
     def header(self, name: str) -> str:
         """The value of a header of the request, its name in small letters; empty: it has none."""
         return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+
+    def take_request_id(self, wanted: str | None) -> None:
+        """Gives the request the id that its body names, where no header does. wanted: None where it names none."""
+        if wanted is not None and not self.header("x-request-id"):
+            self.record.request_id = wanted
+            structlog.contextvars.bind_contextvars(request_id=wanted)
+
+    def query(self) -> dict[str, list[str]]:
+        """Returns the values of the path's query by name. Raises ApiError where there are too many."""
+        try:
+            return parse_qs(self._query.decode("latin-1"), keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError as error:
+            raise invalid(f"The query has more than {_MAX_QUERY_FIELDS} fields.", None) from error
 
     async def read_json(self, limit: int) -> bytes:
         """Returns the whole body, unzipped. Raises ClientGone, and ApiError if it is no JSON, too large or too slow.
@@ -139,21 +160,24 @@ class Exchange:
 
     async def fail(self, error: ApiError) -> None:
         """Answers with an error, which becomes the last event where a stream has begun."""
-        self.record.status = error.status
+        envelope, request_id = self.envelope, self.record.request_id
+        self.record.status = envelope.status(error)
         self.record.error = error.code or error.type
         if self._started:
-            await self.end_events(b"data: " + error.envelope() + b"\n\n")
+            await self.end_events(envelope.event(error, request_id))
             return
-        await self.respond(error.status, error.envelope(), headers=error.headers)
+        await self.respond(self.record.status, envelope.body(error, request_id), headers=error.headers)
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self._started = True
         self.record.status = status
-        pairs = [(b"x-request-id", self.record.request_id.encode())]
+        pairs = [(name.encode(), self.record.request_id.encode()) for name in self.envelope.id_headers]
         if self.record.first_token is not None:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
         if self.record.ignored_fields:
             pairs.append((IGNORED_FIELDS.encode(), self.record.shown_ignored_fields.encode()))
+        if self.record.tools_inserted:
+            pairs.append((TOOLS.encode(), b"inserted"))
         pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 

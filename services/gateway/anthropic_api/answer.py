@@ -1,0 +1,180 @@
+"""The content blocks of an answer: which of them an update opens, adds to and closes.
+
+Streams write these steps as events, and whole answers collect them, so both have the same blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from pydantic_core import from_json
+
+from services.gateway.api.choice import ToolCallPart, Update, Usage
+
+# Clients want thinking to be signed, and send the signature back. It is not checked.
+SIGNATURE = "unsigned"
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class Kind(StrEnum):
+    """The types of content blocks."""
+
+    THINKING = "thinking"
+    TEXT = "text"
+    TOOL_USE = "tool_use"
+
+
+class Act(StrEnum):
+    """The ways in which a step changes a block."""
+
+    START = "start"
+    ADD = "add"
+    STOP = "stop"
+
+
+@dataclass(slots=True)
+class AnswerBlock:
+    """A content block of an answer. call: of a tool, its number; id, name: of a call."""
+
+    index: int
+    kind: Kind
+    call: int = -1
+    id: str = ""
+    name: str = ""
+
+
+class Step(NamedTuple):
+    """A change of one block. piece: the text that is added."""
+
+    act: Act
+    block: AnswerBlock
+    piece: str = ""
+
+
+@dataclass(slots=True)
+class BlockSteps:
+    """Turns the updates of a choice into steps. At most one block is open, the last one.
+
+    shows_thinking: False leaves the text of thinking out, and not its blocks.
+    """
+
+    shows_thinking: bool = True
+    open: AnswerBlock | None = None
+    _num_blocks: int = 0
+
+    def take(self, update: Update) -> Iterator[Step]:
+        """Yields the steps of an update. The one with a finish reason closes the last block."""
+        if update.reasoning:
+            yield from self._add(Kind.THINKING, update.reasoning if self.shows_thinking else "")
+        if update.text:
+            yield from self._add(Kind.TEXT, update.text)
+        for part in update.tool_calls:
+            yield from self._add_call(part)
+        if update.finish_reason is not None:
+            yield from self._close()
+
+    def _add(self, kind: Kind, piece: str) -> Iterator[Step]:
+        if self.open is None or self.open.kind is not kind:
+            yield from self._begin(kind)
+        yield from self._added(piece)
+
+    def _add_call(self, part: ToolCallPart) -> Iterator[Step]:
+        if self.open is None or self.open.call != part.call:
+            yield from self._begin(Kind.TOOL_USE, part.call, part.id or "", part.name or "")
+        yield from self._added(part.arguments)
+
+    def _added(self, piece: str) -> Iterator[Step]:
+        assert self.open is not None
+        if piece:
+            yield Step(Act.ADD, self.open, piece)
+
+    def _begin(self, kind: Kind, call: int = -1, call_id: str = "", name: str = "") -> Iterator[Step]:
+        yield from self._close()
+        self.open = AnswerBlock(self._num_blocks, kind, call, call_id, name)
+        self._num_blocks += 1
+        yield Step(Act.START, self.open)
+
+    def _close(self) -> Iterator[Step]:
+        if self.open is not None:
+            yield Step(Act.STOP, self.open)
+        self.open = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The id and the model of a message. id: `msg_` and the request's id."""
+
+    id: str
+    model: str
+
+    def message(self, content: Sequence[dict[str, Any]], last: Update | None, usage: Usage) -> dict[str, Any]:
+        """The message in JSON values. last: the update that ended it; None: it has just begun."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            **(ending(last) if last is not None else {"stop_reason": None, "stop_sequence": None}),
+            "stop_details": None,
+            "usage": usage_json(usage),
+        }
+
+
+def content_of(updates: Sequence[Update], shows_thinking: bool) -> list[dict[str, Any]]:
+    """Returns the content blocks of a whole answer, in JSON values."""
+    steps = BlockSteps(shows_thinking)
+    pieces: list[tuple[AnswerBlock, list[str]]] = []
+    for update in updates:
+        for step in steps.take(update):
+            if step.act is Act.START:
+                pieces.append((step.block, []))
+            elif step.act is Act.ADD:
+                pieces[-1][1].append(step.piece)
+    return [block_json(block, "".join(texts)) for block, texts in pieces]
+
+
+def block_json(block: AnswerBlock, text: str) -> dict[str, Any]:
+    """A block in JSON values. text: all of its pieces."""
+    match block.kind:
+        case Kind.THINKING:
+            return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
+        case Kind.TEXT:
+            return {"type": "text", "text": text, "citations": None}
+        case Kind.TOOL_USE:
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": as_input(text)}
+
+
+def as_input(arguments: str) -> dict[str, Any]:
+    """Returns the arguments of a call as the object that clients expect, as far as they go where they were cut off.
+
+    What is no object, which a model may write where no grammar holds it, comes under the name `value`.
+    """
+    if not arguments.strip():
+        return {}
+    try:
+        value = from_json(arguments, allow_partial=True)
+    except ValueError:
+        value = arguments
+    return value if isinstance(value, dict) else {"value": value}
+
+
+def ending(last: Update) -> dict[str, str | None]:
+    """The fields that say why a message ended. `last` has a finish reason."""
+    stopped = last.stop_reason
+    if last.finish_reason == "stop" and isinstance(stopped, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stopped}
+    assert last.finish_reason is not None
+    return {"stop_reason": _STOP_REASONS[last.finish_reason], "stop_sequence": None}
+
+
+def usage_json(usage: Usage) -> dict[str, int]:
+    """The usage in Anthropic's form, in which cached tokens are not input tokens."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }

@@ -1,0 +1,100 @@
+"""Answers the requests of the Messages API: reads and checks each, runs it as a chat, and writes the message."""
+
+from typing import TypeVar
+
+import orjson
+
+from services.gateway.anthropic_api.answer import Head, content_of
+from services.gateway.anthropic_api.errors import in_words_of_messages, own_name
+from services.gateway.anthropic_api.events import MessageEvents
+from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
+from services.gateway.anthropic_api.translation import chat_fields
+from services.gateway.api.chat import ChatRequest
+from services.gateway.api.errors import unsupported
+from services.gateway.api.large_json import takes_long
+from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
+from services.gateway.api.updates import Updates
+from services.gateway.api.validation import ignored_fields, parse_request, validate_request
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.limits import Limits
+from services.gateway.http.streams import EventSink, collected
+
+_FEW_BYTES = 16 << 10  # of a body, which become messages in a millisecond or two
+
+Asked = TypeVar("Asked", bound=CountRequest)
+
+
+class Messages:
+    """POST /v1/messages and POST /v1/messages/count_tokens."""
+
+    def __init__(self, runners: Runners, limits: Limits) -> None:
+        self._runner = runners.chat
+        self._side = runners.side
+        self._records = runners.records
+        self._limits = limits
+
+    async def create(self, exchange: Exchange) -> None:
+        """Answers one request with a message. Raises ApiError, ClientGone."""
+        limits = self._limits
+        slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
+        terms = Terms(limits.request_timeout_s, slo_s)
+        self._records.begin(exchange.record, exchange.header)
+        request, chat = await self._read(exchange, MessagesRequest)
+        head = Head(f"msg_{exchange.record.request_id}", self._runner.model.name)
+        with in_words_of_messages():
+            async with (
+                exchange.while_connected(terms.timeout_s + READING_GRACE_S),
+                self._runner.run(chat, exchange.record, terms) as updates,
+            ):
+                if request.stream:
+                    await _stream(exchange, updates, MessageEvents(head, request.shows_thinking))
+                else:
+                    await _answer_whole(exchange, updates, head, request.shows_thinking)
+
+    async def count_tokens(self, exchange: Exchange) -> None:
+        """Sends the number of a prompt's tokens. Raises ApiError, ClientGone."""
+        _, chat = await self._read(exchange, CountRequest)
+        with in_words_of_messages():
+            (prompt,) = await self._runner.tokenize(chat)
+        await exchange.respond(200, orjson.dumps({"input_tokens": len(prompt.token_ids)}))
+
+    async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
+        body = await exchange.read_json(self._limits.max_body_bytes)
+        if takes_long(body) or len(body) > _FEW_BYTES:
+            request, chat = await self._side.run(_parse, body, kind)
+        else:
+            request, chat = _parse(body, kind)
+        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+        with in_words_of_messages():
+            self._runner.check(chat)
+        return request, chat
+
+
+def _parse(body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
+    """Returns the request in a body, and the chat that it asks for. Raises ApiError."""
+    request = parse_request(body, kind, NEUTRAL)
+    request.check_combinations()
+    with in_words_of_messages():
+        chat = validate_request(chat_fields(request), ChatRequest, {})
+    for name in chat.unknown_fields():  # a request asks for what chats do not have
+        raise unsupported(own_name(name))
+    return request, chat
+
+
+async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -> None:
+    # The status waits for the first token: until then, an error can still be one.
+    update = await updates.next()
+    await exchange.start_events()
+    sink = EventSink(exchange.stream, updates, events.take, events.text)
+    sink.unwritten = events.opening(updates.usage()) + events.take(update)
+    while not updates.done:
+        await exchange.write(sink.unwritten)
+        await updates.relay(sink)
+    await exchange.end_events(sink.unwritten + events.closing(updates.usage()))
+
+
+async def _answer_whole(exchange: Exchange, updates: Updates, head: Head, shows_thinking: bool) -> None:
+    taken = await collected(updates)
+    content = content_of(taken, shows_thinking)
+    await exchange.respond(200, orjson.dumps(head.message(content, taken[-1], updates.usage())))

@@ -1,0 +1,83 @@
+"""Errors in the words of the Messages API: its envelope, and the names that its clients know fields by."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from services.gateway.api.errors import OVERLOADED, ApiError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_STATUS_OVERLOADED = 529
+# Chats' name of a field, and its name here, where they differ. Chats' own messages are others than the client's.
+_NAMES = {
+    "chat_template_kwargs": "thinking",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "user": "metadata.user_id",
+}
+
+
+class MessagesEnvelope:
+    """See Envelope."""
+
+    id_headers = ("request-id", "x-request-id")
+
+    def status(self, error: ApiError) -> int:
+        """See Envelope. 429 is for limits of one client, 529 for a server that has too much to do or no worker."""
+        return _STATUS_OVERLOADED if error.code == OVERLOADED or error.status == 503 else error.status
+
+    def body(self, error: ApiError, request_id: str) -> bytes:
+        """See Envelope."""
+        return orjson.dumps(self._values(error, request_id))
+
+    def event(self, error: ApiError, request_id: str) -> bytes:
+        """See Envelope."""
+        return b"event: error\ndata: " + self.body(error, request_id) + b"\n\n"
+
+    def _values(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        message = error.message if error.param is None else f"{error.param}: {error.message}"
+        described = {"type": _type(self.status(error)), "message": message}
+        return {"type": "error", "error": described, "request_id": request_id}
+
+
+def _type(status: int) -> str:
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+@contextmanager
+def in_words_of_messages() -> Iterator[None]:
+    """Gives errors of the chat that a request became the names of the request's own fields."""
+    try:
+        yield
+    except ApiError as error:
+        if error.param is None:
+            raise
+        own = own_name(error.param)
+        message = error.message.replace(f"'{error.param}'", f"'{own}'")
+        raise replace(error, param=own, message=message) from error
+
+
+def own_name(param: str) -> str:
+    """Returns the name here of a field of chats, which is a path: `tools[0].function.name`."""
+    root = re.split(r"\W", param, maxsplit=1)[0]
+    if root == "messages":
+        return root
+    if root == "tools":
+        return param.replace(".function.parameters", ".input_schema").replace(".function", "")
+    return _NAMES.get(root) or param

@@ -1,0 +1,145 @@
+"""Calls of tools as rules of a grammar: in the form in which the model writes them, with arguments of their schemas."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.structured import schema_grammar
+from services.gateway.api.tools import Tool
+from services.gateway.text.responses.formats import CallForm
+
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+
+
+class Rules:
+    """Rules in llguidance's notation of Lark, and the grammars that they name.
+
+    added: the tokens that the tokenizer adds to its vocabulary, by their text. The text of one in a rule is that token.
+    """
+
+    def __init__(self, added: Mapping[str, int]) -> None:
+        self._added = added
+        longest_first = sorted((text for text in added if text), key=len, reverse=True)
+        self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._rules: dict[str, str] = {}
+        self._grammars: dict[str, dict[str, Any]] = {}
+
+    def add(self, name: str, rule: str) -> str:
+        """Adds a rule; returns its name. `name` may have attributes: `head[lazy]`."""
+        self._rules[name] = rule
+        return name.partition("[")[0]
+
+    def token(self, text: str) -> int | None:
+        """The added token with this text."""
+        return self._added.get(text)
+
+    def text(self, text: str) -> str:
+        """A text as an expression."""
+        parts, end = [], 0
+        for found in self._split.finditer(text):
+            parts += [text[end : found.start()], self._added[found.group()]]
+            end = found.end()
+        parts.append(text[end:])
+        return " ".join(
+            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
+            for part in parts
+            if part != ""
+        )
+
+    def grammar(self, name: str, grammar: str) -> str:
+        """Adds a grammar of its own; returns the expression that names it."""
+        if grammar.lstrip().startswith("{"):
+            first, *others = orjson.loads(grammar)["grammars"]
+            self._grammars[name] = {**first, "name": name}
+            self._grammars.update({each["name"]: each for each in others})
+        else:
+            self._grammars[name] = {"name": name, "lark_grammar": grammar}
+        return f"@{name}"
+
+    def written(self) -> str:
+        """The whole, in llguidance's notation."""
+        lark = "\n".join(f"{name}: {rule}" for name, rule in self._rules.items())
+        return orjson.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars.values()]}).decode()
+
+
+def add_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool) -> str:
+    """Adds the rule of one call or more; returns its name. Raises ApiError."""
+    call = _add_call(rules, form, tools)
+    more = "" if one else f"({rules.text(form.separator)} {call})*"
+    return rules.add("calls", f"{rules.text(form.begin)} {call} {more} {rules.text(form.end)}")
+
+
+def add_text_with_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool) -> str:
+    """Adds the rule of any text, in which what begins like a call is one; returns its name. Raises ApiError."""
+    rules.add("TEXT", r"/(.|\n)*/")
+    if form.bare:
+        first = re.escape(form.first_character)
+        rules.add("PLAIN", rf"/[^{first}](.|\n)*/")
+        return rules.add("answer", f"({add_calls(rules, form, tools, one=one)} | PLAIN)?")
+    token = rules.token(form.trigger)
+    if token is None:
+        head = rules.add("head[lazy]", rf"/(.|\n)*{in_pattern(form.trigger)}/")
+    else:
+        head = rules.add("head", f"TEXT <[{token}]>")
+    body, after = _add_body(rules, form, tools), rules.text(form.after)
+    more = f"({rules.text(form.separator + form.before)} {body} {after})*" if form.begin and not one else ""
+    rest = rules.text((form.begin + form.before)[len(form.trigger) :])
+    rules.add("called", f"{head} {rest} {body} {after} {more} {rules.text(form.end)}")
+    return rules.add("answer", f"called{'?' if one else '*'} TEXT")
+
+
+def in_pattern(text: str) -> str:
+    """A text inside a regular expression of a rule."""
+    return re.escape(text).replace("/", r"\/")
+
+
+def _add_call(rules: Rules, form: CallForm, tools: Sequence[Tool]) -> str:
+    body = _add_body(rules, form, tools)
+    return rules.add("call", f"{rules.text(form.before)} {body} {rules.text(form.after)}")
+
+
+def _add_body(rules: Rules, form: CallForm, tools: Sequence[Tool]) -> str:
+    bodies = [rules.add(f"tool_{number}", _body(rules, form, tool, number)) for number, tool in enumerate(tools)]
+    return rules.add("body", " | ".join(bodies))
+
+
+def _body(rules: Rules, form: CallForm, tool: Tool, number: int) -> str:
+    name = tool.function.name
+    schema = dict(tool.function.parameters or NO_ARGUMENTS)
+    param = f"tools[{number}].function.parameters"
+    if form.python:
+        return f"{rules.text(name + '(')} {_python_arguments(rules, schema, number, param)} {rules.text(')')}"
+    arguments = rules.grammar(f"arguments_{number}", schema_grammar({"type": "object", **schema}, param))
+    if form.middle:
+        return f"{rules.text(name + form.middle)} {arguments}"
+    opening = f'{{"{form.name}": "{name}", "{form.arguments}": '
+    return f"{rules.text(opening)} {arguments} {rules.text('}')}"
+
+
+def _python_arguments(rules: Rules, schema: Mapping[str, Any], number: int, param: str) -> str:
+    """Adds rules of named arguments in the order of the schema; returns the name of the first."""
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    plain = isinstance(properties, dict) and all(str(name).isidentifier() for name in properties)
+    if not plain or b'"$ref"' in orjson.dumps(schema):
+        raise _not_in_python(param)
+    names = list(properties)
+    rules.add(f"more_{number}_{len(names)}", '""')
+    rules.add(f"first_{number}_{len(names)}", '""')
+    for index in reversed(range(len(names))):
+        each = schema_grammar(properties[names[index]], param)
+        value = f"{rules.text(names[index] + '=')} {rules.grammar(f'argument_{number}_{index}', each)}"
+        after, first = f"more_{number}_{index + 1}", f"first_{number}_{index + 1}"
+        left_out = names[index] not in required
+        rules.add(f"more_{number}_{index}", f'", " {value} {after}' + (f" | {after}" if left_out else ""))
+        rules.add(f"first_{number}_{index}", f"{value} {after}" + (f" | {first}" if left_out else ""))
+    return f"first_{number}_0"
+
+
+def _not_in_python(param: str) -> ApiError:
+    words = "this model calls functions as in Python, for which the schema must list its properties, without '$ref'."
+    return invalid(f"Invalid '{param}': {words}", param, "unsupported_value")

@@ -1,0 +1,136 @@
+"""What tools and reasoning mean for one model: which requests it can answer, and how prompt and answer are made."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.gateway.api.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
+from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.message_request import MessageRequest
+from services.gateway.api.reading import MarkTokens, Reading
+from services.gateway.api.structured import grammar_of
+from services.gateway.api.tools import as_values, schemas
+from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.inserted_tools import with_tools
+from services.gateway.text.responses.forms import AnswerForms
+from services.gateway.text.responses.parser import ParserTables
+from services.gateway.text.tokenizer import Tokenizer
+
+_TAIL = 1 << 16  # characters at the end of a prompt in which the assistant's message begins
+_THINKING = "enable_thinking"  # the variable by which many templates switch reasoning off
+
+
+class ChatAnswers:
+    """Tools and reasoning of the served model."""
+
+    def __init__(self, forms: AnswerForms, tokenizer: Tokenizer) -> None:
+        self._forms = forms
+        self._tokenizer = tokenizer
+        self._marks = MarkTokens(forms, tokenizer)
+
+    def check(self, request: MessageRequest, template: ChatTemplate) -> None:
+        """Raises ApiError for a request that this model cannot answer with this template."""
+        if request.tools and not self._forms.calls:
+            words = "how this model writes calls is not known, or switched off; see the gateway's --tool-parser."
+            raise unsupported("tools", f"'tools' is not supported with this model: {words}")
+        effort = request.reasoning_effort
+        if effort is not None and not self._takes(effort, template):
+            words = f"the chat template of this model does not know '{effort}'."
+            raise unsupported("reasoning_effort", f"'reasoning_effort' is not supported with this model: {words}")
+        if request.thinking_token_budget is not None and self._forms.reasoning is None:
+            words = "the reasoning of this model is not told apart; see the gateway's --reasoning-parser."
+            raise unsupported("thinking_token_budget", f"'thinking_token_budget' is not supported: {words}")
+        if request.ignore_eos and self.constrains(request):
+            raise invalid("'ignore_eos' excludes calls and reasoning that a grammar bounds.", "ignore_eos")
+
+    def _takes(self, effort: str, template: ChatTemplate) -> bool:
+        if effort == "none" and self._forms.reasoning is None:
+            return True  # there is none
+        return template.reads("reasoning_effort") or template.reads(_THINKING)
+
+    def variables(self, request: MessageRequest) -> dict[str, Any]:
+        """The variables of the chat template that the request's effort sets."""
+        effort = request.reasoning_effort
+        if effort is None:
+            return {}
+        return {"reasoning_effort": effort, _THINKING: effort != "none"}
+
+    def tools(self, request: MessageRequest) -> list[dict[str, Any]]:
+        """The tools that the chat template gets."""
+        return [] if self._forms.inserted else as_values(request.callable_tools)
+
+    def messages(self, request: MessageRequest, messages: list[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The messages that the chat template gets: where it knows no tools, they are written out."""
+        if not self._forms.inserted:
+            return messages
+        with_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
+        if not request.callable_tools and not with_calls:
+            return messages
+        return with_tools(messages, as_values(request.callable_tools))
+
+    def begun(self, prompt: str) -> str:
+        """What a prompt has of the assistant's message, which the answer goes on."""
+        if self._forms.reasoning is None and not self._forms.calls:
+            return ""
+        return self._forms.template.begun(prompt[-_TAIL:])
+
+    def reading(self, request: MessageRequest, begun: str) -> Reading | None:
+        """See Dialect."""
+        tools = request.callable_tools
+        if not tools and self._forms.reasoning is None:
+            return None
+        tables = self._tables(request)
+        return Reading(
+            tables=tables,
+            marks=self._marks.of(tables),
+            begun=begun,
+            tools=schemas(tools),
+            call_ids=self._forms.call_ids,
+            single_call=bool(tools) and request.one_call,
+            shows_reasoning=request.include_reasoning is not False,
+            inserted=bool(tools) and self._forms.inserted,
+        )
+
+    def _tables(self, request: MessageRequest) -> ParserTables:
+        return self._forms.with_calls if request.callable_tools else self._forms.without_calls
+
+    def constrains(self, request: MessageRequest) -> bool:
+        """See Dialect."""
+        if request.asks_for_a_form or request.thinking_token_budget is not None:
+            return True
+        return bool(request.callable_tools) and self._wanted(request, "", None).constrained
+
+    def grammar(self, request: MessageRequest, begun: str) -> tuple[str, str]:
+        """See Dialect."""
+        form, param = grammar_of(request.response_format, request.structured_outputs)
+        reasoning = self._reasoning_first(request, begun)
+        wanted = self._wanted(request, form, reasoning)
+        if not wanted.constrained or (not wanted.tools and reasoning is None):
+            return form, param
+        if wanted.must_call and form:
+            raise invalid("A call that is required excludes a form of the answer.", "tool_choice")
+        tools = wanted.must_call or wanted.strict
+        return answer_grammar(wanted, self._tokenizer), "tools" if tools else param or "thinking_token_budget"
+
+    def _wanted(self, request: MessageRequest, form: str, reasoning: ReasoningFirst | None) -> WantedAnswer:
+        return WantedAnswer(
+            tools=request.callable_tools,
+            choice=request.tool_choice,
+            one_call=request.one_call,
+            call_form=self._forms.form,
+            form=form,
+            reasoning=reasoning,
+        )
+
+    def _reasoning_first(self, request: MessageRequest, begun: str) -> ReasoningFirst | None:
+        """The reasoning that may come before the answer; None: there is none, or the prompt has ended it."""
+        field = self._forms.reasoning
+        reading = self.reading(request, begun)
+        if field is None or field.close is None or reading is None:
+            return None
+        if not (field.open and field.open.literals and field.close.literals):
+            words = "the marks of this model's reasoning are patterns, of which no grammar can be made."
+            raise unsupported("thinking_token_budget", f"This request is not supported with this model: {words}")
+        answer = reading.begin()
+        if answer.reasoned and not answer.reasons:
+            return None
+        return ReasoningFirst(field=field, begun=answer.reasons, budget=request.thinking_token_budget)

@@ -1,0 +1,110 @@
+"""Requests for embeddings: their fields, and their inputs as token ids."""
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BeforeValidator, SkipValidation
+from pydantic_core import PydanticCustomError
+
+from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import as_token_ids, check_text_length, check_token_ids, separate_prompts, too_long
+from services.gateway.api.schema import TokenCount, WholeNumber
+from services.gateway.api.side_thread import SideThread
+from services.gateway.api.strict import Open
+from services.gateway.text.tokenizer import Tokenizer
+
+MAX_INPUTS = 2048
+
+_SHORT = 16_384  # characters and token ids of all inputs together, which take 2 ms at most
+_FEW_INPUTS = 16
+_AT_ONCE = 256  # inputs that are checked before other requests get their turn
+
+
+def _input_type(value: object) -> object:
+    if isinstance(value, str | list):
+        return value
+    raise PydanticCustomError("input_type", "It must be a string or an array.")
+
+
+def _truncation(value: int) -> int:
+    if value < -1 or value == 0:
+        raise PydanticCustomError("truncation", "It must be -1 (as many as the model takes), or at least 1.")
+    return value
+
+
+class EmbeddingRequest(Open):
+    """Texts or token ids, of which embeddings are wanted."""
+
+    prompt_param: ClassVar[str] = "input"
+
+    model: str | None = None  # None: the one that is served
+    input: Annotated[SkipValidation[str | list[Any]], BeforeValidator(_input_type)]  # lists are not copied
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: TokenCount | None = None
+    pooling: Literal["last", "mean", "cls"] | None = None
+    normalize: bool | None = None  # None: yes
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[WholeNumber, AfterValidator(_truncation)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # whose tokens go; None: right
+    user: str | None = None  # the client's own note, which asks for nothing
+
+    def check_combinations(self) -> None:
+        """Checks fields that only make sense together. Raises ApiError."""
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
+            raise invalid("'truncation_side' is only allowed beside 'truncate_prompt_tokens'.", "truncation_side")
+
+
+class EmbeddingInputs:
+    """Makes token ids of the inputs of requests."""
+
+    def __init__(self, tokenizer: Tokenizer, side: SideThread, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._side = side
+        self._vocab_size = vocab_size
+
+    async def token_ids(self, request: EmbeddingRequest, max_tokens: int) -> list[np.ndarray]:
+        """Returns int32[n] for each input, n from 1 to `max_tokens`. Raises ApiError."""
+        param = request.prompt_param
+        inputs = separate_prompts(request.input, param, MAX_INPUTS)
+        for one in inputs:
+            if isinstance(one, str) and request.truncate_prompt_tokens is None:
+                check_text_length(self._tokenizer, one, max_tokens, param)
+        make_all = partial(self._make_all, inputs, request, max_tokens)
+        if len(inputs) <= _FEW_INPUTS and sum(map(len, inputs)) <= _SHORT:
+            made = make_all()
+        elif all(isinstance(one, str) for one in inputs):
+            made = await asyncio.to_thread(make_all)  # tokenizing releases the interpreter lock
+        else:
+            made = await self._side.run(make_all)
+        for number, token_ids in enumerate(made, start=1):
+            self._check(token_ids, max_tokens, param)
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return made
+
+    def _check(self, token_ids: np.ndarray, max_tokens: int, param: str) -> None:
+        if not len(token_ids):
+            raise invalid(f"Invalid '{param}': it has no tokens.", param, "empty_string")
+        if len(token_ids) > max_tokens:
+            raise too_long(max_tokens, f"your {param} has {len(token_ids)} tokens", param)
+        check_token_ids(token_ids, self._vocab_size, param)
+
+    def _make_all(self, inputs: list[str | list[Any]], request: EmbeddingRequest, max_tokens: int) -> list[np.ndarray]:
+        """Makes the token ids, and empties the list: every garbage collection would look at a million ids again."""
+        made = []
+        for number, one in enumerate(inputs):
+            made.append(self._make(one, request, max_tokens))
+            inputs[number] = ""
+        return made
+
+    def _make(self, one: str | list[Any], request: EmbeddingRequest, max_tokens: int) -> np.ndarray:
+        most, from_left = request.truncate_prompt_tokens, request.truncation_side == "left"
+        most = max_tokens if most == -1 else most
+        if isinstance(one, list):
+            return as_token_ids(one if most is None else one[-most:] if from_left else one[:most], request.prompt_param)
+        special = True if request.add_special_tokens is None else request.add_special_tokens
+        if most is None:
+            return self._tokenizer.encode_here(one, add_special_tokens=special)
+        return self._tokenizer.encode_truncated(one, most, from_left=from_left, add_special_tokens=special)

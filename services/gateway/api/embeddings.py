@@ -1,0 +1,143 @@
+"""Runs requests for embeddings, for every API: inputs to tokens, and what workers make of them to vectors."""
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+
+from services.config import Pooling
+from services.gateway.api.embedding_inputs import EmbeddingInputs, EmbeddingRequest
+from services.gateway.api.errors import from_generation_error, internal_error, invalid, unavailable
+from services.gateway.api.generation import (
+    Generation,
+    GenerationError,
+    GenerationRequest,
+    Generator,
+    Overloaded,
+    Unavailable,
+)
+from services.gateway.api.large_json import takes_long
+from services.gateway.api.request_record import RequestRecord
+from services.gateway.api.served_model import ServedModel
+from services.gateway.api.side_thread import SideThread
+from services.gateway.api.terms import Terms
+from services.gateway.api.validation import Neutral, parse_request
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.text.tokenizer import Tokenizer
+from services.protocol.capsule import Capsule
+from services.protocol.sampling import SamplingParams
+
+_AT_ONCE = 64  # embeddings that are taken before other requests get their turn
+_NO_TOKENS = SamplingParams(max_tokens=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAnswer:
+    """The embeddings of a request's inputs, in order: float32[dimensions] each."""
+
+    vectors: list[np.ndarray]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class EmbeddingRunner:
+    """Runs requests for embeddings."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        generator: Generator,
+        metrics: GatewayMetrics,
+        side: SideThread,
+        pooling: Pooling,
+    ) -> None:
+        """pooling: of requests that do not say."""
+        self.model = model
+        self.side = side
+        self._inputs = EmbeddingInputs(tokenizer, side, model.vocab_size)
+        self._generator = generator
+        self._metrics = metrics
+        self._pooling = pooling
+
+    async def parse(self, body: bytes, neutral: Neutral) -> EmbeddingRequest:
+        """Returns the checked request of a body. Raises ApiError."""
+        if takes_long(body):
+            request = await self.side.run(parse_request, body, EmbeddingRequest, neutral)
+        else:
+            request = parse_request(body, EmbeddingRequest, neutral)
+        self.check(request)
+        return request
+
+    def check(self, request: EmbeddingRequest) -> None:
+        """Checks all that needs no tokens. Raises ApiError."""
+        self.model.check(request.model)
+        request.check_combinations()
+
+    async def run(self, request: EmbeddingRequest, record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
+        """Has workers embed the inputs. Raises ApiError."""
+        record.parsed = monotonic()
+        prompts = await self._inputs.token_ids(request, await self._limits(request))
+        record.prompt_tokens = sum(map(len, prompts))
+        self._metrics.prompt_tokens.inc(record.prompt_tokens)
+        record.tokenized = monotonic()
+        pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
+        wanted = GenerationRequest(
+            record.request_id,
+            tuple(Capsule(prompt, len(prompt), _NO_TOKENS, pooling=pooling) for prompt in prompts),
+            terms.timeout_s,
+            ttft_slo_s=terms.ttft_slo_s,
+            tenant=terms.tenant,
+            attempts=record.attempts,
+        )
+        try:
+            async with self._generator.generate(wanted) as generation:
+                vectors, record.cached_tokens = await _collect(request, generation, len(prompts), record)
+        except GenerationError as error:
+            if isinstance(error, Overloaded):
+                self._metrics.refused(error.refusal)
+            raise from_generation_error(error, request.prompt_param) from error
+        self._metrics.prompt_cached.inc(record.cached_tokens)
+        return EmbeddingAnswer(vectors, record.prompt_tokens, record.cached_tokens)
+
+    async def _limits(self, request: EmbeddingRequest) -> int:
+        """Returns the context length. Raises ApiError for too many dimensions, and where no worker embeds."""
+        try:
+            max_model_len = await self._generator.until_model_len_known()
+            size = await self._generator.until_embedding_size_known()
+        except Unavailable as error:
+            message = "No worker that makes embeddings is connected; prefill workers make them. Try again later."
+            raise unavailable(message, error.retry_after_s) from error
+        if (request.dimensions or 0) > size:
+            message = f"Invalid 'dimensions': embeddings of this model have {size} numbers."
+            raise invalid(message, "dimensions", "integer_above_max_value")
+        return max_model_len
+
+
+async def _collect(
+    request: EmbeddingRequest, generation: Generation, number: int, record: RequestRecord
+) -> tuple[list[np.ndarray], int]:
+    """Takes the embeddings as they come. Returns them in the order of the inputs, and the cached tokens of all."""
+    vectors: list[np.ndarray] = [np.empty(0)] * number
+    cached_tokens = 0
+    for num_taken in range(1, number + 1):
+        delta = await generation.next()
+        if delta.embedding is None or not np.isfinite(delta.embedding).all():
+            raise internal_error()
+        record.first_token = record.first_token or monotonic()
+        vectors[delta.choice] = finished(delta.embedding, request)
+        cached_tokens += delta.cached_tokens
+        if num_taken % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return vectors, cached_tokens
+
+
+def finished(embedding: np.ndarray, request: EmbeddingRequest) -> np.ndarray:
+    """Shortens and normalizes an embedding as a request wants it. Returns float32[dimensions]; zeros stay zeros."""
+    shortened = embedding if request.dimensions is None else embedding[: request.dimensions]
+    if request.normalize is False:
+        return shortened
+    norm = float(np.linalg.norm(shortened.astype(np.float64)))
+    normalized: np.ndarray = (shortened / (norm or 1.0)).astype(np.float32)
+    return normalized

@@ -1,0 +1,63 @@
+"""How the answers to one chat are read: which marks count, and what becomes of the parts that they tell apart."""
+
+import secrets
+import string
+from dataclasses import dataclass, field
+
+from services.gateway.text.responses.answer import AnswerText, Schemas
+from services.gateway.text.responses.forms import AnswerForms
+from services.gateway.text.responses.parser import ParserTables
+from services.gateway.text.responses.template import Part
+from services.gateway.text.tokenizer import Tokenizer
+
+_ALPHABET = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The way in which the choices of one request are read.
+
+    marks: special tokens whose text tells parts apart. begun: what the prompt has of the assistant's message.
+    call_ids: see ToolForm. single_call: the answer ends with its first call. shows_reasoning: else it is left out.
+    inserted: a text about the tools was put into the prompt.
+    """
+
+    tables: ParserTables
+    marks: frozenset[int]
+    begun: str = ""
+    tools: Schemas = field(default_factory=dict)
+    call_ids: int = 0
+    single_call: bool = False
+    shows_reasoning: bool = True
+    inserted: bool = False
+
+    @property
+    def reasons(self) -> bool:
+        """True when the answer may have reasoning."""
+        return self.tables.template.field_of(Part.REASONING) is not None
+
+    def begin(self) -> AnswerText:
+        """Returns what tells the text of one choice apart."""
+        return AnswerText(self.tables, self.begun, self.tools)
+
+    def new_call_id(self) -> str:
+        """Returns an id for a call of a tool."""
+        if self.call_ids:
+            return "".join(secrets.choice(_ALPHABET) for _ in range(self.call_ids))
+        return f"call_{secrets.token_hex(12)}"
+
+
+class MarkTokens:
+    """The special tokens that are marks in a model's answers."""
+
+    def __init__(self, forms: AnswerForms, tokenizer: Tokenizer) -> None:
+        texts = {token: tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokenizer.special_ids}
+
+        def marks(tables: ParserTables) -> frozenset[int]:
+            return frozenset(token for token, text in texts.items() if text and tables.template.shows(text))
+
+        self._of = {tables: marks(tables) for tables in (forms.with_calls, forms.without_calls)}
+
+    def of(self, tables: ParserTables) -> frozenset[int]:
+        """Returns the tokens that answers with these tables need."""
+        return self._of[tables]

@@ -1,0 +1,64 @@
+"""POST /v1/embeddings: a vector for each input, as numbers or as their bytes in base64."""
+
+from base64 import b64encode
+
+import numpy as np
+import orjson
+
+from services.gateway.api.embedding_inputs import EmbeddingRequest
+from services.gateway.api.embeddings import EmbeddingAnswer, EmbeddingRunner
+from services.gateway.api.request_records import RequestRecords
+from services.gateway.api.request_runner import READING_GRACE_S
+from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
+from services.gateway.api.validation import ignored_fields
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.limits import Limits
+from services.gateway.openai.neutral import EMBEDDINGS_NEUTRAL
+
+_FEW_NUMBERS = 16_384  # are written in 2 ms
+
+
+class EmbeddingEndpoint:
+    """Answers requests for embeddings."""
+
+    def __init__(self, runner: EmbeddingRunner, limits: Limits, records: RequestRecords) -> None:
+        self._runner = runner
+        self._limits = limits
+        self._records = records
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers one request. Raises ApiError, ClientGone."""
+        limits, record = self._limits, exchange.record
+        terms = Terms(limits.request_timeout_s, parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s))
+        self._records.begin(record, exchange.header)
+        body = await exchange.read_json(limits.max_body_bytes)
+        request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)
+        del body
+        record.ignored_fields = ignored_fields(request, limits.strict_fields)
+        async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
+            answer = await self._runner.run(request, record, terms)
+            if sum(map(len, answer.vectors)) <= _FEW_NUMBERS:
+                written = answer_body(answer, request, self._runner.model.name)
+            else:
+                written = await self._runner.side.run(answer_body, answer, request, self._runner.model.name)
+            await exchange.respond(200, written)
+
+
+def answer_body(answer: EmbeddingAnswer, request: EmbeddingRequest, model: str) -> bytes:
+    """Returns the JSON of an answer. No part of it keeps the interpreter lock for long."""
+    write = _base64 if request.encoding_format == "base64" else _numbers
+    data = [
+        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, write(vector))
+        for index, vector in enumerate(answer.vectors)
+    ]
+    usage = {"prompt_tokens": answer.prompt_tokens, "total_tokens": answer.prompt_tokens}
+    end = orjson.dumps({"model": model, "usage": usage})[1:]
+    return b'{"object":"list","data":[%b],%b' % (b",".join(data), end)
+
+
+def _numbers(vector: np.ndarray) -> bytes:
+    return orjson.dumps(np.ascontiguousarray(vector), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _base64(vector: np.ndarray) -> bytes:
+    return b'"%b"' % b64encode(vector.astype("<f4", copy=False).tobytes())

@@ -1,0 +1,1 @@
+"""OpenAI's /v1/responses: requests, their answers, and the responses that are kept for later turns."""

@@ -1,0 +1,177 @@
+"""Answers a request with its response: as a stream of events, or whole."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import structlog
+
+from services.gateway.api.choice import Update, Usage
+from services.gateway.api.errors import ApiError
+from services.gateway.api.side_thread import SideThread
+from services.gateway.api.updates import Updates
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.http_protocol import StreamWriter
+from services.gateway.openai.answer import takes_long
+from services.gateway.openai.logprobs import LogprobEntries
+from services.gateway.openai.responses.events import Events
+from services.gateway.openai.responses.items import Item
+from services.gateway.openai.responses.kept import KeptResponses
+from services.gateway.openai.responses.output import Nobody, Output
+from services.gateway.openai.responses.response import Outcome, Status, finished, usage_json
+from services.gateway.openai.responses.running import ResponseCancelled, RunningResponse
+from services.gateway.openai.responses.translation import in_words_of_responses
+
+_UPDATES_AT_ONCE = 64  # take a millisecond
+
+log = structlog.get_logger()
+
+Generating = AbstractAsyncContextManager[Updates]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A response that begins. head: its JSON values; conversation: the items that it answers."""
+
+    head: dict[str, Any]
+    conversation: Sequence[Item]
+    tenant: str
+
+
+class Answering:
+    """Writes responses to clients, and has them kept."""
+
+    def __init__(self, entries: LogprobEntries, side: SideThread, kept: KeptResponses) -> None:
+        self._entries = entries
+        self._side = side
+        self._kept = kept
+
+    async def whole(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
+        """Answers with the whole response. Raises ApiError."""
+        output = Output(self._entries, Nobody())
+        updates: Updates | None = None
+        try:
+            with in_words_of_responses():
+                async with running.generating(), generating as updates:
+                    await self._collect(updates, output)
+            outcome = finished(exchange.record.finish_reason)
+        except ResponseCancelled:
+            outcome = Outcome(Status.CANCELLED)
+        usage = _usage(exchange, updates)
+        response = await self._end(turn, running, output, outcome, usage)
+        await exchange.respond(200, orjson.dumps(response))
+
+    async def stream(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
+        """Answers with events. Raises ApiError before the first one; a later error is the response's own."""
+        events = Events()
+        output = Output(self._entries, events)
+        begun = False
+        updates: Updates | None = None
+        try:
+            with in_words_of_responses():
+                async with running.generating(), generating as updates:
+                    update = await updates.next()
+                    begun = True
+                    await _begin(exchange, turn, events)
+                    await self._take(update, output)
+                    sink = _EventSink(exchange.stream, updates, output, events)
+                    while not updates.done:
+                        await exchange.write(events.taken())
+                        await updates.relay(sink)
+            outcome = finished(exchange.record.finish_reason)
+        except ResponseCancelled:
+            outcome = Outcome(Status.CANCELLED)
+            if not begun:
+                await _begin(exchange, turn, events)
+        except ApiError as error:
+            if not begun:
+                raise
+            outcome = Outcome(Status.FAILED, error)
+            _note_error(exchange, error)
+        usage = _usage(exchange, updates)
+        response = await self._end(turn, running, output, outcome, usage)
+        events.lifecycle(outcome.event, response)
+        await exchange.end_events(events.taken())
+
+    async def _collect(self, updates: Updates, output: Output) -> None:
+        num_taken = 0
+        while not updates.done:
+            await self._take(await updates.next(), output)
+            num_taken += 1
+            if num_taken % _UPDATES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def _take(self, update: Update, output: Output) -> None:
+        if takes_long(update):
+            await self._side.run(output.take, update)
+        else:
+            output.take(update)
+
+    async def _end(
+        self, turn: Turn, running: RunningResponse, output: Output, outcome: Outcome, usage: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Returns the response as it ended, which is kept before anybody is told."""
+        output.close(outcome.last_item)
+        response = {
+            **turn.head,
+            **outcome.as_json(),
+            "completed_at": int(time.time()) if outcome.status is Status.COMPLETED else None,
+            "output": output.as_json(),
+            "usage": usage,
+        }
+        if response["store"]:
+            response["store"] = await self._kept.keep(turn.tenant, response, turn.conversation)
+        running.end(response)
+        return response
+
+
+async def _begin(exchange: Exchange, turn: Turn, events: Events) -> None:
+    events.lifecycle("response.created", turn.head)
+    events.lifecycle("response.in_progress", turn.head)
+    await exchange.start_events()
+
+
+def _usage(exchange: Exchange, updates: Updates | None) -> dict[str, Any]:
+    """Returns the usage. updates: None where the response was cancelled before there were any."""
+    usage = Usage(exchange.record.prompt_tokens or 0, 0, 0) if updates is None else updates.usage()
+    return usage_json(usage)
+
+
+def _note_error(exchange: Exchange, error: ApiError) -> None:
+    exchange.record.status, exchange.record.error = error.status, error.code or error.type
+    if error.status >= 500:
+        log.warning("request failed", reason=str(error.__cause__ or error.message))
+
+
+class _EventSink:
+    """An UpdateSink that writes the events of a response to a client."""
+
+    __slots__ = ("_events", "_output", "_updates", "_write", "ready")
+
+    def __init__(self, stream: StreamWriter, updates: Updates, output: Output, events: Events) -> None:
+        self._write = stream.write
+        self._updates = updates
+        self._output = output
+        self._events = events
+        self.ready = stream.ready
+
+    def take(self, update: Update) -> bool:
+        """See UpdateSink."""
+        self._output.take(update)
+        if self._events.pending and not self._updates.done:
+            if not self.ready():
+                return False
+            self._write(self._events.taken())
+        return True
+
+    def take_text(self, choice: int, text: str) -> None:
+        """See UpdateSink."""
+        if self._output.take_text(text):
+            self._write(self._events.delta(text))
+            return
+        self._output.take(Update(choice, text, [], None, None))
+        self._write(self._events.taken())

@@ -1,0 +1,104 @@
+"""POST /v1/responses: a request read, checked, turned into a chat, run and answered."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from services.gateway.api.errors import invalid
+from services.gateway.api.large_json import takes_long
+from services.gateway.api.request_runner import READING_GRACE_S, Runners
+from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
+from services.gateway.api.validation import ignored_fields, parse_request
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.limits import Limits
+from services.gateway.openai.logprobs import LogprobEntries
+from services.gateway.openai.neutral import RESPONSES_NEUTRAL
+from services.gateway.openai.responses.answering import Answering, Turn
+from services.gateway.openai.responses.items import MAX_ITEMS, Item, new_id, num_parts
+from services.gateway.openai.responses.kept import FEW_PARTS, KeptResponses
+from services.gateway.openai.responses.request import ResponsesRequest
+from services.gateway.openai.responses.response import head
+from services.gateway.openai.responses.running import RunningResponses
+from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses
+from services.gateway.openai.token_names import TokenNames
+
+_IN_A_PATH = re.compile(r"[A-Za-z0-9._:@+=~-]{1,128}")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ResponsesEndpoint:
+    """Answers requests for responses, which are chats for the workers."""
+
+    def __init__(self, runners: Runners, limits: Limits, kept: KeptResponses, running: RunningResponses) -> None:
+        self._runner = runners.chat
+        self._side = runners.side
+        self._records = runners.records
+        self._limits = limits
+        self._kept = kept
+        self._running = running
+        names = TokenNames(runners.tokenizer, by_id=False)
+        self._answering = Answering(LogprobEntries(runners.tokenizer, names), runners.side, kept)
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answers one request. Raises ApiError, ClientGone."""
+        limits = self._limits
+        slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
+        terms = Terms(limits.request_timeout_s, slo_s)
+        self._records.begin(exchange.record, exchange.header)
+        body = await exchange.read_json(limits.max_body_bytes)
+        request, ignored = await self._call(takes_long(body), self._read, body)
+        exchange.take_request_id(request.request_id)
+        exchange.record.ignored_fields = ignored
+        about = self._about(request, exchange.record.request_id)
+        conversation = await self._conversation(request, terms.tenant)
+        long = takes_long(body) or num_parts(conversation) > FEW_PARTS
+        del body
+        chat, described = await self._call(long, self._begin, request, conversation, about)
+        turn = Turn(described, conversation, terms.tenant)
+        with self._running.added(terms.tenant, turn.head["id"], turn.head) as running:
+            async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
+                answer = self._answering.stream if request.stream else self._answering.whole
+                await answer(exchange, turn, running, self._runner.run(chat, exchange.record, terms))
+
+    def _read(self, body: bytes) -> tuple[ResponsesRequest, tuple[str, ...]]:
+        """Returns the checked request of a body, and the names of its ignored fields. Raises ApiError."""
+        request = parse_request(body, ResponsesRequest, RESPONSES_NEUTRAL)
+        ignored = ignored_fields(request, self._limits.strict_fields)
+        self._runner.model.check(request.model)
+        request.check_combinations()
+        return request, ignored
+
+    def _about(self, request: ResponsesRequest, request_id: str) -> dict[str, Any]:
+        """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
+        return {
+            "id": f"resp_{request_id}" if _IN_A_PATH.fullmatch(request_id) else new_id("resp"),
+            "created_at": int(time.time()),
+            "model": self._runner.model.name,
+            "store": self._kept.asked(request.store),
+        }
+
+    async def _conversation(self, request: ResponsesRequest, tenant: str) -> list[Item]:
+        """Returns the items of earlier turns and of this one. Raises ApiError."""
+        earlier: list[Item] = []
+        if request.previous_response_id is not None:
+            earlier = await self._kept.conversation(tenant, request.previous_response_id)
+        if len(earlier) + len(request.input) > MAX_ITEMS:
+            message = f"Invalid 'input': the conversation must have at most {MAX_ITEMS} items."
+            raise invalid(message, "input", "array_above_max_length")
+        return [*earlier, *request.input]
+
+    def _begin(
+        self, request: ResponsesRequest, conversation: list[Item], about: dict[str, Any]
+    ) -> tuple[ResponseChat, dict[str, Any]]:
+        """Returns the chat for the workers, and the response that has just begun. Raises ApiError."""
+        chat = chat_of(request, conversation)
+        with in_words_of_responses():
+            self._runner.check(chat)
+        return chat, head(request, about, self._runner.model.defaults)
+
+    async def _call(self, takes_long: bool, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Returns what the call returns, which is made beside the event loop where it takes long."""
+        return await self._side.run(call, *args, **kwargs) if takes_long else call(*args, **kwargs)

@@ -1,0 +1,187 @@
+"""The output of a response: its items, as they grow by the updates of its one choice.
+
+One item grows at a time. Another kind of text, or the next call, ends the item before.
+
+    update    reasoning      text        tool_calls
+    item      reasoning      message     function_call, one for each call
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import orjson
+
+from services.gateway.api.choice import ToolCallPart, Update
+from services.gateway.openai.logprobs import LogprobEntries
+from services.gateway.openai.responses.items import new_id
+
+
+class Kind(StrEnum):
+    """The kind of an output item. The values are the items' types."""
+
+    REASONING = "reasoning"
+    MESSAGE = "message"
+    CALL = "function_call"
+
+
+class ItemStatus(StrEnum):
+    """OpenAI's status of an item."""
+
+    IN_PROGRESS = "in_progress"
+    COMPLETED = "completed"
+    INCOMPLETE = "incomplete"
+
+
+_ID_PREFIXES = {Kind.REASONING: "rs", Kind.MESSAGE: "msg", Kind.CALL: "fc"}
+
+
+@dataclass(slots=True)
+class OutputItem:
+    """One item of the output.
+
+    pieces: of its text; of a call, of the arguments. logprobs: JSON of entries, without brackets, for each piece that
+    has some. call: the number of the call in the message.
+    """
+
+    kind: Kind
+    index: int  # in the output
+    id: str
+    call: int = -1
+    call_id: str = ""
+    name: str = ""
+    status: ItemStatus = ItemStatus.IN_PROGRESS
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All of its text, or of its arguments."""
+        return "".join(self.pieces)
+
+    def part(self) -> dict[str, Any]:
+        """Returns the one content part, of an item that is no call, as JSON values."""
+        if self.kind is Kind.REASONING:
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.all_logprobs()}
+
+    def all_logprobs(self) -> orjson.Fragment:
+        """Returns the entries of all tokens, as JSON."""
+        return orjson.Fragment(b"[%b]" % b",".join(self.logprobs))
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the item as JSON values. One that has not begun to grow has no content."""
+        about = {"id": self.id, "type": self.kind, "status": self.status}
+        begun = self.status is not ItemStatus.IN_PROGRESS
+        match self.kind:
+            case Kind.CALL:
+                call = {"call_id": self.call_id, "name": self.name}
+                return {**about, **call, "arguments": self.text if begun else ""}
+            case Kind.REASONING:
+                return {**about, "summary": [], "content": [self.part()] if begun else [], "encrypted_content": None}
+            case Kind.MESSAGE:
+                return {**about, "role": "assistant", "content": [self.part()] if begun else []}
+
+
+class ItemListener(Protocol):
+    """Is told how the items of an output grow."""
+
+    def opened(self, item: OutputItem) -> None:
+        """Takes note of an item that begins."""
+
+    def grew(self, item: OutputItem, piece: str, logprobs: bytes) -> None:
+        """Takes note of a further piece of the item. logprobs: JSON of its entries, without brackets."""
+
+    def closed(self, item: OutputItem) -> None:
+        """Takes note of an item that is as it will stay."""
+
+
+class Nobody:
+    """An ItemListener that needs no events."""
+
+    def opened(self, item: OutputItem) -> None:
+        """See ItemListener."""
+
+    def grew(self, item: OutputItem, piece: str, logprobs: bytes) -> None:
+        """See ItemListener."""
+
+    def closed(self, item: OutputItem) -> None:
+        """See ItemListener."""
+
+
+class Output:
+    """The items of one response."""
+
+    def __init__(self, entries: LogprobEntries, listener: ItemListener) -> None:
+        self._entries = entries
+        self._listener = listener
+        self._items: list[OutputItem] = []
+        self._open: OutputItem | None = None
+        self._unshown: list[bytes] = []  # logprobs of tokens that brought no text so far
+
+    def take(self, update: Update) -> None:
+        """Lets the items grow by an update."""
+        if update.reasoning:
+            self._grow(self._item(Kind.REASONING), update.reasoning)
+        elif update.logprobs:
+            self._unshown.append(orjson.dumps(self._entries.of(update))[1:-1])
+        if update.text:
+            self._grow(self._item(Kind.MESSAGE), update.text)
+        for part in update.tool_calls:
+            self._grow(self._called(part), part.arguments)
+
+    def take_text(self, text: str) -> bool:
+        """Lets the open message grow, in which case nobody is told. False: no message is open."""
+        item = self._open
+        if item is None or item.kind is not Kind.MESSAGE:
+            return False
+        item.pieces.append(text)
+        return True
+
+    def close(self, status: ItemStatus) -> None:
+        """Ends the last item. A complete output has at least one: a message, which may be empty."""
+        if not self._items and (status is ItemStatus.COMPLETED or self._unshown):
+            self._item(Kind.MESSAGE)
+        if self._open is not None and self._unshown:
+            self._grow(self._open, "")
+        self._close(status)
+
+    def as_json(self) -> list[Mapping[str, Any]]:
+        """Returns the items as JSON values."""
+        return [item.as_json() for item in self._items]
+
+    def _item(self, kind: Kind) -> OutputItem:
+        """Returns the open item where it is of this kind, else a new one."""
+        if self._open is None or self._open.kind is not kind:
+            self._begin(OutputItem(kind, len(self._items), new_id(_ID_PREFIXES[kind])))
+        assert self._open is not None
+        return self._open
+
+    def _called(self, part: ToolCallPart) -> OutputItem:
+        if self._open is None or self._open.call != part.call:
+            call_id, name = part.id or new_id("call"), part.name or ""
+            self._begin(OutputItem(Kind.CALL, len(self._items), new_id("fc"), part.call, call_id, name))
+        assert self._open is not None
+        return self._open
+
+    def _begin(self, item: OutputItem) -> None:
+        self._close(ItemStatus.COMPLETED)
+        self._items.append(item)
+        self._open = item
+        self._listener.opened(item)
+
+    def _grow(self, item: OutputItem, piece: str) -> None:
+        logprobs = b",".join(self._unshown) if item.kind is Kind.MESSAGE else b""
+        self._unshown.clear()
+        item.pieces.append(piece)
+        if logprobs:
+            item.logprobs.append(logprobs)
+        if piece or logprobs:
+            self._listener.grew(item, piece, logprobs)
+
+    def _close(self, status: ItemStatus) -> None:
+        item, self._open = self._open, None
+        if item is not None:
+            item.status = status
+            self._listener.closed(item)

@@ -1,0 +1,159 @@
+"""The body of POST /v1/responses as typed values, every field checked.
+
+The fields that chats have too come from CommonRequest; those that are called otherwise here are refused by name.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.schema import CommonRequest, TokenCount, Top
+from services.gateway.api.strict import Open, Strict
+from services.gateway.openai.responses.items import MAX_ITEMS, AnyItem, unknown_fields
+
+MAX_TOOLS = 128
+
+LOGPROBS = "message.output_text.logprobs"
+
+# Common fields for which a response has no place.
+_NO_PLACE = ("echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+# Fields of a chat that have another name here.
+_ELSEWHERE = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
+
+
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def _as_choice(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
+
+
+class FunctionTool(Open):
+    """A function that the model may call; no other tools are supported."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Strict):
+    """OpenAI's `tool_choice`; its three words are types here."""
+
+    type: Literal["none", "auto", "required", "function"]
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _name_where_it_belongs(self) -> Self:
+        if (self.type == "function") != (self.name is not None):
+            raise PydanticCustomError("tool_choice", "'name' goes with the type 'function', and with no other.")
+        return self
+
+    def as_json(self) -> str | dict[str, Any]:
+        """Returns the choice as clients send it."""
+        return self.type if self.name is None else {"type": self.type, "name": self.name}
+
+
+class TextFormat(Strict):
+    """The form of the answer."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> Self:
+        if self.type == "json_schema" and (self.name is None or self.json_schema is None):
+            raise PydanticCustomError("json_schema", "The type 'json_schema' needs 'name' and 'schema'.")
+        if self.type != "json_schema" and (self.name is not None or self.json_schema is not None):
+            raise PydanticCustomError("json_schema", "'name' and 'schema' go with the type 'json_schema' alone.")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the format as clients send it."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+class TextOptions(Strict):
+    """OpenAI's `text`."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Strict):
+    """OpenAI's `reasoning`. Answers show the reasoning itself, so a summary may only be wished for by `auto`."""
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class ResponsesRequest(CommonRequest):
+    """A conversation, of which the assistant's next items are wanted."""
+
+    prompt_param: ClassVar[str] = "input"
+
+    input: Annotated[
+        list[AnyItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True), BeforeValidator(_as_items)
+    ]
+    instructions: str | None = None
+    max_output_tokens: TokenCount | None = None
+    previous_response_id: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    store: bool | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[ToolChoice | None, BeforeValidator(_as_choice)] = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Top | None = None
+    truncation: Literal["disabled"] | None = None
+    max_tool_calls: TokenCount | None = None  # of built-in tools, of which there are none
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        yield from unknown_fields(self.input)
+        for number, tool in enumerate(self.tools or ()):
+            yield from (f"tools[{number}].{name}" for name in tool.unknown_fields())
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """See CommonRequest."""
+        return self.max_output_tokens
+
+    def default_tokens(self, room: int) -> int:
+        """See CommonRequest: an answer may fill the context."""
+        return room
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See CommonRequest."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
+
+    def check_combinations(self) -> None:
+        """See CommonRequest."""
+        super().check_combinations()
+        for name, here in _ELSEWHERE.items():
+            if getattr(self, name) is not None:
+                raise unsupported(name, f"'{name}' is called '{here}' in this API.")
+        for name in _NO_PLACE:
+            if getattr(self, name) not in (None, False):
+                raise unsupported(name, f"'{name}' is not supported here: a response has no place for it.")
+        if self.continuous_usage:
+            words = "'continuous_usage_stats' is not supported here: the usage comes with a stream's last event."
+            raise unsupported("stream_options", words)
+        if self.n not in (None, 1):
+            raise unsupported("n", "A response has one choice: 'n' must be 1, or left out.")
+        if self.top_logprobs and self.num_logprobs is None:
+            raise invalid(f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'.", "top_logprobs")

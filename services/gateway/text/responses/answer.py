@@ -1,0 +1,184 @@
+"""An answer's text, told apart while it comes: content, reasoning, and calls of tools."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from services.gateway.text.responses.json_calls import CallPart, JsonCalls, layout_of
+from services.gateway.text.responses.parser import Event, ParserTables, ResponseParser, What
+from services.gateway.text.responses.template import Field, Part
+from services.gateway.text.responses.whole_calls import PythonCalls, WholeCalls
+
+
+class Told(NamedTuple):
+    """What some text of an answer adds to each part of it."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
+
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+_NOTHING = Told()
+
+
+class _Calls(Protocol):
+    call: int
+    rejected: bool
+
+    def feed(self, text: str) -> list[CallPart | str]: ...
+
+    def close(self) -> list[CallPart | str]: ...
+
+
+class _Stripped:
+    """Text without the white space at its beginning and its end."""
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._spaces = ""
+
+    def add(self, text: str) -> str:
+        if self.passes(text):
+            return text
+        if not self.begun:
+            text = text.lstrip()
+            self.begun = bool(text)
+        shown = text.rstrip()
+        if not shown:
+            self._spaces += text
+            return ""
+        spaces, self._spaces = self._spaces, text[len(shown) :]
+        return spaces + shown
+
+    def passes(self, text: str) -> bool:
+        """True when a text is shown as it is."""
+        return self.begun and not self._spaces and text != "" and not text[-1].isspace()
+
+
+class AnswerText:
+    """Tells the text of one choice apart."""
+
+    def __init__(self, tables: ParserTables, prompt: str = "", schemas: Schemas | None = None) -> None:
+        """prompt: what the prompt already has of the message. schemas: of the tools' parameters, by name."""
+        self._parser = ResponseParser(tables)
+        self._schemas = schemas or {}
+        self._content, self._reasoning = _Stripped(), _Stripped()
+        self._calls: _Calls | None = None
+        self._opening = ""  # the mark before the calls, until the first of them or a text that is none
+        self._any_call = False  # in the field of calls that is open
+        self._told: list[tuple[Part, str] | CallPart] = []
+        self.num_calls = 0  # that are whole
+        self.reasoned = False  # there is reasoning, or there was
+        if prompt:
+            self.feed(prompt)
+            self._content, self._reasoning = _Stripped(), _Stripped()
+
+    @property
+    def reasons(self) -> bool:
+        """True while the text is the model's reasoning."""
+        return self._parser.field is not None and self._parser.field.part is Part.REASONING
+
+    def feed(self, text: str) -> Told:
+        """Returns what the next text adds."""
+        self._told = []
+        if self._parser.passes(text):
+            return self._more(text)
+        for event in self._parser.feed(text):
+            self._take(event)
+        return self._sum()
+
+    def passes(self, text: str) -> bool:
+        """Takes the next text where it is content and nothing else. The short form of `feed`, for streams."""
+        field = self._parser.field
+        if field is None or field.part is not Part.CONTENT or not self._content.passes(text):
+            return False
+        return self._parser.passes(text)
+
+    def _more(self, text: str) -> Told:
+        """Takes a text that all belongs to the field of the last one."""
+        field = self._parser.field
+        if field is None:
+            return _NOTHING
+        if field.part is Part.CONTENT:
+            return Told(self._content.add(text))
+        if field.part is Part.REASONING:
+            return Told("", self._reasoning.add(text))
+        if self._calls is None:
+            return _NOTHING
+        parts = self._calls.feed(text)
+        if len(parts) == 1 and isinstance(parts[0], CallPart) and parts[0].name is None:
+            self.num_calls = self._calls.call
+            return Told("", "", (parts[0],))
+        self._add(self._calls, parts)
+        return self._sum()
+
+    def finish(self) -> Told:
+        """Returns what is left, after the last text."""
+        self._told = []
+        for event in self._parser.finish():
+            self._take(event)
+        return self._sum()
+
+    def _take(self, event: Event) -> None:
+        if event.field.part is Part.CALLS:
+            self._take_calls(event)
+        elif event.what is What.TEXT:
+            self._told.append((event.field.part, event.text))
+        elif event.field.part is Part.REASONING:
+            self.reasoned = True
+
+    def _take_calls(self, event: Event) -> None:
+        if event.what is What.OPENED:
+            self._calls, self._opening, self._any_call = self._reader(event), event.text, False
+        elif event.what is What.TEXT and self._calls is not None:
+            self._add(self._calls, self._calls.feed(event.text))
+        elif self._calls is not None:
+            self._add(self._calls, self._calls.close())
+            if self._calls.rejected and not self._any_call:
+                self._told.append((Part.CONTENT, event.text))
+            self.num_calls, self._calls = self._calls.call, None
+
+    def _add(self, reader: _Calls, parts: list[CallPart | str]) -> None:
+        for part in parts:
+            if isinstance(part, CallPart):
+                self._told.append(part)
+                self._any_call = True
+            else:
+                self._told.append((Part.CONTENT, self._opening + part))
+            self._opening = ""
+        self.num_calls = reader.call
+
+    def _reader(self, event: Event) -> _Calls:
+        spec, number = event.field.spec, self.num_calls
+        content, known = spec.get("content", "text"), None
+        if spec.get("content_args", {}).get("known_names"):
+            known = frozenset(self._schemas)
+        if content == "python-calls":
+            return PythonCalls(number, known)
+        name = event.names.get(_name_group(event.field))
+        layout = layout_of(spec.get("transform"), content, each=bool(spec.get("transform_each")))
+        dialect = set(spec.get("content_args", {})) - {"known_names"}
+        if layout is not None and not dialect and (layout.name or name):
+            return JsonCalls(layout, number, name if not layout.name else None, known)
+        return WholeCalls(spec, number, event.names, known, self._schemas)
+
+    def _sum(self) -> Told:
+        content = reasoning = ""
+        calls: list[CallPart] = []
+        for each in self._told:
+            if isinstance(each, CallPart):
+                calls.append(each)
+            elif each[0] is Part.REASONING:
+                reasoning += self._reasoning.add(each[1])
+            else:
+                content += self._content.add(each[1])
+        return Told(content, reasoning, tuple(calls))
+
+
+def _name_group(field: Field) -> str:
+    """The group of the opening pattern that has the name of the tool."""
+    shape = field.spec.get("transform")
+    function = shape.get("function", shape) if isinstance(shape, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name.strip("{}") if isinstance(name, str) else ""

@@ -1,0 +1,155 @@
+"""The forms in which models of several families write their answers, as data.
+
+A model whose tokenizer has a `response_template` needs none of them. A form is known by a text that a chat template of
+such a model has.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# What chat templates write before an assistant's message.
+START_ANCHORS = [
+    "<|im_start|>assistant\n",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<|header_start|>assistant<|header_end|>\n\n",
+    "<｜Assistant｜>",
+    "<|assistant|>\n",
+    "<|assistant|>",
+    "<start_of_turn>model\n",
+    "[/INST]",
+]
+
+_FUNCTION = {"type": "function", "function": "{content}"}
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a call is written, for grammars.
+
+    begin, end: around all calls; separator: between two of them.
+    before, after: around each call. middle: between the name and its arguments, where a call is no JSON object.
+    name, arguments: keys of the call's object. python: calls are written as in Python.
+    """
+
+    begin: str = ""
+    end: str = ""
+    separator: str = "\n"
+    before: str = ""
+    middle: str = ""
+    after: str = ""
+    name: str = "name"
+    arguments: str = "arguments"
+    python: bool = False
+
+    @property
+    def trigger(self) -> str:
+        """The mark with which calls begin, also after other text."""
+        return (self.begin + self.before).split()[0]
+
+    @property
+    def bare(self) -> bool:
+        """True when there is no mark: the first character of the answer says that it is a call."""
+        return not self.before and len(self.begin) < 2
+
+    @property
+    def first_character(self) -> str:
+        """The first character of an answer that is a call."""
+        return (self.begin + self.before + "{")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """The calls of a family of models.
+
+    field: of a response template. known_by: texts of which a chat template has one. form: None: no grammar is made of
+    it. call_ids: characters of the ids that its chat templates take; 0: any number.
+    """
+
+    field: Mapping[str, Any]
+    known_by: tuple[str, ...]
+    form: CallForm | None = None
+    call_ids: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningForm:
+    """The reasoning of a family of models; see ToolForm."""
+
+    field: Mapping[str, Any]
+    known_by: tuple[str, ...]
+
+
+# The order is that in which chat templates are looked at.
+TOOL_FORMS: Mapping[str, ToolForm] = {
+    "qwen3-coder": ToolForm(
+        {
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\s]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        ("<function=",),
+    ),
+    "hermes": ToolForm(
+        {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json", "transform": _FUNCTION},
+        ("<tool_call>",),
+        CallForm(before="<tool_call>\n", after="\n</tool_call>"),
+    ),
+    "mistral-args": ToolForm(
+        {
+            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\[\]{}\s]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+            "close_pattern": r"(?=\[TOOL_CALLS\])",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        ("[ARGS]",),
+        CallForm(separator="", before="[TOOL_CALLS]", middle="[ARGS]"),
+        call_ids=9,
+    ),
+    "mistral": ToolForm(
+        {
+            "open": "[TOOL_CALLS]",
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
+            "transform_each": True,
+        },
+        ("[TOOL_CALLS]",),
+        CallForm(begin="[TOOL_CALLS] [", end="]", separator=", "),
+        call_ids=9,
+    ),
+    "pythonic": ToolForm(
+        {
+            "open_pattern": r"\A\s*(?:<\|python_start\|>)?\s*(?=\[\s*[A-Za-z_][\w.\-]*\()",
+            "close": "<|python_end|>",
+            "content": "python-calls",
+            "content_args": {"known_names": True},
+        },
+        ("[func_name1(", "<|python_start|>"),
+        CallForm(begin="[", end="]", separator=", ", python=True),
+    ),
+    "llama3-json": ToolForm(
+        {
+            "open_pattern": r'\A\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"(?:name|type|parameters)"\s*:)',
+            "content": "json-sequence",
+            "content_args": {"known_names": True},
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
+            },
+        },
+        ("<|python_tag|>", '{"name": function name'),
+        CallForm(separator="; ", arguments="parameters"),
+    ),
+}
+
+REASONING_FORMS: Mapping[str, ReasoningForm] = {
+    "think": ReasoningForm({"open": "<think>", "close": "</think>"}, ("</think>",)),
+    "mistral-think": ReasoningForm({"open": "[THINK]", "close": "[/THINK]"}, ("[THINK]",)),
+}
+
+# For models whose chat template knows no tools: the form that most models have seen.
+INSERTED = "hermes"

@@ -1,0 +1,144 @@
+"""How the served model writes its answers: found from its own files, or named by options."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from services.gateway.text.responses.contents import placeholder
+from services.gateway.text.responses.formats import (
+    INSERTED,
+    REASONING_FORMS,
+    START_ANCHORS,
+    TOOL_FORMS,
+    CallForm,
+    ReasoningForm,
+    ToolForm,
+)
+from services.gateway.text.responses.parser import ParserTables
+from services.gateway.text.responses.template import Field, Part, ResponseTemplate, load_template
+
+AUTO, NONE = "auto", "none"  # as the name of a parser: found from the model's files; switched off
+_PLAIN: Mapping[str, Any] = {}
+_TOOLS = re.compile(r"\btools\b")
+
+
+@dataclass(frozen=True)
+class AnswerForms:
+    """The forms of a model's answers.
+
+    template: of all answers. form: of calls, for grammars; None: no grammar can be made of it. call_ids: see ToolForm.
+    inserted: the model's chat template knows no tools, so that a text about them is inserted.
+    """
+
+    template: ResponseTemplate
+    form: CallForm | None = None
+    call_ids: int = 0
+    inserted: bool = False
+
+    @property
+    def calls(self) -> bool:
+        """True when calls of tools can be told apart."""
+        return self.template.field_of(Part.CALLS) is not None
+
+    @property
+    def reasoning(self) -> Field | None:
+        """The field of the reasoning; None: there is none, or it is not told apart."""
+        return self.template.field_of(Part.REASONING)
+
+    @cached_property
+    def with_calls(self) -> ParserTables:
+        """The tables for answers to requests with tools."""
+        return ParserTables(self.template)
+
+    @cached_property
+    def without_calls(self) -> ParserTables:
+        """The tables for answers to other requests."""
+        return ParserTables(self.template.only(lambda part: part is not Part.CALLS))
+
+
+NO_FORMS = AnswerForms(load_template({"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}))
+
+
+def find_forms(
+    spec: object | None, chat_template: str | None, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+) -> AnswerForms:
+    """Returns the forms of a model. Raises TemplateSpecError.
+
+    spec: its `response_template`, where it has one. chat_template: its source. tool_parser, reasoning_parser: names of
+    forms of ours, which win.
+    """
+    own = None if spec is None else load_template(spec)
+    source = chat_template or ""
+    inserted = chat_template is not None and _TOOLS.search(source) is None and tool_parser != NONE
+    tools = _tool_form(own, source, tool_parser, inserted=inserted)
+    reasoning = _reasoning_form(own, source, reasoning_parser)
+    written = spec if isinstance(spec, Mapping) else {"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}
+    fields = dict(written["fields"])
+    if own is not None:
+        drop = {Part.CALLS: tool_parser != AUTO or inserted, Part.REASONING: reasoning_parser != AUTO}
+        for field in own.fields:
+            if drop.get(field.part, False) and field.open is not None:
+                del fields[field.name]
+    if tools is not None:
+        fields["tool_calls"] = tools.field
+    if reasoning is not None:
+        fields["reasoning_content"] = reasoning.field
+    template = load_template({**written, "fields": fields})
+    if template.field_of(Part.CALLS) is None:
+        return AnswerForms(template)
+    if tools is not None:
+        return AnswerForms(template, tools.form, tools.call_ids, inserted)
+    known = _known(source)
+    form = _form_of(template.field_of(Part.CALLS)) or (None if known is None else known.form)
+    return AnswerForms(template, form, 0 if known is None else known.call_ids)
+
+
+def _tool_form(own: ResponseTemplate | None, source: str, name: str, *, inserted: bool) -> ToolForm | None:
+    """The form of ours that calls have; None: there is none, or the model's own template says."""
+    if name != AUTO:
+        return None if name == NONE else TOOL_FORMS[name]
+    if inserted:
+        return TOOL_FORMS[INSERTED]
+    if (own is not None and own.field_of(Part.CALLS) is not None) or not source:
+        return None
+    return _known(source)
+
+
+def _known(source: str) -> ToolForm | None:
+    return next((form for form in TOOL_FORMS.values() if any(text in source for text in form.known_by)), None)
+
+
+def _reasoning_form(own: ResponseTemplate | None, source: str, name: str) -> ReasoningForm | None:
+    if name != AUTO:
+        return None if name == NONE else REASONING_FORMS[name]
+    if own is not None and own.field_of(Part.REASONING) is not None:
+        return None
+    forms = REASONING_FORMS.values()
+    return next((form for form in forms if any(text in source for text in form.known_by)), None)
+
+
+def _form_of(field: Field | None) -> CallForm | None:
+    """Returns how calls are written by a model's own template, where that follows from it: one object between marks."""
+    if field is None or field.open is None or field.close is None:
+        return None
+    if not field.open.literals or not field.close.literals or field.spec.get("content") != "json":
+        return None
+    shape = field.spec.get("transform")
+    function = shape.get("function") if isinstance(shape, Mapping) else None
+    name, arguments = ("name", "arguments") if function == "{content}" else _keys(function)
+    if not name or field.spec.get("content_args") or field.spec.get("transform_each"):
+        return None
+    opening, closing = field.open.literals[0], field.close.literals[0]
+    return CallForm(before=opening + "\n", after="\n" + closing, name=name, arguments=arguments)
+
+
+def _keys(function: object) -> tuple[str, str]:
+    """The keys of name and arguments in a call's object, where a transform takes them from there."""
+    if not isinstance(function, Mapping):
+        return "", ""
+    name, arguments = placeholder(function.get("name")), placeholder(function.get("arguments"))
+    if len(name) != 2 or len(arguments) != 2 or name[0] != "content" or arguments[0] != "content":
+        return "", ""
+    return name[1], arguments[1]

@@ -1,0 +1,186 @@
+"""Calls of tools in forms that are read when they are whole: by a template's transform, or as calls in Python."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from services.gateway.text.responses.contents import ContentError, python_call, read_content, transformed
+from services.gateway.text.responses.json_calls import CallPart
+
+_PYTHON = re.compile(r"""["'\\()\[\]{}]""")
+
+
+class WholeCalls:
+    """Reads all calls of one field when the field ends. Text that has not their form is no call."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        first_call: int,
+        names: Mapping[str, str],
+        known: frozenset[str] | None,
+        schemas: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """names: groups of the pattern that opened the field. schemas: of the tools' parameters, by name."""
+        self._spec = spec
+        self.call = first_call
+        self._names = names
+        self._known = known
+        self._schemas = schemas
+        self.rejected = False
+        self._text: list[str] = []
+
+    def feed(self, text: str) -> list[CallPart | str]:
+        """Keeps the text."""
+        self._text.append(text)
+        return []
+
+    def close(self) -> list[CallPart | str]:
+        """Returns the calls."""
+        text = "".join(self._text)
+        try:
+            calls = self._calls(text)
+        except ContentError:
+            self.rejected = True
+            return [text]
+        return [part for name, arguments in calls for part in self._parts(name, arguments)]
+
+    def _calls(self, text: str) -> list[tuple[str, Any]]:
+        spec = self._spec
+        value = read_content(text, spec.get("content", "text"), spec.get("content_args", {}))
+        if (shape := spec.get("transform")) is None:
+            found = value
+        elif spec.get("transform_each"):
+            if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
+                raise ContentError("it is no list of objects")
+            found = [transformed(shape, {**self._names, **each}) for each in value]
+        else:
+            found = transformed(shape, {**self._names, "content": value})
+        return [self._call(each) for each in (found if isinstance(found, list) else [found])]
+
+    def _call(self, value: Any) -> tuple[str, Any]:
+        function = value.get("function", value) if isinstance(value, Mapping) else {}
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name or (self._known is not None and name not in self._known):
+            raise ContentError("it is no call of a tool")
+        return name, typed(function.get("arguments", {}), self._schemas.get(name, {}))
+
+    def _parts(self, name: str, arguments: Any) -> list[CallPart | str]:
+        number, self.call = self.call, self.call + 1
+        return [*_parts(number, name, arguments)]
+
+
+class PythonCalls:
+    """Reads calls in Python, `[f(a=1), g()]`, each when it is whole."""
+
+    def __init__(self, first_call: int, known: frozenset[str] | None) -> None:
+        """known: other names are no calls; None: any name is one."""
+        self.call = first_call
+        self._known = known
+        self.rejected = False
+        self._text = ""  # since the last call
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+        self._ended = False
+
+    def feed(self, text: str) -> list[CallPart | str]:
+        """Returns the calls that the next text completes, and text that is none."""
+        if self.rejected or self._ended:
+            return [text]
+        parts: list[CallPart | str] = []
+        begin = 0
+        for position, char in enumerate(text):
+            if not self._escaped and _PYTHON.match(char) and self._ends_call(char):
+                self._text += text[begin : position + 1]
+                begin = position + 1
+                if not self._take(parts):
+                    break
+        rest = text[begin:]
+        if self.rejected or self._ended:
+            return [*parts, rest] if rest else parts
+        self._text += rest
+        return parts
+
+    def close(self) -> list[CallPart | str]:
+        """Returns what is left when the field ends."""
+        if self.rejected or self._ended or not self._text:
+            return []
+        self.rejected = True
+        return [self._text]
+
+    def _ends_call(self, char: str) -> bool:
+        """Follows brackets and quotes. True: a call ended, or all of them."""
+        if char == "\\":
+            self._escaped = bool(self._quote)
+        elif self._quote:
+            self._quote = "" if char == self._quote else self._quote
+        elif char in "\"'":
+            self._quote = char
+        elif char in "([{":
+            self._depth += 1
+        else:
+            self._depth -= 1
+            return self._depth == 0 or (char == ")" and self._depth == 1)
+        return False
+
+    def _take(self, parts: list[CallPart | str]) -> bool:
+        """Reads the text so far. False: nothing after it is read."""
+        text = self._text
+        if self._depth == 0 and text.strip() == "]":
+            self._text, self._ended = "", True
+            return False
+        try:
+            name, arguments = python_call(text.strip().lstrip("[,"))
+            if self._depth == 0 or (self._known is not None and name not in self._known):
+                raise ContentError("it is no call of a tool")
+            parts += _parts(self.call, name, arguments)
+        except ContentError:
+            self.rejected, self._text = True, ""
+            parts.append(text)
+            return False
+        self.call, self._text = self.call + 1, ""
+        return True
+
+
+def _parts(number: int, name: str, arguments: Any) -> list[CallPart]:
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return [CallPart(number, name, ""), CallPart(number, None, written)]
+
+
+def typed(arguments: Any, parameters: Mapping[str, Any]) -> Any:
+    """Returns arguments whose texts have become the values that the tool's schema names, where they can."""
+    properties = parameters.get("properties")
+    if not isinstance(arguments, dict) or not isinstance(properties, Mapping):
+        return arguments
+    return {key: _as_type(value, properties.get(key)) for key, value in arguments.items()}
+
+
+def _as_type(value: Any, schema: object) -> Any:
+    if not isinstance(value, str) or not isinstance(schema, Mapping):
+        return value
+    for kind in _types(schema):
+        try:
+            read = json.loads(value.strip() if kind != "boolean" else value.strip().lower())
+        except ValueError:
+            continue
+        if _is_a(read, kind):
+            return int(read) if kind == "integer" else read
+    return value
+
+
+def _types(schema: Mapping[str, Any]) -> list[str]:
+    named = schema.get("type")
+    found = [named] if isinstance(named, str) else [each for each in named or () if isinstance(each, str)]
+    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        found += _types(each) if isinstance(each, Mapping) else []
+    return found
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) or value is None:
+        return kind == ("null" if value is None else "boolean")
+    if isinstance(value, int | float):
+        return kind == "number" or (kind == "integer" and value == int(value))
+    return kind == {dict: "object", list: "array"}.get(type(value))

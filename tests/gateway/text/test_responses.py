@@ -1,0 +1,365 @@
+"""What models write, told apart: golden outputs of each form, however they are cut, beside `transformers`' parser."""
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from transformers.utils.chat_parsing import parse_response
+
+from services.config import ReasoningParser, ToolParser
+from services.gateway.text.responses.answer import AnswerText
+from services.gateway.text.responses.formats import REASONING_FORMS, START_ANCHORS, TOOL_FORMS
+from services.gateway.text.responses.forms import NONE, find_forms
+from services.gateway.text.responses.parser import ParserTables
+from services.gateway.text.responses.template import TemplateSpecError, load_template
+
+SCHEMAS: dict[str, Any] = {"f": {}, "g": {"properties": {"n": {"type": "integer"}, "b": {"type": ["boolean", "null"]}}}}
+HARD = r'{"a": "x}\"]", "b": [1, {"c": null}], "größe": "日本 🙂"}'
+Calls = list[tuple[str, str]]
+
+
+@dataclass
+class Parts:
+    """All that was told apart."""
+
+    content: str
+    reasoning: str
+    calls: Calls
+
+
+def spec(tools: str | None = None, reasoning: str | None = "think") -> dict[str, Any]:
+    fields: dict[str, Any] = {"content": {}}
+    if reasoning is not None:
+        fields["reasoning_content"] = REASONING_FORMS[reasoning].field
+    if tools is not None:
+        fields["tool_calls"] = TOOL_FORMS[tools].field
+    return {"start_anchor": START_ANCHORS, "fields": fields}
+
+
+def tables(tools: str | None = None, reasoning: str | None = "think") -> ParserTables:
+    return ParserTables(load_template(spec(tools, reasoning)))
+
+
+def told(tables: ParserTables, pieces: Iterable[str], begun: str = "") -> Parts:
+    answer = AnswerText(tables, begun, SCHEMAS)
+    parts, calls = Parts("", "", []), list[list[str]]()
+    for each in [*map(answer.feed, pieces), answer.finish()]:
+        parts.content += each.content
+        parts.reasoning += each.reasoning
+        for number, name, arguments in each.calls:
+            if name is not None:
+                assert (number, arguments) == (len(calls), "")
+                calls.append([name, ""])
+            calls[number][1] += arguments
+    parts.calls = [(name, arguments) for name, arguments in calls]
+    return parts
+
+
+def cuts(text: str) -> Iterable[list[str]]:
+    """The text in one piece, in characters, and cut at each character; and in pieces like those of tokens."""
+    yield [text]
+    yield list(text)
+    yield from ([text[:at], text[at:]] for at in range(1, len(text)))
+    draw = random.Random(len(text))
+    for _ in range(20):
+        at, pieces = 0, list[str]()
+        while at < len(text):
+            pieces.append(text[at : at + draw.randint(1, 6)])
+            at += len(pieces[-1])
+        yield pieces
+
+
+GOLDEN: list[tuple[str | None, str, str, str, Calls]] = [
+    (None, "Just text, 1 < 2 and <b>.", "Just text, 1 < 2 and <b>.", "", []),
+    (None, "<think>\nhm < x\n</think>\n\nYes \n", "Yes", "hm < x", []),
+    (None, "<think>cut off </thin", "", "cut off </thin", []),
+    (
+        "hermes",
+        f'<think>a</think>Sure.\n<tool_call>\n{{"name": "f", "arguments": {HARD}}}\n</tool_call>\n'
+        '<tool_call>{"arguments":{"n":2}, "id": 7, "x": [], "name": "g"}</tool_call>',
+        "Sure.",
+        "a",
+        [("f", HARD), ("g", '{"n":2}')],
+    ),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", "", [("f", "{}")]),
+    ("hermes", r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>', "", "", [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": tru', "", "", [("f", '{"a": tru')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call> B', "B", "", [("f", '{"a": 1}')]),
+    ("hermes", "A <tool_call>no JSON</tool_call> B", "A <tool_call>no JSON</tool_call> B", "", []),
+    ("hermes", 'A <tool_call>{"name": 5}</tool_call>', 'A <tool_call>{"name": 5}</tool_call>', "", []),
+    ("hermes", 'A <tool_call>{"name": "f", "argum', 'A <tool_call>{"name": "f", "argum', "", []),
+    (
+        "mistral",
+        f'[TOOL_CALLS] [{{"name": "f", "arguments": {HARD}, "id": "123456789"}}, {{"name": "g", "arguments": {{}}}}]',
+        "",
+        "",
+        [("f", HARD), ("g", "{}")],
+    ),
+    ("mistral", "[TOOL_CALLS] no list", "[TOOL_CALLS] no list", "", []),
+    (
+        "mistral-args",
+        'Hi[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[CALL_ID]12a[ARGS]{"n": 2}',
+        "Hi",
+        "",
+        [("f", '{"a": 1}'), ("g", '{"n": 2}')],
+    ),
+    (
+        "llama3-json",
+        f'<|python_tag|>{{"name": "f", "parameters": {HARD}}}; {{"type": "function", "name": "g", "parameters": {{}}}}',
+        "",
+        "",
+        [("f", HARD), ("g", "{}")],
+    ),
+    ("llama3-json", '\n{"name": "f", "parameters": {}} and text', "and text", "", [("f", "{}")]),
+    ("llama3-json", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', "", []),
+    ("llama3-json", '{"x": [1]}', '{"x": [1]}', "", []),
+    ("llama3-json", 'Look: {"name": "f", "parameters": {}}', 'Look: {"name": "f", "parameters": {}}', "", []),
+    (
+        "pythonic",
+        """[f(a=1, b="x)]", c=[True, None, {'k': -1.5}]), g(n=2)]""",
+        "",
+        "",
+        [("f", '{"a": 1, "b": "x)]", "c": [true, null, {"k": -1.5}]}'), ("g", '{"n": 2}')],
+    ),
+    ("pythonic", "[f(true)]", "[f(true)]", "", []),
+    ("pythonic", "[h(a=1)]", "[h(a=1)]", "", []),
+    ("pythonic", "[1, 2]", "[1, 2]", "", []),
+    ("pythonic", "[f(a=1), g(n=", ", g(n=", "", [("f", '{"a": 1}')]),
+    (
+        "qwen3-coder",
+        "Ok\n<tool_call>\n<function=g>\n<parameter=n>\n12\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n"
+        "<parameter=s>\na\nb\n</parameter>\n</function>\n</tool_call>",
+        "Ok",
+        "",
+        [("g", '{"n": 12, "b": true, "s": "a\\nb"}')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "reasoning", "calls"), GOLDEN)
+def test_pieces_join_to_the_whole(form: str | None, text: str, content: str, reasoning: str, calls: Calls) -> None:
+    shared = tables(form)
+    for pieces in cuts(text):
+        assert told(shared, pieces) == Parts(content, reasoning, calls), pieces
+
+
+COMPARED = (None, "hermes", "mistral", "mistral-args")  # forms that have nothing of ours
+
+
+def is_sound(text: str) -> bool:
+    return not any(each in text for each in ("no JSON", "no list", '"name": 5', "1}</tool_call>", "tru", "argum"))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [(form, text) for form, text, *_ in GOLDEN if form in COMPARED and is_sound(text)],
+)
+def test_the_standards_own_parser_agrees(form: str | None, text: str) -> None:
+    """Arguments that it reads as a text are JSON here. It keeps the last of several texts that it may not join."""
+    written = spec(form)
+    written["fields"]["content"] = {"repeats": True, "join": ""}
+    expected = parse_response(text, written, prefix="")
+    parts = told(tables(form), [text])
+    assert parts.content == expected.get("content", "")
+    assert parts.reasoning == expected.get("reasoning_content", "")
+    listed = [call for each in expected.get("tool_calls", []) for call in (each if isinstance(each, list) else [each])]
+    functions = [call["function"] for call in listed]
+    assert [name for name, _ in parts.calls] == [each["name"] for each in functions]
+    for (_, arguments), function in zip(parts.calls, functions, strict=True):
+        theirs = function.get("arguments")
+        assert json.loads(arguments) == (json.loads(theirs) if isinstance(theirs, str) else theirs or {})
+
+
+OWN: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor_pattern": r"<\|start\|>assistant",
+    "fields": {
+        "thinking": {"open": ["<|think|>", "<|think_more|>"], "close": "<|end|>", "repeats": True, "join": "\n"},
+        "tool_calls": {
+            "open_pattern": r"<call:(?P<name>\w+)>",
+            "close": "</call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</(?P=key)>",
+                "value_parser": {"name": "json", "args": {"allow_non_json": True}},
+            },
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": "<|stop|>"},
+    },
+}
+OWN_KEYS: dict[str, Any] = {
+    "start_anchor": "A:",
+    "fields": {
+        "content": {},
+        "tool_calls": {
+            "open": "<<",
+            "close": ">>",
+            "repeats": True,
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.tool}", "arguments": "{content.with.values}"},
+            },
+        },
+    },
+}
+OWN_DIALECT: dict[str, Any] = {
+    "start_anchor": "A:",
+    "fields": {
+        "content": {},
+        "tool_calls": {
+            "open_pattern": r"call:(?P<name>\w+)(?=\{)",
+            "close": ";;",
+            "repeats": True,
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [['<"|', '|">']]},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}
+OWN_LINES: dict[str, Any] = {
+    "start_anchor": "A:",
+    "fields": {
+        "content": {},
+        "tool_calls": {
+            "open": "BEGIN\n",
+            "close": "END",
+            "repeats": True,
+            "content": "kv-lines",
+            "transform": {"type": "function", "function": {"name": "lines", "arguments": "{content}"}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        (OWN, "<|think|> a <|end|><call:f><x>1</x><y>two words</y></call><|stop|>"),
+        (OWN, "<|think_more|>b<|end|>So: <call:g></call>"),
+        (OWN_KEYS, 'Text <<{"tool": "f", "with": {"more": [1], "values": {"a": [1, "]"]}}}>>'),
+        (OWN_DIALECT, 'call:f{a:<"|x:{y|">,b:[1,2]};;'),
+        (OWN_LINES, "BEGIN\na: 1\nb : two: three\nEND"),
+    ],
+)
+def test_templates_of_models_are_followed(own: dict[str, Any], text: str) -> None:
+    expected = parse_response(text, own, prefix="")
+    shared = ParserTables(load_template(own))
+    for pieces in cuts(text):
+        parts = told(shared, pieces)
+        assert parts.content == expected.get("content", "")
+        assert parts.reasoning == expected.get("thinking", "")
+        calls = [(each["function"]["name"], each["function"]["arguments"]) for each in expected.get("tool_calls", [])]
+        assert [(name, json.loads(arguments)) for name, arguments in parts.calls] == calls
+
+
+def test_text_of_parts_that_are_left_out_is_content() -> None:
+    text = '<think>a</think>B <tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert told(tables(None, None), list(text)) == Parts(text, "", [])
+
+
+def test_the_prompt_may_have_begun_the_message() -> None:
+    shared = tables()
+    assert told(shared, ["hm</think>", "Yes"], "<think>\n") == Parts("Yes", "hm", [])
+    assert told(shared, ["Yes"], "<think>\n\n</think>\n\n") == Parts("Yes", "", [])
+    template = shared.template
+    assert template.begun("<|im_start|>assistant\nA<|im_end|>\n<|im_start|>assistant\n<think>\n") == "<think>\n"
+    assert template.begun("no mark") == ""
+
+
+def test_little_is_withheld() -> None:
+    """Text comes at once but for what may be a mark, and white space that may be the answer's last."""
+    answer = AnswerText(tables("hermes"))
+    shown = [answer.feed(piece).content for piece in ("a", " b ", "<", "b>", " <tool", "_", "x")]
+    assert shown == ["a", " b", "", " <b>", "", "", " <tool_x"]
+    answer.feed('<tool_call>{"name": "f", "arguments": ')
+    pieces = [answer.feed(piece).calls for piece in ('{"a', '": "', "<", 'b"', "}}")]
+    assert [[part.arguments for part in parts] for parts in pieces] == [["", '{"a'], ['": "'], [], ['<b"'], ["}"]]
+
+
+def test_empty_marks_do_not_hold_a_parser() -> None:
+    own = {"start_anchor": "A:", "fields": {"content": {}, "thinking": {"open_pattern": "(?=x)", "close_pattern": ""}}}
+    shared = ParserTables(load_template(own))
+    for pieces in cuts("axxb"):
+        parts = told(shared, pieces)
+        assert sorted(parts.content + parts.reasoning) == sorted("axxb")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (5, "object"),
+        ({"version": 2}, "version 2"),
+        ({"extra": 1}, "'extra'"),
+        ({"fields": {}}, "'fields'"),
+        ({"start_anchor": None}, "start_anchor"),
+        ({"fields": {"content": {"open_pattern": "("}}}, "open_pattern"),
+        ({"fields": {"content": {"open": "a", "open_pattern": "a"}}}, "both"),
+        ({"fields": {"content": {"open": [""]}}}, "'open'"),
+        ({"fields": {"content": {"content": "yaml"}}}, "yaml"),
+        ({"fields": {"content": {"shape": 1}}}, "'shape'"),
+        ({"fields": {"a": {}, "b": {}}}, "only one"),
+    ],
+)
+def test_what_is_wrong_with_a_template_is_said(changed: Any, words: str) -> None:
+    with pytest.raises(TemplateSpecError, match=words):
+        load_template({**spec(), **changed} if isinstance(changed, dict) else changed)
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        ("{{ tools }} <tool_call> </think>", "hermes", "think"),
+        ("{{ tools }} <tool_call><function=", "qwen3-coder", None),
+        ("{{ tools }} [TOOL_CALLS]", "mistral", None),
+        ("{{ tools }} [TOOL_CALLS]x[ARGS] [THINK]", "mistral-args", "mistral-think"),
+        ('{{ tools }} {"name": function name, "parameters"', "llama3-json", None),
+        ("{{ tools }} [func_name1(params_name1=params_value1)]", "pythonic", None),
+        ("{{ tools }} in a form of its own", None, None),
+    ],
+)
+def test_forms_are_found_by_the_chat_template(template: str, tools: str | None, reasoning: str | None) -> None:
+    fields = {field.name: field.spec for field in find_forms(None, template).template.fields}
+    assert fields.get("tool_calls") == (None if tools is None else TOOL_FORMS[tools].field)
+    assert fields.get("reasoning_content") == (None if reasoning is None else REASONING_FORMS[reasoning].field)
+
+
+def test_options_win_over_the_models_own_template() -> None:
+    forms = find_forms(OWN, "{{ tools }}")
+    assert [field.name for field in forms.template.fields] == ["thinking", "tool_calls", "content"]
+    named = find_forms(OWN, "{{ tools }}", "hermes", "think").template
+    assert {field.name: field.spec for field in named.fields} == {
+        **spec("hermes")["fields"],
+        "content": OWN["fields"]["content"],
+    }
+    off = find_forms(OWN, "{{ tools }}", NONE, NONE)
+    assert [field.name for field in off.template.fields] == ["content"]
+    assert not off.calls
+
+
+def test_a_template_without_tools_gets_ours() -> None:
+    assert find_forms(None, "{{ messages }}").inserted
+    assert not find_forms(None, "{{ messages }}", NONE).calls
+    assert not find_forms(None, None).calls
+
+
+def test_the_options_name_all_forms() -> None:
+    assert set(ToolParser) == {"auto", "none", *TOOL_FORMS}
+    assert set(ReasoningParser) == {"auto", "none", *REASONING_FORMS}
+
+
+def test_tokens_that_are_marks_are_known() -> None:
+    def shown(form: str) -> list[str]:
+        template = tables(form).template
+        return [
+            token for token in ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "<|x|>") if template.shows(token)
+        ]
+
+    assert shown("mistral-args") == ["[TOOL_CALLS]", "[ARGS]", "<think>"]
+    assert shown("llama3-json") == ["<|python_tag|>", "<think>"]
