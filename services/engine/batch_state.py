@@ -28,10 +28,11 @@ LOGPROBS = 2
 SCORES = 4  # logprobs of the prompt
 STOPS = 8  # at tokens
 MIN_TOKENS = 16  # not before so many
-EDITS = 32  # of logits
+EDITS = 32  # of logits, of single tokens
 FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
 NAMED_LOGPROBS = 128  # logprobs of tokens that the request names
 EMBEDS = 256  # no token; hidden states of the prompt are pooled
+GUIDED = 512  # by a grammar
 
 
 class Phase(IntEnum):
@@ -178,7 +179,8 @@ class BatchState:
             | request.scores_prompt * SCORES
             | (self.stop_ids[slot, 0] >= 0) * STOPS
             | (request.capsule.sampling.min_tokens > 0) * MIN_TOKENS
-            | (edits is not None) * EDITS
+            | (edits is not None and (edits.names_tokens or edits.allowed is not None)) * EDITS
+            | (edits is not None and edits.guided is not None) * GUIDED
             | (edits is not None and edits.follows_tokens) * FOLLOWS
             | bool(self.logprob_ids[slot]) * NAMED_LOGPROBS
             | (self.pools[slot] is not None) * EMBEDS
@@ -212,6 +214,12 @@ class BatchState:
     def known_tokens(self, slot: int) -> np.ndarray:
         """Returns a view of one slot's tokens, int32[length]."""
         return self.tokens[slot, : self.length[slot]]
+
+    def ends(self, slot: int) -> np.ndarray:
+        """Returns the tokens that end one slot's sequence, int32[n]."""
+        stop_ids = self.stop_ids[slot]
+        ends: np.ndarray = stop_ids[stop_ids >= 0]
+        return ends
 
     def is_producing(self, slot: int) -> bool:
         """True when the slot's sequence is handed off after its first token."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
+from services.engine.guidance import Guidance, GuidedSequence
 from services.engine.runner.base import LogitEdits, TokenMasks
 from services.protocol.sampling import SamplingParams
 
@@ -27,18 +27,18 @@ def edits_of(
     masked = sampling.grammar or sampling.allowed_token_ids
     if not (sampling.logit_bias or sampling.bad_words or sampling.counts_tokens or masked):
         return None
-    guided = None
-    if sampling.grammar:
-        assert guidance is not None
-        guided = GuidedSequence(guidance, sampling.grammar)
     allowed = mask_of(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None
-    return SequenceEdits(sampling, num_prompt, guided, allowed)
+    if not sampling.grammar:
+        return SequenceEdits(sampling, num_prompt, allowed=allowed)
+    assert guidance is not None
+    return SequenceEdits(sampling, num_prompt, GuidedSequence(guidance, sampling.grammar, allowed))
 
 
 class SequenceEdits:
     """The edits of one sequence. `tokens` is always all of its tokens so far, prompt first, as int32[n].
 
-    allowed: a bit for each token that it may ever choose, as in TokenMasks; None: it may choose any.
+    allowed: a bit for each token that it may ever choose, as in TokenMasks; None: it may choose any, or those that its
+    grammar's masks have.
     """
 
     def __init__(
@@ -75,14 +75,6 @@ class SequenceEdits:
             np.concatenate([self._bias, np.full(len(banned), -np.inf, dtype=np.float32)]),
         )
 
-    def guided_row(self, row: int, tokens: np.ndarray, banned: np.ndarray) -> GuidedRow | None:
-        """Returns what the mask of the sequence's next token is made from; None: it has no grammar."""
-        if (guided := self.guided) is None:
-            return None
-        new_tokens = tokens[self._num_prompt + guided.num_followed :].tolist()
-        guided.num_followed += len(new_tokens)
-        return GuidedRow(row, guided, new_tokens, banned, self.allowed)
-
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""
         if not self._counts_tokens:
@@ -118,29 +110,29 @@ class TokenCounts:
         self._counts[place] += 1
 
 
-def gather_edits(rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]], num_rows: int) -> LogitEdits:
+def gather_edits(
+    rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]],
+    num_rows: int,
+    masks: TokenMasks | None = None,
+) -> LogitEdits:
     """Gathers one step's edits for `num_rows` rows.
 
-    `rows` has an entry for each row with any: its number, its edits, its tokens so far, and token ids that it must not
-    choose now.
+    `rows` has an entry for each row with any beside its mask: its number, its edits, its tokens so far, and token ids
+    that it must not choose now.
     """
-    guided: list[GuidedRow] = []
     allowed: list[tuple[int, np.ndarray]] = []
     bias: list[tuple[int, np.ndarray, np.ndarray]] = []
     counts: list[tuple[int, np.ndarray, np.ndarray]] = []
     penalties = np.tile(np.array([[1.0], [0.0], [0.0]], dtype=np.float32), num_rows)
     for row, edits, tokens, banned in rows:
-        if edits is not None and (guided_row := edits.guided_row(row, tokens, banned)) is not None:
-            guided.append(guided_row)  # its mask has what is banned
-        elif len(banned):
+        if len(banned):
             bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
-        if edits is not None and edits.allowed is not None and edits.guided is None:
+        if edits is not None and edits.allowed is not None:
             allowed.append((row, edits.allowed))
         if edits is not None and edits.names_tokens:
             bias.append((row, *edits.biases(tokens)))
             counts.append((row, *edits.counts(tokens)))
             penalties[:, row] = edits.penalties
-    masks = guided[0].sequence.guidance.masks(guided) if guided else None
     if allowed:
         masks = _with_allowed(masks, allowed)
     repetition, frequency, presence = penalties

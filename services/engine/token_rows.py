@@ -2,13 +2,23 @@
 
 import numpy as np
 
-from services.engine.batch_state import EDITS, LOGPROBS, MIN_TOKENS, NAMED_LOGPROBS, SAMPLES, STOPS, BatchState
-from services.engine.guidance import GuidedSequence
+from services.engine.batch_state import (
+    EDITS,
+    GUIDED,
+    LOGPROBS,
+    MIN_TOKENS,
+    NAMED_LOGPROBS,
+    SAMPLES,
+    STOPS,
+    BatchState,
+)
+from services.engine.guidance import GuidedRow, GuidedSequence
 from services.engine.logit_edits import gather_edits
 from services.engine.outputs import StepRows, sole_gateway
-from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs
+from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, TokenMasks
 from services.protocol.outcomes import FinishReason
 
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
 _STOP, _LENGTH = np.uint8(FinishReason.STOP), np.uint8(FinishReason.LENGTH)
 
 
@@ -38,7 +48,7 @@ class TokenRows:
         self._handles = batch.handle[slots]
         self._going_on = np.zeros(len(slots), dtype=np.uint8)
         self._reported: np.ndarray | None = None  # `cached`, when all rows have reported theirs
-        self._guided: list[tuple[int, int, GuidedSequence]] = []  # in the last step: slot, its serial, its sequence
+        self._guided = _guided_rows(batch, slots) if self.features & GUIDED else []
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -53,7 +63,7 @@ class TokenRows:
             seed=self._seed,
             position=positions.astype(np.int64),
             num_logprobs=self._num_logprobs,
-            edits=self._edits(positions) if self.features & (EDITS | MIN_TOKENS) else None,
+            edits=self._edits(positions) if self.features & (EDITS | GUIDED | MIN_TOKENS) else None,
             all_greedy=not self.features & SAMPLES,
             any_logprobs=bool(self.features & LOGPROBS),
             named=self._named,
@@ -75,7 +85,7 @@ class TokenRows:
         """Finds the slots whose sequence cannot go on in its grammar, each with the reason. The masks are computed."""
         return [
             (slot, guided.error)
-            for slot, serial, guided in self._guided
+            for _row, slot, serial, _start, guided in self._guided
             if guided.error and self._batch.serial[slot] == serial
         ]
 
@@ -106,19 +116,42 @@ class TokenRows:
     def _edits(self, positions: np.ndarray) -> LogitEdits | None:
         batch, slots = self._batch, self.slots
         may_stop = positions >= batch.min_len[slots]
-        edited = np.flatnonzero((batch.features[slots] & EDITS != 0) | ~may_stop)
-        if not len(edited):
+        edits = batch.features[slots] & EDITS != 0
+        guided = batch.features[slots] & GUIDED != 0
+        edited = np.flatnonzero(edits | ~(may_stop | guided))
+        if not len(edited) and not self._guided:
             return None
-        rows, self._guided = [], []
+        masks = self._masks(may_stop)  # begun first, as they take longest
+        rows = []
         for row in edited.tolist():
             slot = int(slots[row])
-            edits = batch.edits[slot]
-            if edits is not None and edits.guided is not None:
-                self._guided.append((slot, int(self.serials[row]), edits.guided))
-            stop_ids = batch.stop_ids[slot]
-            banned = stop_ids[(stop_ids >= 0) & ~may_stop[row]]
-            rows.append((row, edits, batch.known_tokens(slot), banned))
-        return gather_edits(rows, len(slots))
+            banned = _NO_TOKENS if may_stop[row] or guided[row] else batch.ends(slot)
+            rows.append((row, batch.edits[slot], batch.known_tokens(slot), banned))
+        return gather_edits(rows, len(slots), masks)
+
+    def _masks(self, may_stop: np.ndarray) -> TokenMasks | None:
+        """Begins to compute the masks of guided rows. They have what is banned as well."""
+        if not self._guided:
+            return None
+        batch, may = self._batch, may_stop.tolist()
+        ends = (self.token_base + batch.length[self.slots]).tolist()
+        rows = []
+        for row, slot, _serial, start, guided in self._guided:
+            new_tokens = batch.flat_tokens[start + guided.num_followed : ends[row]].tolist()
+            guided.num_followed += len(new_tokens)
+            rows.append(GuidedRow(row, guided, new_tokens, _NO_TOKENS if may[row] else batch.ends(slot)))
+        return rows[0].sequence.guidance.masks(rows)
+
+
+def _guided_rows(batch: BatchState, slots: np.ndarray) -> list[tuple[int, int, int, int, GuidedSequence]]:
+    """Returns row, slot, its serial, where its answer begins in `flat_tokens`, and its sequence."""
+    rows = []
+    for row, slot in enumerate(slots.tolist()):
+        edits = batch.edits[slot]
+        if edits is not None and edits.guided is not None:
+            start = int(batch.token_base[slot] + batch.num_prompt[slot])
+            rows.append((row, slot, int(batch.serial[slot]), start, edits.guided))
+    return rows
 
 
 def _named(batch: BatchState, slots: np.ndarray) -> NamedLogprobs:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from services.gateway.anthropic_api.routes import messages_routes
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
@@ -24,7 +25,7 @@ from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serve
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
-from services.gateway.openai.app import create_app
+from services.gateway.openai.app import AppParts, create_app
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
 from services.gateway.text.chat_template import ChatTemplate, load_chat_template
@@ -134,14 +135,16 @@ def _app(
 ) -> ASGIApp:
     limits = _limits(config.serving)
     return create_app(
-        runners=runners,
-        generator=dispatcher,
-        metrics=metrics,
-        describe_ledger=dispatcher.describe,
-        limits=limits,
-        allowed_origins=config.serving.allowed_origins,
-        response_store=_response_store(redis, config.serving.response_lifetime_s),
-        other_apis=messages_routes(runners, limits),
+        AppParts(
+            runners=runners,
+            generator=dispatcher,
+            metrics=metrics,
+            describe_ledger=dispatcher.describe,
+            limits=limits,
+            allowed_origins=config.serving.allowed_origins,
+            response_store=_response_store(redis, config.serving.response_lifetime_s),
+            other_apis=messages_routes(runners, limits),
+        )
     )
 
 
@@ -195,8 +198,8 @@ def _runners(
         serving.chat_template,
         replaceable=serving.trust_request_chat_template,
     )
-    forms = _forms(serving, files, chat_template)
-    return make_runners(model, name, tokenizer, chat_template, dispatcher, metrics, tracing, forms)
+    chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
+    return make_runners(model, name, tokenizer, chat_model, dispatcher, metrics, tracing)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:

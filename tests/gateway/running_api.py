@@ -15,12 +15,13 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.gateway.anthropic_api.routes import messages_routes
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.http.http_protocol import Shutdown
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.app import create_app
+from services.gateway.openai.app import AppParts, create_app
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.responses.forms import find_forms
@@ -75,18 +76,20 @@ async def running_api(
     chat_template = None
     if template is not None:
         chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
-    forms = find_forms(response_template, template)
-    runners = make_runners(model, MODEL, tokenizer, chat_template, generator, metrics, forms=forms)
+    chat_model = ChatModel(chat_template, find_forms(response_template, template))
+    runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     app = create_app(
-        runners=runners,
-        generator=generator,
-        metrics=metrics,
-        describe_ledger=lambda: {"rows": []},
-        limits=limits,
-        allowed_origins=allowed_origins,
-        other_apis=messages_routes(runners, limits),
-        response_store=response_store,
+        AppParts(
+            runners=runners,
+            generator=generator,
+            metrics=metrics,
+            describe_ledger=lambda: {"rows": []},
+            limits=limits,
+            allowed_origins=allowed_origins,
+            other_apis=messages_routes(runners, limits),
+            response_store=response_store,
+        )
     )
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon

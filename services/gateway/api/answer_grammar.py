@@ -28,7 +28,10 @@ class ReasoningFirst:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedAnswer:
-    """What an answer must be. tools: those that it may call; choice: None is auto. form: a grammar; empty: any text."""
+    """The answers that are allowed.
+
+    tools: those that it may call; choice: None is auto. form: a grammar; empty: any text.
+    """
 
     tools: Sequence[Tool] = ()
     choice: ToolChoice | None = None

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.structured import schema_grammar
+from services.gateway.api.forms import JsonStyle, of_schema
 from services.gateway.api.tools import Tool
 from services.gateway.text.responses.formats import CallForm
 
@@ -114,7 +114,7 @@ def _body(rules: Rules, form: CallForm, tool: Tool, number: int) -> str:
     param = f"tools[{number}].function.parameters"
     if form.python:
         return f"{rules.text(name + '(')} {_python_arguments(rules, schema, number, param)} {rules.text(')')}"
-    arguments = rules.grammar(f"arguments_{number}", schema_grammar({"type": "object", **schema}, param))
+    arguments = rules.grammar(f"arguments_{number}", of_schema({"type": "object", **schema}, JsonStyle(), param))
     if form.middle:
         return f"{rules.text(name + form.middle)} {arguments}"
     opening = f'{{"{form.name}": "{name}", "{form.arguments}": '
@@ -131,7 +131,7 @@ def _python_arguments(rules: Rules, schema: Mapping[str, Any], number: int, para
     rules.add(f"more_{number}_{len(names)}", '""')
     rules.add(f"first_{number}_{len(names)}", '""')
     for index in reversed(range(len(names))):
-        each = schema_grammar(properties[names[index]], param)
+        each = of_schema(properties[names[index]], JsonStyle(), param)
         value = f"{rules.text(names[index] + '=')} {rules.grammar(f'argument_{number}_{index}', each)}"
         after, first = f"more_{number}_{index + 1}", f"first_{number}_{index + 1}"
         left_out = names[index] not in required

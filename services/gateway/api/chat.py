@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.chat_answers import ChatAnswers
+from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.message_request import MessageRequest
@@ -17,7 +17,6 @@ from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
 from services.gateway.api.tools import EarlierCalls
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
-from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 2048  # as OpenAI has it
@@ -144,14 +143,11 @@ class ChatDialect:
 
     kind = ChatRequest
 
-    def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, side: SideThread, forms: AnswerForms = NO_FORMS
-    ) -> None:
-        """forms: of the model's answers."""
+    def __init__(self, tokenizer: Tokenizer, model: ChatModel, side: SideThread) -> None:
         self._tokenizer = tokenizer
-        self._template = template
+        self._template = model.template
         self._side = side
-        self._answers = ChatAnswers(forms, tokenizer)
+        self._answers = ChatAnswers(model, tokenizer)
 
     async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""

@@ -1,6 +1,7 @@
-"""What tools and reasoning mean for one model: which requests it can answer, and how prompt and answer are made."""
+"""Tools and reasoning of one model: which requests it can answer, and how prompt and answer are made."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.api.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
@@ -11,7 +12,7 @@ from services.gateway.api.structured import grammar_of
 from services.gateway.api.tools import as_values, schemas
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.inserted_tools import with_tools
-from services.gateway.text.responses.forms import AnswerForms
+from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.responses.parser import ParserTables
 from services.gateway.text.tokenizer import Tokenizer
 
@@ -19,13 +20,21 @@ _TAIL = 1 << 16  # characters at the end of a prompt in which the assistant's me
 _THINKING = "enable_thinking"  # the variable by which many templates switch reasoning off
 
 
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """The chats of a model: the template of its prompts, where it has one, and the forms of its answers."""
+
+    template: ChatTemplate | None
+    forms: AnswerForms = NO_FORMS
+
+
 class ChatAnswers:
     """Tools and reasoning of the served model."""
 
-    def __init__(self, forms: AnswerForms, tokenizer: Tokenizer) -> None:
-        self._forms = forms
+    def __init__(self, model: ChatModel, tokenizer: Tokenizer) -> None:
+        self._forms = model.forms
         self._tokenizer = tokenizer
-        self._marks = MarkTokens(forms, tokenizer)
+        self._marks = MarkTokens(model.forms, tokenizer)
 
     def check(self, request: MessageRequest, template: ChatTemplate) -> None:
         """Raises ApiError for a request that this model cannot answer with this template."""
@@ -68,7 +77,7 @@ class ChatAnswers:
         return with_tools(messages, as_values(request.callable_tools))
 
     def begun(self, prompt: str) -> str:
-        """What a prompt has of the assistant's message, which the answer goes on."""
+        """Returns the part of the assistant's message that a prompt has, which the answer goes on."""
         if self._forms.reasoning is None and not self._forms.calls:
             return ""
         return self._forms.template.begun(prompt[-_TAIL:])
@@ -101,7 +110,7 @@ class ChatAnswers:
 
     def grammar(self, request: MessageRequest, begun: str) -> tuple[str, str]:
         """See Dialect."""
-        form, param = grammar_of(request.response_format, request.structured_outputs)
+        form, param = grammar_of(request.response_format, request.structured_outputs, self._tokenizer.marks)
         reasoning = self._reasoning_first(request, begun)
         wanted = self._wanted(request, form, reasoning)
         if not wanted.constrained or (not wanted.tools and reasoning is None):

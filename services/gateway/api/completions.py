@@ -130,7 +130,7 @@ class CompletionDialect:
 
     def grammar(self, request: CompletionRequest, prompt: Prompt) -> tuple[str, str]:
         """See Dialect."""
-        return grammar_of(request.response_format, request.structured_outputs)
+        return grammar_of(request.response_format, request.structured_outputs, self._tokenizer.marks)
 
     def reading(self, request: CompletionRequest, prompt: Prompt) -> Reading | None:
         """See Dialect."""

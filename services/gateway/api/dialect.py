@@ -29,4 +29,4 @@ class Dialect(Protocol[Request]):
         """
 
     def reading(self, request: Request, prompt: Prompt) -> Reading | None:
-        """How the parts of an answer are told apart; None: all of its text is content."""
+        """The way in which the parts of an answer are told apart; None: all of its text is content."""

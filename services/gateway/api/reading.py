@@ -1,4 +1,4 @@
-"""How the answers to one chat are read: which marks count, and what becomes of the parts that they tell apart."""
+"""The reading of the answers to one chat: which marks count, and what becomes of the parts that they tell apart."""
 
 import secrets
 import string

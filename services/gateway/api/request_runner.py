@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Generic
 
 from services.gateway.api.chat import ChatDialect, ChatRequest
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.choice import Choice, Ending, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
@@ -37,9 +38,7 @@ from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.detokenizer import make_detokenizer
-from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.capsule import Capsule
@@ -260,13 +259,12 @@ def make_runners(
     model: ModelInfo,
     served_model_name: str,
     tokenizer: Tokenizer,
-    chat_template: ChatTemplate | None,
+    chat_model: ChatModel,
     generator: Generator,
     metrics: GatewayMetrics,
     tracing: Tracing | None = None,
-    forms: AnswerForms = NO_FORMS,
 ) -> Runners:
-    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans. forms: of answers."""
+    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
     served = ServedModel(
         name=served_model_name,
         vocab_size=model.vocab_size,
@@ -275,7 +273,7 @@ def make_runners(
         fingerprint=_fingerprint(model.digest or served_model_name),
     )
     side, grammars = SideThread(), GrammarChecks(tokenizer)
-    chat, completions = ChatDialect(tokenizer, chat_template, side, forms), CompletionDialect(tokenizer, side)
+    chat, completions = ChatDialect(tokenizer, chat_model, side), CompletionDialect(tokenizer, side)
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
         RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),

@@ -7,31 +7,48 @@ costly is refused with the library's words, before any work is done for it.
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import llguidance
 import numpy as np
 import orjson
-from llguidance.gbnf_to_lark import gbnf_to_lark
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.errors import invalid
+from services.gateway.api.forms import (
+    MAX_CHARS,
+    MAX_CHOICES,
+    JsonStyle,
+    Text,
+    of_choices,
+    of_grammar,
+    of_regex,
+    of_schema,
+    wrong,
+)
 from services.gateway.api.strict import Strict
+from services.gateway.api.structural_tag import StructuralTag, TagFields
+from services.gateway.api.tag_grammar import of_tag
 from services.gateway.text.tokenizer import Tokenizer
 
-MAX_CHARS = 1 << 16  # of a schema as JSON, a regular expression, a grammar, or all choices together
-MAX_CHOICES = 1024
-_MAX_RULES = 512  # in GBNF, whose translation takes the square of their number: 3,500 took 7.6 s
 _MAX_CHECKED = 256  # grammars that are known to be right or wrong
 _LONGEST_S = 1.0  # to compile a grammar, and to follow it for one token
 _NO_BITS = np.zeros(0, dtype=np.uint8)
+_NO_TOKENS: Mapping[str, int] = {}
 
-# Compact JSON, with a space after commas and colons. Small models that may write any white space often write nothing
-# else any more.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
-Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
+def _from_json(value: object) -> object:
+    """Reads a structural tag that is text, as vLLM's clients send it."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > MAX_CHARS:
+        raise PydanticCustomError("string_too_long", "It must have at most {limit} characters.", {"limit": MAX_CHARS})
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise PydanticCustomError("structural_tag", "It is not valid JSON.") from error
 
 
 class JsonSchemaFormat(Strict):
@@ -45,22 +62,30 @@ class JsonSchemaFormat(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """OpenAI's `response_format`."""
+class ResponseFormat(TagFields):
+    """OpenAI's `response_format`, with vLLM's structural tags."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
 
     @model_validator(mode="after")
-    def _schema_where_it_belongs(self) -> Self:
+    def _fields_where_they_belong(self) -> Self:
         if (self.type == "json_schema") != (self.json_schema is not None):
             words = "'json_schema' goes with the type of that name, and with no other."
             raise PydanticCustomError("json_schema_type", words)
+        if self.type == "structural_tag":
+            self.check_one_notation()
+        elif any(each is not None for each in (self.format, self.structures, self.triggers)):
+            words = "'format', 'structures' and 'triggers' go with the type 'structural_tag'."
+            raise PydanticCustomError("structural_tag_type", words)
         return self
 
 
 class StructuredOutputs(Strict):
-    """vLLM's `structured_outputs`: one of these."""
+    """vLLM's `structured_outputs`: one of these forms, and how JSON in it is written.
+
+    disable_fallback: asks for what is always so, as there is one grammar engine.
+    """
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -69,71 +94,76 @@ class StructuredOutputs(Strict):
     regex: Text | None = None
     choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
     grammar: Text | None = None
+    structural_tag: Annotated[StructuralTag | None, BeforeValidator(_from_json)] = None
+    whitespace_pattern: Annotated[str, Field(max_length=1024)] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        named = (self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar)
-        if sum(each is not None for each in named) != 1:
-            kinds = "json, json_object, regex, choice, grammar"
+        with_json = (self.json_schema, self.json_object or None, self.structural_tag)
+        others = (self.regex, self.choice, self.grammar)
+        if sum(each is not None for each in (*with_json, *others)) != 1:
+            kinds = "json, json_object, regex, choice, grammar, structural_tag"
             raise PydanticCustomError("structured_outputs", "It must have exactly one of {kinds}.", {"kinds": kinds})
+        if self.whitespace_pattern is not None and self.disable_any_whitespace:
+            words = "'whitespace_pattern' and 'disable_any_whitespace' exclude each other."
+            raise PydanticCustomError("structured_outputs", words)
+        if self.style != JsonStyle() and all(each is None for each in with_json):
+            words = "How JSON is written goes with 'json', 'json_object' and 'structural_tag'."
+            raise PydanticCustomError("structured_outputs", words)
         return self
 
+    @property
+    def style(self) -> JsonStyle:
+        """The style in which JSON is written."""
+        return JsonStyle(
+            whitespace=self.whitespace_pattern,
+            spaces=not self.disable_any_whitespace,
+            closed=bool(self.disable_additional_properties),
+        )
 
-def grammar_of(response_format: ResponseFormat | None, structured: StructuredOutputs | None) -> tuple[str, str]:
+
+def grammar_of(
+    response_format: ResponseFormat | None,
+    structured: StructuredOutputs | None,
+    tokens: Mapping[str, int] = _NO_TOKENS,
+) -> tuple[str, str]:
     """Returns the grammar of the answer, and the field that it comes from; both empty where any answer will do.
 
-    Raises ApiError. A grammar of some size takes long to translate: this is not for the event loop.
+    tokens: those that marks may have (`Tokenizer.marks`). Raises ApiError. A grammar of some size takes long to
+    translate: this is not for the event loop.
     """
     if response_format is not None and response_format.type != "text":
         if structured is not None:
             raise invalid("'response_format' and 'structured_outputs' exclude each other.", "structured_outputs")
-        wanted = response_format.json_schema
-        schema = {"type": "object"} if wanted is None or wanted.json_schema is None else wanted.json_schema
-        return _of_schema(schema, "response_format"), "response_format"
+        return _of_format(response_format, tokens), "response_format"
     if structured is None:
         return "", ""
-    return _of_structured(structured), "structured_outputs"
+    return _of_structured(structured, tokens), "structured_outputs"
 
 
-def _of_structured(wanted: StructuredOutputs) -> str:
-    matcher = llguidance.LLMatcher
+def _of_format(wanted: ResponseFormat, tokens: Mapping[str, int]) -> str:
+    if wanted.type == "structural_tag":
+        return of_tag(wanted.root(), JsonStyle(), tokens, "response_format")
+    named = wanted.json_schema
+    schema = {"type": "object"} if named is None or named.json_schema is None else named.json_schema
+    return of_schema(schema, JsonStyle(), "response_format")
+
+
+def _of_structured(wanted: StructuredOutputs, tokens: Mapping[str, int]) -> str:
     if wanted.json_schema is not None:
-        return _of_schema(wanted.json_schema, "structured_outputs.json")
+        return of_schema(wanted.json_schema, wanted.style, "structured_outputs.json")
     if wanted.regex is not None:
-        return matcher.grammar_from_regex(wanted.regex)
+        return of_regex(wanted.regex)
     if wanted.choice is not None:
-        if sum(map(len, wanted.choice)) > MAX_CHARS:
-            raise _too_large("structured_outputs.choice")
-        return matcher.grammar_from_lark("start: " + " | ".join(map(_lark_string, wanted.choice)))
+        return of_choices(wanted.choice, "structured_outputs.choice")
     if wanted.grammar is not None:
-        return matcher.grammar_from_lark(_as_lark(wanted.grammar))
-    return _of_schema({"type": "object"}, "structured_outputs")
-
-
-def _of_schema(schema: dict[str, Any] | str, param: str) -> str:
-    text = schema if isinstance(schema, str) else orjson.dumps(schema).decode()
-    if len(text) > MAX_CHARS:
-        raise _too_large(param)
-    try:
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise _wrong(param, str(error)) from error
-
-
-def _lark_string(text: str) -> str:
-    return orjson.dumps(text).decode()
-
-
-def _as_lark(grammar: str) -> str:
-    """Returns a grammar in Lark's notation. One in GBNF, llama.cpp's, is known by its `::=`."""
-    if not (num_rules := grammar.count("::=")):
-        return grammar
-    if num_rules > _MAX_RULES:
-        raise _wrong("structured_outputs.grammar", f"a grammar in GBNF must have at most {_MAX_RULES} rules.")
-    try:
-        return gbnf_to_lark(grammar)
-    except Exception as error:  # the parser raises nothing more precise
-        raise _wrong("structured_outputs.grammar", str(error)) from error
+        return of_grammar(wanted.grammar, "structured_outputs.grammar")
+    if wanted.structural_tag is not None:
+        return of_tag(wanted.structural_tag.root(), wanted.style, tokens, "structured_outputs.structural_tag")
+    return of_schema({"type": "object"}, wanted.style, "structured_outputs")
 
 
 class GrammarChecks:
@@ -158,7 +188,7 @@ class GrammarChecks:
                 self._known.popitem(last=False)
         self._known.move_to_end(grammar)
         if reason := self._known[grammar]:
-            raise _wrong(param, reason)
+            raise wrong(param, reason)
 
     def _why_not(self, grammar: str) -> str:
         """Follows the grammar for one token. Empty: it can be followed at a cost that can be borne."""
@@ -175,16 +205,3 @@ class GrammarChecks:
         if not matcher.is_error() and time.monotonic() - began > _LONGEST_S:
             return f"it takes longer than {_LONGEST_S:g} s to follow it for one token"
         return matcher.get_error()
-
-
-def _wrong(param: str, reason: str) -> ApiError:
-    return invalid(f"Invalid '{param}': {reason.strip()[:500]}", param, "invalid_grammar")
-
-
-def _too_large(param: str) -> ApiError:
-    return invalid(f"Invalid '{param}': it must have at most {MAX_CHARS} characters.", param, "string_above_max_length")
-
-
-def schema_grammar(schema: dict[str, Any], param: str) -> str:
-    """Returns the grammar of JSON that matches a schema. `param`: the field that it comes from. Raises ApiError."""
-    return _of_schema(schema, param)

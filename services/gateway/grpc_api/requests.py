@@ -84,7 +84,12 @@ def _structured(wanted: inference_pb2.StructuredOutputs) -> dict[str, Any]:
     if form is None:
         return {}
     value = getattr(wanted, form)
-    return {form: list(value.texts) if isinstance(value, inference_pb2.Choices) else value}
+    return {
+        form: list(value.texts) if isinstance(value, inference_pb2.Choices) else value,
+        "whitespace_pattern": wanted.whitespace_pattern if wanted.HasField("whitespace_pattern") else None,
+        "disable_any_whitespace": wanted.disable_any_whitespace or None,
+        "disable_additional_properties": wanted.disable_additional_properties or None,
+    }
 
 
 def prompt_fields(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The gateway's HTTP application: routes, one log line and one count for every request, and errors as envelopes."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -32,24 +33,30 @@ from services.gateway.openai.tokens import Tokens
 log = structlog.get_logger()
 
 
-def create_app(
-    *,
-    runners: Runners,
-    generator: Generator,
-    metrics: GatewayMetrics,
-    describe_ledger: Callable[[], object],
-    limits: Limits,
-    allowed_origins: Sequence[str] = (),
-    other_apis: Sequence[Route] = (),
-    response_store: ResponseStore | None = None,
-) -> ASGIApp:
-    """Returns an ASGI application. `describe_ledger` returns the JSON values that /debug/ledger shows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppParts:
+    """The parts that the application is made of.
 
+    describe_ledger: returns the JSON values that /debug/ledger shows.
     allowed_origins: of pages whose scripts may use the API from a browser.
     other_apis: the routes of other vendors' APIs.
     response_store: None keeps no responses.
     """
-    models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, describe_ledger)
+
+    runners: Runners
+    generator: Generator
+    metrics: GatewayMetrics
+    describe_ledger: Callable[[], object]
+    limits: Limits
+    allowed_origins: Sequence[str] = ()
+    other_apis: Sequence[Route] = ()
+    response_store: ResponseStore | None = None
+
+
+def create_app(parts: AppParts) -> ASGIApp:
+    """Returns an ASGI application."""
+    runners, limits, generator, metrics = parts.runners, parts.limits, parts.generator, parts.metrics
+    models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, parts.describe_ledger)
     tokens = Tokens(runners, limits)
     requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
@@ -59,8 +66,8 @@ def create_app(
         route("/v1/chat/completions", chat, "POST"),
         route("/v1/completions", completions, "POST"),
         route("/v1/embeddings", embeddings, "POST"),
-        *other_apis,
-        *_response_routes(runners, limits, response_store),
+        *parts.other_apis,
+        *_response_routes(runners, limits, parts.response_store),
         route("/v1/models", models.list),
         route("/v1/models/{model:path}", models.retrieve),
         route("/tokenize", tokens.tokenize, "POST"),
@@ -76,11 +83,11 @@ def create_app(
         route("/debug/requests/{request_id:path}", requests.retrieve),
     ]
     app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
-    if not allowed_origins:
+    if not parts.allowed_origins:
         return app
     return CORSMiddleware(
         app,
-        allow_origins=allowed_origins,
+        allow_origins=parts.allowed_origins,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
         expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],

@@ -30,6 +30,7 @@ class Tokenizer:
     special_tokens: `bos_token` and the like, for chat templates.
     special_ids: tokens that are not text.
     added_tokens: tokens beside the model's vocabulary, by their text; special ones and others.
+    marks: tokens that stand in texts as marks, as `<tool_call>`, by how they are written. A grammar's text has none.
     whole_texts: by token, its text where that is whole characters; None where it is not, or the token is special.
     """
 
@@ -44,6 +45,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._added_ids = frozenset(added)
+        self.marks = {token.content: token_id for token_id, token in added.items() if token.special or _is_mark(token)}
         self._byte_alphabet = _byte_level_alphabet()
         self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met
         self.whole_texts = _WholeTexts(self)
@@ -124,6 +126,11 @@ class _WholeTexts(dict[int, str | None]):
             text = None
         self[token_id] = text
         return text
+
+
+def _is_mark(token: tokenizers.AddedToken) -> bool:
+    """True for tokens that llguidance keeps apart from text, whether or not the tokenizer calls them special."""
+    return token.content.startswith("<") and token.content.endswith(">")
 
 
 def load_tokenizer(files: ModelFiles) -> Tokenizer:

@@ -57,6 +57,7 @@ def test_masks_leave_no_other_tokens(vocab: int, dtype: torch.dtype) -> None:
     rows, num_words = torch.tensor([0, 3, 4]), -(-vocab // 32)
     allowed = torch.rand(3, num_words * 32, generator=generator) < 0.5
     allowed[1, :32] = True
+    allowed[2, :32] = False
     weights = 2 ** torch.arange(32, dtype=torch.int64)
     bits = (allowed.view(3, num_words, 32) * weights).sum(-1)
     bits = torch.where(bits >= 2**31, bits - 2**32, bits).to(torch.int32)

@@ -4,8 +4,10 @@ from typing import Any
 
 import llguidance
 import pytest
+from pydantic import ValidationError
 
 from services.gateway.api.errors import ApiError
+from services.gateway.api.json_schema import close_objects
 from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.tokenizer_files import byte_level
@@ -74,3 +76,55 @@ async def test_what_is_wrong_with_a_grammar_is_said(form: dict[str, Any], words:
             await checks.check(structured(**form), "structured_outputs")
         assert refused.value.code == "invalid_grammar"
     await checks.check(structured(json_object=True), "structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("options", "right", "wrong"),
+    [
+        ({"disable_fallback": True}, '{"a": [1, 2]}', '{"a":[1,2]}'),
+        ({"disable_any_whitespace": True}, '{"a":[1,2]}', '{"a": [1, 2]}'),
+        ({"whitespace_pattern": "[ \\n]{0,2}"}, '{"a":\n [1 ,2]}', '{"a":   [1,2]}'),
+        ({"disable_additional_properties": True}, '{"a": [1]}', '{"a": [1], "b": 2}'),
+        ({"disable_additional_properties": False}, '{"a": [1], "b": 2}', '{"a":[1]}'),
+    ],
+)
+def test_options_say_how_json_is_written(options: dict[str, Any], right: str, wrong: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array"}}}
+    grammar = structured(json=schema, **options)
+    assert accepts(grammar, right)
+    assert not accepts(grammar, wrong)
+
+
+def test_closing_objects_leaves_alone_what_only_looks_like_a_schema() -> None:
+    schema = {
+        "properties": {"properties": {"type": "integer"}, "b": {"enum": [{"properties": 1}]}},
+        "patternProperties": {"^x": {"properties": {}, "additionalProperties": True}},
+        "anyOf": [{"properties": {"c": {}}}],
+        "items": [{"properties": {}}],
+    }
+    assert close_objects(schema) == {
+        **schema,
+        "anyOf": [{"properties": {"c": {}}, "additionalProperties": False}],
+        "items": [{"properties": {}, "additionalProperties": False}],
+        "additionalProperties": False,
+    }
+
+
+def test_closing_objects_ends_where_schemas_are_nested_too_deeply() -> None:
+    deep = '{"items":' * 1000 + "{}" + "}" * 1000
+    with pytest.raises(ApiError, match="deep"):
+        structured(json=deep, disable_additional_properties=True)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "a", "whitespace_pattern": " "},
+        {"choice": ["a"], "disable_any_whitespace": True},
+        {"grammar": "start: A", "disable_additional_properties": True},
+        {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True},
+    ],
+)
+def test_options_of_json_go_with_json(form: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        structured(**form)

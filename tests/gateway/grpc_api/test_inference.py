@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Pooling
+from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.side_thread import SideThread
@@ -86,7 +87,7 @@ async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, template, generator, metrics, forms=forms)
+    runners = make_runners(model, MODEL, tokenizer, ChatModel(template, forms), generator, metrics)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     health = asyncio.create_task(server.report_health())
@@ -219,6 +220,13 @@ async def test_every_parameter_reaches_the_capsule(served: Served):
     assert (sampling.logit_bias, len(sampling.bad_words)) == (((6, -1.0),), 2)
 
 
+TAG = '{"format": {"type": "tag", "begin": "<", "content": {"type": "any_text"}, "end": ">"}}'
+JSON_OPTIONS = [
+    {"json": '{"properties": {}}', "disable_any_whitespace": True, "disable_additional_properties": True},
+    {"json_object": True, "whitespace_pattern": ""},
+]
+
+
 @pytest.mark.parametrize(
     ("form", "over_http"),
     [
@@ -227,6 +235,8 @@ async def test_every_parameter_reaches_the_capsule(served: Served):
         ({"regex": "a+"}, {"regex": "a+"}),
         ({"choice": {"texts": ["yes", "no"]}}, {"choice": ["yes", "no"]}),
         ({"grammar": 'start: "x"'}, {"grammar": 'start: "x"'}),
+        ({"structural_tag": TAG}, {"structural_tag": TAG}),
+        *((options, options) for options in JSON_OPTIONS),
     ],
 )
 async def test_structured_output_is_that_of_http(served: Served, form: dict[str, Any], over_http: dict[str, Any]):

@@ -25,7 +25,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% elif think_first %}<think>\n{% endif %}{% endif %}"
 )
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -145,7 +145,7 @@ async def test_an_answer_that_is_cut_keeps_its_part_of_a_call(api: Api, client: 
 async def test_what_is_no_call_is_content(api: Api, client: openai.AsyncOpenAI):
     text = "A <tool_call>nothing</tool_call> b"
     write(api, text)
-    expected = {"content": text, "reasoning": "", "calls": [], "finish": "stop"}
+    expected: dict[str, Any] = {"content": text, "reasoning": "", "calls": [], "finish": "stop"}
     assert parts((await whole(client, tools=[CLOCK])).choices[0]) == expected
     assert await streamed(client, tools=[CLOCK]) == [expected]
 
@@ -219,7 +219,7 @@ async def test_grammars_of_choices(api: Api, client: openai.AsyncOpenAI):
     assert "clock" in required
     named = await grammar(tools=[WEATHER, CLOCK], tool_choice={"type": "function", "function": {"name": "clock"}})
     assert "weather" not in named
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     assert "lazy" in await grammar(tools=[strict])
 
 
@@ -228,7 +228,7 @@ async def test_reasoning_that_the_prompt_opens(api: Api, client: openai.AsyncOpe
     text = "Hm.\n</think>\n\nYes" if first else "Yes"
     write(api, text)
     fields: dict[str, Any] = {"extra_body": {"chat_template_kwargs": {"think_first": first}}}
-    expected = {"content": "Yes", "reasoning": "Hm." if first else "", "calls": [], "finish": "stop"}
+    expected: dict[str, Any] = {"content": "Yes", "reasoning": "Hm." if first else "", "calls": [], "finish": "stop"}
     assert parts((await whole(client, **fields)).choices[0]) == expected
     assert await streamed(client, **fields) == [expected]
 

@@ -196,6 +196,10 @@ def make_mask(dtype: str) -> Any:
             if allowed == _ALL:
                 continue
             first = word * 32
+            if allowed == 0 and first + 32 <= a[arg.vocab]:  # most words of most masks
+                for bit in range(32):
+                    store(x, first + bit, _NEVER)
+                continue
             for bit in range(min(32, a[arg.vocab] - first)):
                 if (allowed >> uint32(bit)) & uint32(1):
                     store(x, first + bit, max(load(x, first + bit), _LEAST))

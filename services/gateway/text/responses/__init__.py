@@ -1,1 +1,1 @@
-"""What a model wrote, told apart into content, reasoning and calls of tools."""
+"""Answers of models, told apart into content, reasoning and calls of tools."""

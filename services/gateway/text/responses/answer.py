@@ -10,7 +10,7 @@ from services.gateway.text.responses.whole_calls import PythonCalls, WholeCalls
 
 
 class Told(NamedTuple):
-    """What some text of an answer adds to each part of it."""
+    """The parts that some text of an answer adds to."""
 
     content: str = ""
     reasoning: str = ""

@@ -1,4 +1,4 @@
-"""What is inside a field: text, JSON, tags, lines or calls in Python, read when the field is whole."""
+"""The contents of fields: text, JSON, tags, lines or calls in Python, read when a field is whole."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ Arguments = Mapping[str, Any]
 
 
 class ContentError(Exception):
-    """What is in a field has not the form that its template says."""
+    """The text of a field has not the form that its template says."""
 
 
 def read_content(text: str, name: str, arguments: Arguments) -> Any:

@@ -25,7 +25,7 @@ _FUNCTION = {"type": "function", "function": "{content}"}
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a call is written, for grammars.
+    """The form in which calls are written, for grammars.
 
     begin, end: around all calls; separator: between two of them.
     before, after: around each call. middle: between the name and its arguments, where a call is no JSON object.

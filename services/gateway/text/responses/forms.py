@@ -1,4 +1,4 @@
-"""How the served model writes its answers: found from its own files, or named by options."""
+"""The forms in which the served model writes its answers: found from its own files, or named by options."""
 
 import re
 from collections.abc import Mapping
@@ -74,7 +74,9 @@ def find_forms(
     inserted = chat_template is not None and _TOOLS.search(source) is None and tool_parser != NONE
     tools = _tool_form(own, source, tool_parser, inserted=inserted)
     reasoning = _reasoning_form(own, source, reasoning_parser)
-    written = spec if isinstance(spec, Mapping) else {"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}
+    written: Mapping[str, Any] = (
+        spec if isinstance(spec, Mapping) else {"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}
+    )
     fields = dict(written["fields"])
     if own is not None:
         drop = {Part.CALLS: tool_parser != AUTO or inserted, Part.REASONING: reasoning_parser != AUTO}

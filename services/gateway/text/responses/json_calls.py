@@ -25,7 +25,7 @@ class CallPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JsonLayout:
-    """Where a call is in the JSON of its field.
+    """The places of a call in the JSON of its field.
 
     name: keys on the way to the name; empty: the pattern that opened the field has it.
     arguments: keys on the way to the arguments; empty: they are all of it.

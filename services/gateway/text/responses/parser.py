@@ -29,7 +29,7 @@ class What(Enum):
 
 
 class Event(NamedTuple):
-    """What happened to a field.
+    """An event of a field.
 
     text: of the field, or the mark that opened or closed it. names: groups of the pattern that opened it.
     """
@@ -57,7 +57,7 @@ def _begins(marks: Sequence[Mark]) -> "re.Pattern[str]":
 
 
 class ParserTables:
-    """What parsers of one template share."""
+    """The part that all parsers of one template share."""
 
     def __init__(self, template: ResponseTemplate) -> None:
         self.template = template

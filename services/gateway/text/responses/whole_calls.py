@@ -183,4 +183,4 @@ def _is_a(value: Any, kind: str) -> bool:
         return kind == ("null" if value is None else "boolean")
     if isinstance(value, int | float):
         return kind == "number" or (kind == "integer" and value == int(value))
-    return kind == {dict: "object", list: "array"}.get(type(value))
+    return (kind == "object" and isinstance(value, dict)) or (kind == "array" and isinstance(value, list))
