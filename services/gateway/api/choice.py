@@ -67,7 +67,7 @@ class Update(NamedTuple):
 
 
 def joined(parts: Sequence[Update]) -> Update:
-    """Joins all updates of one choice to one, whose tool calls have one part each."""
+    """Joins updates of one choice that follow each other to one, which has one part of each of their calls."""
     first, last = parts[0], parts[-1]
     return Update(
         first.choice,
@@ -77,22 +77,19 @@ def joined(parts: Sequence[Update]) -> Update:
         last.finish_reason,
         first.prompt_logprobs,
         "".join(part.reasoning for part in parts),
-        _whole_calls([call for part in parts for call in part.tool_calls]),
+        _joined_calls([call for part in parts for call in part.tool_calls]),
         last.stop_reason,
         first.prompt_token_ids,
         first.echoed,
     )
 
 
-def _whole_calls(parts: Sequence[ToolCallPart]) -> tuple[ToolCallPart, ...]:
-    calls: list[ToolCallPart] = []
+def _joined_calls(parts: Sequence[ToolCallPart]) -> tuple[ToolCallPart, ...]:
+    calls: dict[int, ToolCallPart] = {}
     for part in parts:
-        if part.call == len(calls):
-            calls.append(part)
-        else:
-            begun = calls[part.call]
-            calls[part.call] = begun._replace(arguments=begun.arguments + part.arguments)
-    return tuple(calls)
+        begun = calls.get(part.call)
+        calls[part.call] = part if begun is None else begun._replace(arguments=begun.arguments + part.arguments)
+    return tuple(calls.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class ResponsesRequest(CommonRequest):
             if getattr(self, name) is not None:
                 raise unsupported(name, f"'{name}' is called '{here}' in this API.")
         for name in _NO_PLACE:
-            if getattr(self, name) not in (None, False):
+            if (value := getattr(self, name)) is not None and value is not False:
                 raise unsupported(name, f"'{name}' is not supported here: a response has no place for it.")
         if self.continuous_usage:
             words = "'continuous_usage_stats' is not supported here: the usage comes with a stream's last event."
