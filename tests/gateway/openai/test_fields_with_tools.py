@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
-from tests.gateway.openai.test_tools import CALLED, CLOCK, TEMPLATE, WEATHER
+from tests.gateway.openai.test_tools import CALLED, CALLS, CLOCK, TEMPLATE, WEATHER
 from tests.gateway.running_api import Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
 
@@ -77,10 +77,13 @@ async def test_chunks_of_several_tokens_have_the_same_calls(api: Api):
     found = []
     for interval in (1, 7):
         choices = choices_in(await answer_of(api, stream=True, tools=TOOLS, stream_interval=interval))
-        calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
-        found.append([(call["index"], call["function"].get("name")) for call in calls if "id" in call])
-        found.append(["".join(call["function"]["arguments"] for call in calls if call["index"] == 0)])
-    assert found[:2] == found[2:]
+        parts = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
+        names = [(part["index"], part["function"]["name"]) for part in parts if "id" in part]
+        arguments = [
+            "".join(part["function"]["arguments"] for part in parts if part["index"] == call) for call in (0, 1)
+        ]
+        found.append((names, arguments))
+    assert found[0] == found[1] == ([(0, "weather"), (1, "clock")], [arguments for _, arguments in CALLS])
 
 
 async def test_an_echo_is_content_as_it_is(api: Api):
