@@ -43,7 +43,13 @@ def ask(stack: Stack, seed: int = 0, **fields: Any) -> Any:
 
 def objects(count: int) -> list[dict[str, Any]]:
     """Schemas of objects, as arguments have them."""
-    return [{"type": "object", "properties": {"value": draw(seed)}, "required": ["value"]} for seed in range(count)]
+    return [_with_value(schema) for schema in draw(count)]
+
+
+def _with_value(schema: dict[str, Any]) -> dict[str, Any]:
+    own = {name: part for name, part in schema.items() if name != "$defs"}
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    return {"type": "object", "properties": {"value": own}, "required": ["value"], **definitions}
 
 
 def test_arguments_validate_against_the_schemas_of_required_calls(stack: Stack):
