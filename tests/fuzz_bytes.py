@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["services"]):
     from services.gateway.api.structured import StructuredOutputs, grammar_of
     from services.gateway.api.validation import parse_request, validate_request
     from services.gateway.grpc_api.message_size import TooManyFields, check_size
-    from services.gateway.grpc_api.requests import NOT_FOR_CHATS, other_fields, prompt_fields
+    from services.gateway.grpc_api.requests import other_fields, prompt_fields
     from services.gateway.openai.exchange import unzipped
     from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
     from services.protocol.capsule import Capsule
@@ -101,7 +101,7 @@ def grpc(data: bytes) -> None:
         message = inference_pb2.GenerateRequest.FromString(data)
         fields = {**prompt_fields(message), **other_fields(message)}
         if message.WhichOneof("prompt") == "chat":
-            validate_request(fields, ChatRequest, NOT_FOR_CHATS)
+            validate_request(fields, ChatRequest, {})
         else:
             validate_request(fields, CompletionRequest, {})
     except ApiError as error:

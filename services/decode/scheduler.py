@@ -1,9 +1,10 @@
-"""The policy of decode workers: running sequences first, then preempted ones, then new ones; oldest first."""
+"""The policy of decode workers: running sequences first, then by priority; preempted before new ones, oldest first."""
 
 import numpy as np
 
 from services.engine.admission import Admission
 from services.engine.batch_state import Phase
+from services.engine.priority import rank, rank_slots
 from services.engine.request import Kind, Request
 from services.engine.request_table import State
 from services.engine.scheduler import NOTHING, StepPlan, take_chunks
@@ -48,12 +49,13 @@ class DecodeScheduler:
         budget = max(1, self._budget - len(decoding))
         if len(decoding):
             budget = min(budget, self._prefill_chunk)
-        oldest_first = computing[np.argsort(batch.arrival[computing], kind="stable")]
-        chunks = take_chunks(sequences, oldest_first, budget)
+        first = computing[np.lexsort((batch.arrival[computing], rank_slots(batch, computing, now)))]
+        chunks = take_chunks(sequences, first, budget)
         return StepPlan(np.concatenate([decoding, chunks.slots]), np.concatenate([ones, chunks.counts]))
 
     def _grow(self, sequences: Sequences) -> bool:
-        """Gives every decoding sequence the block that it needs; preempts the newest sequence where blocks run out.
+        """Gives every decoding sequence the block that it needs; where blocks run out, preempts the newest sequence of
+        those that come last by priority.
 
         Returns False where blocks run out while a step is under way: its end may free blocks, and only then are all
         tokens of a sequence to preempt known.
@@ -63,18 +65,23 @@ class DecodeScheduler:
             if sequences.frees.steps_under_way:
                 return False
             running = np.concatenate([batch.slots_in(Phase.DECODE), batch.slots_in(Phase.PREFILL)])
-            sequences.preempt(int(running[np.argmax(batch.arrival[running])]))
+            last = np.lexsort((batch.arrival[running], batch.priority[running]))[-1]
+            sequences.preempt(int(running[last]))
         return True
 
     def _admit(self, sequences: Sequences, now: float) -> None:
-        """Admits preempted requests first, without a watermark; no new one passes them while they wait for room."""
-        if not sequences.requests.num_queued:
+        """Admits requests by rank; of equal ones the preempted first, without a watermark.
+
+        No request passes one before it that waits for room.
+        """
+        requests = sequences.requests
+        if not requests.num_queued:
             return
-        for request in sorted(sequences.requests.in_state(State.PREEMPTED), key=_arrival):
-            if sequences.admit(request, now) is Admission.NO_ROOM:
-                return
-        for request in sorted(sequences.requests.in_state(State.WAITING), key=_arrival):
-            if sequences.admit(request, now, watermark=self._blocks_kept(sequences)) is Admission.NO_ROOM:
+        queued = [(rank(one, now), False, one.arrival, one) for one in requests.in_state(State.PREEMPTED)]
+        queued += [(rank(one, now), True, one.arrival, one) for one in requests.in_state(State.WAITING)]
+        for _, is_new, _, request in sorted(queued, key=_place):
+            watermark = self._blocks_kept(sequences) if is_new else 0
+            if sequences.admit(request, now, watermark=watermark) is Admission.NO_ROOM:
                 return
 
     def _blocks_kept(self, sequences: Sequences) -> int:
@@ -84,5 +91,5 @@ class DecodeScheduler:
         return max(1, int(sequences.pool.num_blocks * self._watermark))
 
 
-def _arrival(request: Request) -> float:
-    return request.arrival
+def _place(queued: tuple[int, bool, float, Request]) -> tuple[int, bool, float]:
+    return queued[:3]

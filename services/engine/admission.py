@@ -97,7 +97,7 @@ class Admitter:
         batch.computed[slot] = batch.done[slot] = num_cached * batch.block_size
         batch.cached[slot] = -1 if request.started else batch.computed[slot]
         batch.num_ready[slot] = num_cached
-        batch.num_entered[slot] = self._entries.enter_prompt(request.capsule.token_ids, blocks, num_cached)
+        batch.num_entered[slot] = self._entries.enter_prompt(request.capsule, blocks, num_cached)
         batch.num_announced[slot] = 0
         if request.branches:
             self._open_branches(request, slot, own)

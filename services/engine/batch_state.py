@@ -30,8 +30,9 @@ STOPS = 8  # at tokens
 MIN_TOKENS = 16  # not before so many
 EDITS = 32  # of logits, of single tokens
 FOLLOWS = 64  # edits that depend on the tokens so far: all must be known when a step is planned
-EMBEDS = 128  # no token; hidden states of the prompt are pooled
-GUIDED = 256  # by a grammar
+NAMED_LOGPROBS = 128  # logprobs of tokens that the request names
+EMBEDS = 256  # no token; hidden states of the prompt are pooled
+GUIDED = 512  # by a grammar
 
 
 class Phase(IntEnum):
@@ -49,9 +50,16 @@ class BatchState:
     """Arrays with one entry for each of `max_num_seqs` slots."""
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, guidance: Guidance | None = None
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        guidance: Guidance | None = None,
+        vocab_size: int = 0,
     ) -> None:
+        """vocab_size: of the logits; 0: no request restricts its tokens."""
         self._guidance = guidance
+        self._vocab_size = vocab_size
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -79,6 +87,7 @@ class BatchState:
         self.num_ready = np.zeros(slots, dtype=np.int32)  # leading blocks whose nodes are ready
         self.num_announced = np.zeros(slots, dtype=np.int32)  # leading blocks announced to a consumer
         self.arrival = np.zeros(slots, dtype=np.float64)
+        self.priority = np.zeros(slots, dtype=np.int32)  # lower ones are served sooner
         self.deadline = np.zeros(slots, dtype=np.float64)
         self.gateway = np.zeros(slots, dtype=np.uint64)
         self.handle = np.zeros(slots, dtype=np.uint32)
@@ -89,6 +98,7 @@ class BatchState:
         self.min_p = np.zeros(slots, dtype=np.float32)
         self.seed = np.zeros(slots, dtype=np.uint64)
         self.num_logprobs = np.full(slots, -1, dtype=np.int32)
+        self.logprob_ids: list[tuple[int, ...]] = [()] * slots  # alternatives to report; none: the likeliest
         self.num_prompt_logprobs = np.full(slots, -1, dtype=np.int32)  # -1: the prompt is not scored
         self.stop_ids = np.full(
             (slots, _STOP_IDS_WIDTH), -1, dtype=np.int32
@@ -142,6 +152,7 @@ class BatchState:
         self.block_table[slot, : len(blocks)] = blocks
         self.num_blocks[slot] = len(blocks)
         self.arrival[slot] = request.arrival
+        self.priority[slot] = capsule.priority
         self.deadline[slot] = request.deadline
         self.gateway[slot] = request.id.gateway
         self.handle[slot] = request.id.handle
@@ -152,8 +163,9 @@ class BatchState:
         self.seed[slot] = sampling.seed
         self.num_logprobs[slot] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
+        self.logprob_ids[slot] = sampling.logprob_token_ids
         self._set_stop_ids(slot, stop_ids)
-        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance)
+        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance, self._vocab_size)
         self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)
@@ -167,9 +179,10 @@ class BatchState:
             | request.scores_prompt * SCORES
             | (self.stop_ids[slot, 0] >= 0) * STOPS
             | (request.capsule.sampling.min_tokens > 0) * MIN_TOKENS
-            | (edits is not None and edits.names_tokens) * EDITS
+            | (edits is not None and (edits.names_tokens or edits.allowed is not None)) * EDITS
             | (edits is not None and edits.guided is not None) * GUIDED
             | (edits is not None and edits.follows_tokens) * FOLLOWS
+            | bool(self.logprob_ids[slot]) * NAMED_LOGPROBS
             | (self.pools[slot] is not None) * EMBEDS
         )
 

@@ -11,6 +11,7 @@ from services.engine.block_pool import BlockPool
 from services.engine.deferred_frees import DeferredFrees
 from services.engine.prefix_cache import NO_BLOCK, NO_MATCH, Match
 from services.engine.request import Request
+from services.protocol.capsule import Capsule
 
 
 class CacheEntries:
@@ -26,7 +27,8 @@ class CacheEntries:
         """Finds the cached prefix of a request; a prompt of which all is needed has none."""
         match = self.known_match(request)
         if match is None:
-            match = NO_MATCH if request.needs_whole_prompt else self._cache.match(request.capsule.token_ids)
+            capsule = request.capsule
+            match = NO_MATCH if request.needs_whole_prompt else self._cache.match(capsule.token_ids, capsule.cache_salt)
             request.match, request.matched_at = match, self._cache.version
         return match
 
@@ -34,18 +36,18 @@ class CacheEntries:
         """The result of the last look-up of a request; None where the cache has changed since."""
         return request.match_at(self._cache.version)
 
-    def enter_prompt(self, token_ids: np.ndarray, blocks: np.ndarray, num_cached: int) -> int:
-        """Enters the full blocks of int32[n] tokens that follow the cached ones, as pending nodes.
+    def enter_prompt(self, capsule: Capsule, blocks: np.ndarray, num_cached: int) -> int:
+        """Enters the full blocks of a capsule's tokens that follow the cached ones, as pending nodes.
 
         Returns how many leading blocks have nodes. The first twin ends them: the last block, which no look-up takes as
         a hit, or any block of a prompt of which all is needed.
         """
-        size = self._batch.block_size
+        size, token_ids = self._batch.block_size, capsule.token_ids
         end = len(token_ids) // size
         chain: list[int] = blocks[num_cached:end].tolist()
         parents = [int(blocks[num_cached - 1]) if num_cached else NO_BLOCK, *chain][:-1]
         content = token_ids[num_cached * size : end * size].reshape(-1, size)
-        twins = self._cache.insert(parents, chain, content, pending=True)
+        twins = self._cache.insert(parents, chain, content, pending=True, salt=capsule.cache_salt)
         return num_cached + min(twins, default=len(chain))
 
     def make_ready(self, slot: int, num_blocks: int) -> None:
@@ -98,12 +100,13 @@ class CacheEntries:
         """
         batch, size = self._batch, self._batch.block_size
         table, entered = batch.block_table[slot], int(batch.num_entered[slot])
+        salt = batch.request(slot).capsule.cache_salt
         if batch.num_ready[slot] < entered:
             return
         for index in range(entered, int(batch.done[slot]) // size):
             block, parent = int(table[index]), int(table[index - 1]) if index else NO_BLOCK
             tokens = batch.tokens[slot, None, index * size : (index + 1) * size]
-            twin = self._cache.insert([parent], [block], tokens, pending=False).get(0)
+            twin = self._cache.insert([parent], [block], tokens, pending=False, salt=salt).get(0)
             if twin is not None:
                 if self._cache.is_pending(twin):
                     return

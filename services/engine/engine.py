@@ -50,7 +50,7 @@ class Engine:
         guidance: Guidance | None = None,
     ) -> None:
         assert pipeline_depth in (0, 1)
-        batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size, guidance)
+        batch = BatchState(max_num_seqs, max_model_len, runner.layout.block_size, guidance, runner.vocab_size)
         pool = BlockPool(runner.num_blocks, PrefixCache(runner.num_blocks, batch.block_size))
         self._outputs = EngineOutputs()
         self.sequences = Sequences(batch, pool, self._outputs, eos_token_ids, runner.window)

@@ -28,11 +28,13 @@ _WORD_BITS = 32  # of a mask
 class GuidedSequence:
     """One sequence's place in its grammar. Only the guidance thread touches `matcher`.
 
+    allowed: uint32[words], a bit for each token that it may ever choose; None: it may choose any.
     error: why the sequence cannot go on, once that is known; empty: it can.
     """
 
-    def __init__(self, guidance: "Guidance", grammar: str) -> None:
+    def __init__(self, guidance: "Guidance", grammar: str, allowed: np.ndarray | None = None) -> None:
         self.guidance = guidance
+        self.allowed = allowed
         self.grammar = grammar
         self.matcher: llguidance.LLMatcher | None = None
         self.num_followed = 0  # generated tokens that the matcher was given, or will be
@@ -81,7 +83,11 @@ class Guidance:
             if matcher.is_error():
                 row.sequence.error = matcher.get_error()
                 masks[index] = np.uint32(0xFFFFFFFF)
-            elif len(row.banned):
+                continue
+            allowed = row.sequence.allowed
+            if allowed is not None and not _restrict(masks[index], allowed):
+                row.sequence.error = "it goes on with none of the tokens that are allowed"
+            if len(row.banned):
                 _ban(masks[index], row.banned)
         return masks
 
@@ -112,6 +118,15 @@ class Guidance:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return compiled
+
+
+def _restrict(mask: np.ndarray, allowed: np.ndarray) -> bool:
+    """Leaves a mask, uint32[words], only allowed tokens. False: there are none, and the mask is as it was."""
+    both = mask & allowed
+    if not both.any():
+        return False
+    mask[:] = both
+    return True
 
 
 def _ban(mask: np.ndarray, tokens: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Changes that a request makes to logits: bias, bad words, penalties for repetition, a grammar's masks.
+"""Changes that a request makes to logits: bias, bad words, penalties for repetition, masks.
 
 Only sequences whose request asks for such changes have an entry here, so a batch without any costs one look at a mask.
 All of this is derived from the request and the sequence's tokens, so a sequence that continues on another worker
@@ -17,25 +17,39 @@ _NO_IDS = np.zeros(0, dtype=np.int64)
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 
 
-def edits_of(sampling: SamplingParams, num_prompt: int, guidance: Guidance | None = None) -> "SequenceEdits | None":
+def edits_of(
+    sampling: SamplingParams, num_prompt: int, guidance: Guidance | None = None, vocab_size: int = 0
+) -> "SequenceEdits | None":
     """Returns the edits of a sequence with these parameters; None: it has none.
 
-    guidance: computes masks; without it there must be no grammar.
+    guidance: computes masks; without it there must be no grammar. vocab_size: of the logits.
     """
-    if not (sampling.logit_bias or sampling.bad_words or sampling.counts_tokens or sampling.grammar):
+    masked = sampling.grammar or sampling.allowed_token_ids
+    if not (sampling.logit_bias or sampling.bad_words or sampling.counts_tokens or masked):
         return None
-    guided = None
-    if sampling.grammar:
-        assert guidance is not None
-        guided = GuidedSequence(guidance, sampling.grammar)
-    return SequenceEdits(sampling, num_prompt, guided)
+    allowed = mask_of(sampling.allowed_token_ids, vocab_size) if sampling.allowed_token_ids else None
+    if not sampling.grammar:
+        return SequenceEdits(sampling, num_prompt, allowed=allowed)
+    assert guidance is not None
+    return SequenceEdits(sampling, num_prompt, GuidedSequence(guidance, sampling.grammar, allowed))
 
 
 class SequenceEdits:
-    """The edits of one sequence. `tokens` is always all of its tokens so far, prompt first, as int32[n]."""
+    """The edits of one sequence. `tokens` is always all of its tokens so far, prompt first, as int32[n].
 
-    def __init__(self, sampling: SamplingParams, num_prompt: int, guided: GuidedSequence | None = None) -> None:
+    allowed: a bit for each token that it may ever choose, as in TokenMasks; None: it may choose any, or those that its
+    grammar's masks have.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        num_prompt: int,
+        guided: GuidedSequence | None = None,
+        allowed: np.ndarray | None = None,
+    ) -> None:
         self.guided = guided
+        self.allowed = allowed
         self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self._num_prompt = num_prompt
         self._bias_tokens = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
@@ -106,18 +120,40 @@ def gather_edits(
     `rows` has an entry for each row with any beside its mask: its number, its edits, its tokens so far, and token ids
     that it must not choose now.
     """
+    allowed: list[tuple[int, np.ndarray]] = []
     bias: list[tuple[int, np.ndarray, np.ndarray]] = []
     counts: list[tuple[int, np.ndarray, np.ndarray]] = []
     penalties = np.tile(np.array([[1.0], [0.0], [0.0]], dtype=np.float32), num_rows)
     for row, edits, tokens, banned in rows:
         if len(banned):
             bias.append((row, banned.astype(np.int64), np.full(len(banned), -np.inf, dtype=np.float32)))
+        if edits is not None and edits.allowed is not None:
+            allowed.append((row, edits.allowed))
         if edits is not None and edits.names_tokens:
             bias.append((row, *edits.biases(tokens)))
             counts.append((row, *edits.counts(tokens)))
             penalties[:, row] = edits.penalties
+    if allowed:
+        masks = _with_allowed(masks, allowed)
     repetition, frequency, presence = penalties
     return LogitEdits(*_packed(bias), *_packed(counts), repetition, frequency, presence, masks)
+
+
+def mask_of(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+    """Returns a bit for each token of a vocabulary, set for these: uint32[ceil(vocab / 32)], lowest bit first."""
+    tokens, mask = np.array(token_ids), np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+    np.bitwise_or.at(mask, tokens // 32, np.uint32(1) << (tokens % 32).astype(np.uint32))
+    return mask
+
+
+def _with_allowed(masks: TokenMasks | None, allowed: Sequence[tuple[int, np.ndarray]]) -> TokenMasks:
+    """Puts rows whose masks never change after those that are computed."""
+    rows = np.array([row for row, _ in allowed], dtype=np.int64)
+    own = np.stack([mask for _, mask in allowed])
+    if masks is None:
+        return TokenMasks(rows, lambda: own)
+    computed = masks.bits
+    return TokenMasks(np.concatenate([masks.rows, rows]), lambda: np.concatenate([computed(), own]))
 
 
 def _packed(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -1,7 +1,8 @@
 """The local prefix cache: an exact trie over blocks, in one dict.
 
 A node is a block of tokens below a parent node; its key is the parent's node id and the block's raw token bytes, so
-there is nothing to collide and nothing to hash. Node ids are never used twice. A node is *pending* while its block is
+there is nothing to collide and nothing to hash; only below the root a digest of the request's salt, where it has one,
+is in the place of the parent's node id. Node ids are never used twice. A node is *pending* while its block is
 being computed or read: it is no hit yet, but a request waits for it instead of doing the work again. A child becomes
 ready only after its parent, and is removed before it. `insert` enters all nodes; `check` says what is true of them at
 any time.
@@ -13,12 +14,14 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import count
 
 import numpy as np
 
 NO_BLOCK = -1  # as a parent: the root
 ROOT_NODE = 0
+_PLAIN_ROOT = ROOT_NODE.to_bytes(8, "little")
 _NO_NODE = -1  # of a block without one
 
 
@@ -51,6 +54,7 @@ class CacheEvents:
     nodes: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)  # nodes
     tokens: list[bytes | None] = field(default_factory=list)  # None: a node that was ready was removed
+    salts: dict[int, str] = field(default_factory=dict)  # of nodes below the root that have one
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -74,6 +78,11 @@ class CacheEvents:
 _NO_EVENTS = CacheEvents()  # is returned when there are none, and never changes: another thread may look at it later
 
 
+def _root_key(salt: str) -> bytes:
+    """Returns the beginning of the keys of blocks below the root: for each salt another, and no node's id."""
+    return blake2b(salt.encode(), digest_size=16).digest() if salt else _PLAIN_ROOT
+
+
 class PrefixCache:
     """A trie of cached blocks. Each method takes time linear in the number of blocks that it is given or returns."""
 
@@ -93,6 +102,7 @@ class PrefixCache:
         self._pending = [False] * (num_blocks + 1)
         # A node's children are a list that runs through blocks: objects would be work for the garbage collector.
         self._first_child = [NO_BLOCK] * (num_blocks + 1)
+        self._salts: dict[int, str] = {}  # by block: of those below the root that have one
         self._events = CacheEvents()
 
     def __len__(self) -> int:
@@ -106,14 +116,14 @@ class PrefixCache:
         """True when the block has a node that is not ready."""
         return self._pending[block]
 
-    def match(self, token_ids: np.ndarray) -> Match:
-        """Finds the longest ready prefix of int32[n] token ids, at most ⌊(n - 1) / block_size⌋ blocks.
+    def match(self, token_ids: np.ndarray, salt: str = "") -> Match:
+        """Finds the longest ready prefix of int32[n] token ids, at most ⌊(n - 1) / block_size⌋ blocks, with this salt.
 
         So at least the last token is always computed, and there are logits to sample from.
         """
         limit = (len(token_ids) - 1) // self.block_size
         wanted = token_ids[: limit * self.block_size].reshape(limit, self.block_size)
-        blocks = array("i")
+        blocks, root = array("i"), _root_key(salt)
         guess, guess_from = _FIRST_GUESS, 1  # how many blocks to guess, and where to begin with it
         while len(blocks) < limit:
             if len(blocks) >= guess_from:
@@ -122,7 +132,7 @@ class PrefixCache:
                     guess *= 2
                     continue
                 guess, guess_from = _FIRST_GUESS, len(blocks) + _FIRST_GUESS
-            elif (block := self._child(blocks, wanted)) is not None:
+            elif (block := self._child(blocks, wanted, root)) is not None:
                 blocks.append(block)
             else:
                 break
@@ -130,10 +140,10 @@ class PrefixCache:
         pending = blocks[first_pending] if first_pending < len(blocks) else NO_BLOCK
         return Match(np.array(blocks[:first_pending], dtype=np.int32), pending)
 
-    def _child(self, blocks: "array[int]", wanted: np.ndarray) -> int | None:
+    def _child(self, blocks: "array[int]", wanted: np.ndarray, root: bytes) -> int | None:
         """Finds the next block of a chain that begins with these."""
-        node = self._node[blocks[-1]] if blocks else ROOT_NODE
-        return self._block_by_key.get(node.to_bytes(8, "little") + wanted[len(blocks)].tobytes())
+        above = self._node[blocks[-1]].to_bytes(8, "little") if blocks else root
+        return self._block_by_key.get(above + wanted[len(blocks)].tobytes())
 
     def _follow(self, blocks: "array[int]", wanted: np.ndarray) -> int:
         """Guesses that a chain goes on along the newest children; appends the blocks that are right, and counts them.
@@ -150,27 +160,32 @@ class PrefixCache:
         blocks.extend(guessed[:right])
         return right
 
-    def insert(self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool) -> dict[int, int]:
+    def insert(
+        self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool, salt: str = ""
+    ) -> dict[int, int]:
         """Enters n blocks in order, each below its own parent; token_ids: int32[n, block_size], their content.
+
+        salt: of those below the root.
 
         A block may be the parent of a later one. A ready node needs a ready parent. Below a parent that has no node
         nothing is entered. A block that has this node already keeps it: sequences that share a block may each enter it,
         even in one call.
         Returns the twins: where another block has the node with this parent and content, that block by index.
         """
-        nodes, known, events, is_pending = self._node, self._block_by_key, self._events, self._pending
+        nodes, known, is_pending = self._node, self._block_by_key, self._pending
         parent_of, first_child = self._parent, self._first_child
         next_sibling, previous_sibling = self._next_sibling, self._previous_sibling
         tokens, step, num_known = token_ids.tobytes(), self.block_size * 4, len(known)
         twins: dict[int, int] = {}
         left: list[int] = []  # indices of blocks that are not entered, or were entered before
+        root = _root_key(salt)
         for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
             above = nodes[parent]
             if above == _NO_NODE:
                 left.append(index)
                 continue
             own = tokens[index * step : (index + 1) * step]
-            holder = known.setdefault(above.to_bytes(8, "little") + own, block)
+            holder = known.setdefault((root if parent == NO_BLOCK else above.to_bytes(8, "little")) + own, block)
             if holder != block:
                 twins[index] = holder
                 left.append(index)
@@ -180,7 +195,7 @@ class PrefixCache:
                 left.append(index)
                 continue
             assert pending or not is_pending[parent]
-            nodes[block] = node = next(self._node_ids)
+            nodes[block] = next(self._node_ids)
             parent_of[block] = parent
             is_pending[block] = pending
             next_sibling[block] = sibling = first_child[parent]
@@ -188,8 +203,10 @@ class PrefixCache:
             if sibling != NO_BLOCK:
                 previous_sibling[sibling] = block
             first_child[parent] = block
+            if salt and parent == NO_BLOCK:
+                self._salts[block] = salt
             if not pending:
-                events.added(node, above, own)
+                self._add_event(block, above, own)
         assert len(known) - num_known == len(blocks) - len(left)  # no block has two keys
         if len(left) < len(blocks):
             at = np.array(blocks)
@@ -206,7 +223,7 @@ class PrefixCache:
         assert not self._pending[parent]
         self._pending[block] = False
         self._changed()
-        self._events.added(self._node[block], self._node[parent], self._content[block].tobytes())
+        self._add_event(block, self._node[parent], self._content[block].tobytes())
 
     def remove(self, block: int) -> None:
         """Removes a leaf: a block that is evicted, or a pending one whose owner has failed."""
@@ -215,7 +232,8 @@ class PrefixCache:
         if not self._pending[block]:
             self._events.evicted(self._node[block])
         parent = self._parent[block]
-        del self._block_by_key[self._node[parent].to_bytes(8, "little") + self._content[block].tobytes()]
+        del self._block_by_key[self._key_above(block) + self._content[block].tobytes()]
+        self._salts.pop(block, None)
         self._unlink(block, parent)
         self._node[block] = _NO_NODE
         self.is_node[block] = False
@@ -256,7 +274,6 @@ class PrefixCache:
         content, step = self._content.tobytes(), self.block_size * 4
         reached = [NO_BLOCK]
         for parent in reached:  # which grows meanwhile
-            above = self._node[parent].to_bytes(8, "little")
             previous, child = NO_BLOCK, self._first_child[parent]
             while child != NO_BLOCK:
                 reached.append(child)
@@ -265,14 +282,28 @@ class PrefixCache:
                 assert self._parent[child] == parent, f"block {child} is linked below another than its parent"
                 assert self._previous_sibling[child] == previous, f"block {child} is linked one way"
                 assert self._pending[child] or not self._pending[parent], f"block {child} is ready before its parent"
-                key = above + content[child * step : (child + 1) * step]
+                key = self._key_above(child) + content[child * step : (child + 1) * step]
                 assert self._block_by_key.get(key) == child, f"block {child} is not found by its content"
                 previous, child = child, self._next_sibling[child]
         nodes = [node for node in self._node if node != _NO_NODE]
         assert len(set(nodes)) == len(nodes) == len(reached), "nodes that are not reached, or twice"
         assert len(self._block_by_key) == len(reached) - 1, "keys of no node"
         assert sorted(reached[1:]) == np.flatnonzero(self.is_node).tolist(), "is_node"
+        assert all(self._parent[block] == NO_BLOCK for block in self._salts), "a salt of a block below another"
         assert sum(self._pending) == sum(self._pending[block] for block in reached), "a pending block without a node"
+
+    def _key_above(self, block: int) -> bytes:
+        """Returns the beginning of the key of a block that has a node."""
+        parent = self._parent[block]
+        if parent == NO_BLOCK:
+            return _root_key(self._salts.get(block, ""))
+        return self._node[parent].to_bytes(8, "little")
+
+    def _add_event(self, block: int, above: int, own: bytes) -> None:
+        node = self._node[block]
+        self._events.added(node, above, own)
+        if self._salts and (salt := self._salts.get(block)):
+            self._events.salts[node] = salt
 
     def _unlink(self, block: int, parent: int) -> None:
         previous, following = self._previous_sibling[block], self._next_sibling[block]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.torch_operations import TorchOperations
-from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, StepOutput
+from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, StepOutput
 
 Mask = Callable[[Tensor, Tensor, Tensor], None]
 _BY_TORCH = TorchOperations()
@@ -41,7 +41,7 @@ def sample(logits: Tensor, batch: SamplingBatch, mask: Mask = _BY_TORCH.mask) ->
     if not batch.all_greedy:
         rows = np.flatnonzero(batch.temperature > 0)
         chosen[torch.from_numpy(rows)] = _draw(logits, batch, rows)
-    logprobs = _logprobs(raw, chosen, batch.num_logprobs) if batch.any_logprobs else None
+    logprobs = _logprobs(raw, chosen, batch.num_logprobs, batch.named) if batch.any_logprobs else None
     return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
 
 
@@ -184,7 +184,7 @@ def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(sums, target[:, None], right=True).squeeze(1).clamp_(max=weights.shape[1] - 1)
 
 
-def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray) -> StepLogprobs:
+def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray, named: NamedLogprobs | None = None) -> StepLogprobs:
     """Returns log-probabilities under softmax(logits), for the rows with a width of 0 or more; zeros for the others."""
     wanted = torch.from_numpy(np.flatnonzero(widths >= 0))
     width = min(int(widths.max()), logits.shape[1])
@@ -194,4 +194,8 @@ def _logprobs(logits: Tensor, chosen: Tensor, widths: np.ndarray) -> StepLogprob
     sampled[wanted] = all_logprobs.gather(1, chosen[wanted, None]).squeeze(1)
     values, ids = all_logprobs.topk(width, dim=-1)
     top[wanted], top_ids[wanted] = values, ids.to(torch.int32)
+    if named is not None:
+        rows, ids = torch.from_numpy(named.rows), torch.from_numpy(named.token_ids)
+        top[rows, : ids.shape[1]] = logits[rows].log_softmax(dim=-1).gather(1, ids)
+        top_ids[rows, : ids.shape[1]] = ids.to(torch.int32)
     return StepLogprobs(sampled.numpy(), top_ids.numpy(), top.numpy())

@@ -26,7 +26,6 @@ from services.engine.deferred_frees import DeferredFrees
 from services.engine.outputs import EngineOutputs, FailedRequest, Reserved
 from services.engine.request import Kind, Request
 from services.engine.request_table import RequestTable, State
-from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure
 from services.protocol.outcomes import FailureCode
 
@@ -90,7 +89,7 @@ class Sequences:
         sampling = request.capsule.sampling
         if batch.phase[slot] == Phase.DECODE:
             sampling = replace(sampling, num_prompt_logprobs=None)
-        capsule = Capsule(tokens, request.capsule.num_prompt, sampling)
+        capsule = replace(request.capsule, token_ids=tokens, sampling=sampling)
         again = Request(
             request.id,
             capsule,

@@ -2,11 +2,20 @@
 
 import numpy as np
 
-from services.engine.batch_state import EDITS, GUIDED, LOGPROBS, MIN_TOKENS, SAMPLES, STOPS, BatchState
+from services.engine.batch_state import (
+    EDITS,
+    GUIDED,
+    LOGPROBS,
+    MIN_TOKENS,
+    NAMED_LOGPROBS,
+    SAMPLES,
+    STOPS,
+    BatchState,
+)
 from services.engine.guidance import GuidedRow, GuidedSequence
 from services.engine.logit_edits import gather_edits
 from services.engine.outputs import StepRows, sole_gateway
-from services.engine.runner.base import LogitEdits, SamplingBatch, StepLogprobs, TokenMasks
+from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, TokenMasks
 from services.protocol.outcomes import FinishReason
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
@@ -33,6 +42,7 @@ class TokenRows:
         self._min_p = batch.min_p[slots]
         self._seed = batch.seed[slots]
         self._num_logprobs = batch.num_logprobs[slots]
+        self._named = _named(batch, slots) if self.features & NAMED_LOGPROBS else None
         self._gateways = batch.gateway[slots]
         self._gateway = sole_gateway(self._gateways) if len(slots) else None
         self._handles = batch.handle[slots]
@@ -56,6 +66,7 @@ class TokenRows:
             edits=self._edits(positions) if self.features & (EDITS | GUIDED | MIN_TOKENS) else None,
             all_greedy=not self.features & SAMPLES,
             any_logprobs=bool(self.features & LOGPROBS),
+            named=self._named,
         )
 
     def finish(self, tokens: np.ndarray, is_last: np.ndarray | None) -> np.ndarray:
@@ -141,6 +152,15 @@ def _guided_rows(batch: BatchState, slots: np.ndarray) -> list[tuple[int, int, i
             start = int(batch.token_base[slot] + batch.num_prompt[slot])
             rows.append((row, slot, int(batch.serial[slot]), start, edits.guided))
     return rows
+
+
+def _named(batch: BatchState, slots: np.ndarray) -> NamedLogprobs:
+    rows = np.flatnonzero(batch.features[slots] & NAMED_LOGPROBS)
+    named = [batch.logprob_ids[slot] for slot in slots[rows].tolist()]
+    token_ids = np.zeros((len(rows), max(map(len, named))), dtype=np.int64)
+    for row, ids in enumerate(named):
+        token_ids[row, : len(ids)] = ids
+    return NamedLogprobs(rows, token_ids)
 
 
 def _columns(stop_ids: np.ndarray) -> np.ndarray:

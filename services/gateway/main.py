@@ -29,7 +29,7 @@ from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import AppParts, create_app
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
-from services.gateway.text.chat_template import load_chat_template
+from services.gateway.text.chat_template import ChatTemplate, load_chat_template
 from services.gateway.text.responses.forms import AnswerForms, find_forms
 from services.gateway.text.responses.template import TemplateSpecError
 from services.gateway.text.tokenizer import load_tokenizer, read_tokenizer_info
@@ -197,16 +197,20 @@ def _runners(
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
-    chat_template = load_chat_template(files, tokenizer.special_tokens)
-    chat_model = ChatModel(chat_template, _forms(config.serving, files))
-    name = config.serving.served_model_name
+    serving, name = config.serving, config.serving.served_model_name
+    chat_template = load_chat_template(
+        files,
+        tokenizer.special_tokens,
+        serving.chat_template,
+        replaceable=serving.trust_request_chat_template,
+    )
+    chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
     return make_runners(model, name, tokenizer, chat_model, dispatcher, metrics, tracing)
 
 
-def _forms(serving: ServingSettings, files: ModelFiles) -> AnswerForms:
+def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:
+    source = None if chat_template is None else chat_template.source
     try:
-        return find_forms(
-            files.response_template(), files.chat_template(), serving.tool_parser, serving.reasoning_parser
-        )
+        return find_forms(files.response_template(), source, serving.tool_parser, serving.reasoning_parser)
     except TemplateSpecError as error:
         raise ModelError(f"{files.path}: the response_template cannot be followed: {error}") from error

@@ -1,9 +1,13 @@
-"""The policy of prefill workers: shortest remaining work first, ageing, several prompts in a step, no preemption."""
+"""The policy of prefill workers: by priority, then shortest remaining work first, with ageing.
+
+Several prompts are in a step, and none is preempted.
+"""
 
 import numpy as np
 
 from services.engine.admission import Admission
 from services.engine.batch_state import Phase
+from services.engine.priority import rank, rank_slots
 from services.engine.request import Kind, Request
 from services.engine.request_table import State
 from services.engine.scheduler import StepPlan, take_chunks
@@ -13,7 +17,7 @@ from services.engine.sequences import Sequences
 class PrefillScheduler:
     """Admits a prompt with all its blocks and computes it in chunks, up to `max_num_batched_tokens` a step.
 
-    The order is by remaining tokens less what a request has earned by waiting, so nothing starves.
+    The order among equal ranks is by remaining tokens less what a request has earned by waiting, so nothing starves.
     """
 
     def __init__(self, max_num_batched_tokens: int, *, tokens_per_waited_s: float = 2000.0) -> None:
@@ -33,7 +37,8 @@ class PrefillScheduler:
         slots = batch.slots_in(Phase.PREFILL)
         remaining = batch.length[slots] - batch.computed[slots]
         waited = now - batch.arrival[slots]
-        order = np.argsort(remaining - waited * self._tokens_per_waited_s, kind="stable")
+        urgency = remaining - waited * self._tokens_per_waited_s
+        order = np.lexsort((urgency, rank_slots(batch, slots, now)))
         return take_chunks(sequences, slots[order], self._budget)
 
     def admit(self, sequences: Sequences, now: float) -> None:
@@ -56,5 +61,5 @@ class PrefillScheduler:
                 return
             charged[request.paired_with] = requests.blocks_charged_to(request.paired_with)
 
-    def _urgency(self, request: Request, now: float) -> float:
-        return request.work - (now - request.arrival) * self._tokens_per_waited_s
+    def _urgency(self, request: Request, now: float) -> tuple[int, float]:
+        return rank(request, now), request.work - (now - request.arrival) * self._tokens_per_waited_s

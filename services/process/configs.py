@@ -194,6 +194,17 @@ class ServingSettings:
         ReasoningParser,
         Option(help="How the model writes its reasoning. auto: as its own files say. none: not told apart."),
     ] = ReasoningParser.AUTO
+    chat_template: Annotated[
+        str | None,
+        Option(metavar="FILE", help="A chat template in Jinja's notation, instead of the model's own."),
+    ] = None
+    trust_request_chat_template: Annotated[
+        bool,
+        Option(
+            help="Take a chat template from the request that brings one. A template can keep the gateway busy for as "
+            "long as it likes, so this is for clients that are trusted."
+        ),
+    ] = False
     allowed_origins: Annotated[
         tuple[str, ...],
         Option(

@@ -1,7 +1,8 @@
 """Block hashes: names for a prefix that mean the same on every worker.
 
 hash(block) = BLAKE2b-128(hash(parent) + the block's tokens as little-endian int32); the root is the hash of the
-namespace. So a hash names a whole prefix, and a chain of hashes can be searched from either end.
+namespace, or a hash of the request's salt that is keyed by it. So a hash names a whole prefix, and a chain of hashes
+can be searched from either end.
 """
 
 from hashlib import blake2b
@@ -14,9 +15,10 @@ BlockHash = NewType("BlockHash", bytes)
 HASH_BYTES = 16
 
 
-def root_hash(namespace: str) -> BlockHash:
-    """Returns the parent of every first block in this namespace (a model's fingerprint)."""
-    return BlockHash(blake2b(namespace.encode(), digest_size=HASH_BYTES).digest())
+def root_hash(namespace: str, salt: str = "") -> BlockHash:
+    """Returns the parent of every first block in this namespace (a model's fingerprint), and with this salt."""
+    root = blake2b(namespace.encode(), digest_size=HASH_BYTES).digest()
+    return BlockHash(blake2b(salt.encode(), key=root, digest_size=HASH_BYTES).digest() if salt else root)
 
 
 def child_hash(parent: BlockHash, block_tokens: bytes) -> BlockHash:

@@ -7,19 +7,38 @@ import numpy as np
 from services.config import Pooling
 from services.protocol.sampling import SamplingParams
 
+# Fields that workers of older versions ignore, by the names that hellos and `Capsule.needs` have for them.
+CACHE_SALT = "cache_salt"
+ALLOWED_TOKEN_IDS = "allowed_token_ids"
+LOGPROB_TOKEN_IDS = "logprob_token_ids"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capsule:
     """The tokens so far, and the parameters by which they continue.
 
     token_ids: int32[n], the prompt followed by the tokens that were generated and delivered. num_prompt: the number of
-    tokens in the prompt, 1 <= num_prompt <= n.
+    tokens in the prompt, 1 <= num_prompt <= n. cache_salt: only sequences with the same one share cached blocks; empty:
+    those without one do. priority: lower ones are served sooner.
     """
 
     token_ids: np.ndarray
     num_prompt: int
     sampling: SamplingParams
+    cache_salt: str = ""
+    priority: int = 0
     pooling: Pooling | None = None  # an embedding of the prompt is wanted and no token; None: tokens are
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Returns the names of the fields that a worker must know: without them it would do something else."""
+        sampling = self.sampling
+        asked = {
+            CACHE_SALT: self.cache_salt,
+            ALLOWED_TOKEN_IDS: sampling.allowed_token_ids,
+            LOGPROB_TOKEN_IDS: sampling.logprob_token_ids,
+        }
+        return frozenset(name for name, value in asked.items() if value)
 
     @property
     def max_len(self) -> int:

@@ -53,6 +53,7 @@ class WorkerHello:
     kernels: str = ""  # the kernels' class of processors, "torch" or "cuda"; empty: unknown
     guides: bool = False  # it has answers match grammars
     embedding_size: int = 0  # numbers of an embedding; 0: it makes none
+    knows: frozenset[str] = frozenset()  # further fields of capsules that it acts on, see `Capsule.needs`
     protocol_major: int = PROTOCOL_MAJOR
     protocol_minor: int = PROTOCOL_MINOR
 

@@ -34,6 +34,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), no id twice
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed in what is generated
     grammar: str = ""  # of llguidance, which the whole answer matches; empty: any answer does
+    allowed_token_ids: tuple[int, ...] = ()  # the only tokens that are generated; none: all are allowed
+    logprob_token_ids: tuple[int, ...] = ()  # the alternatives to report, in this order; none: the likeliest
 
     @property
     def counts_tokens(self) -> bool:

@@ -21,7 +21,9 @@ class BlockLog:
     """The blocks in this worker's cache, by hash. Lives on the event loop."""
 
     def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
         self._root = root_hash(fingerprint)
+        self._salts: dict[int, str] = {}  # by node, of those in the backlog
         self._hashes: dict[int, BlockHash] = {}
         self._firsts: dict[int, BlockHash] = {}
         self._subscribers: list[Subscriber] = []
@@ -35,6 +37,7 @@ class BlockLog:
     def append(self, events: CacheEvents) -> None:
         """Takes note of changes, in order; subscribers hear of them in the loop's next turns."""
         self._backlog += events
+        self._salts |= events.salts
         self._schedule()
 
     def cached(self) -> list[BlockHash]:
@@ -70,7 +73,8 @@ class BlockLog:
 
     def _name(self, node: int, parent: int, tokens: bytes) -> BlockHash:
         if parent == ROOT_NODE:
-            hash = first = child_hash(self._root, tokens)
+            salt = self._salts.pop(node, "") if self._salts else ""
+            hash = first = child_hash(root_hash(self._fingerprint, salt) if salt else self._root, tokens)
         else:
             hash, first = child_hash(self._hashes[parent], tokens), self._firsts[parent]
         self._hashes[node], self._firsts[node] = hash, first

@@ -21,6 +21,7 @@ _MAX_LENGTH = 2**31 - 1  # of a sequence: an int32
 _MAX_ALTERNATIVES = 128  # logprobs for each token; gateways allow 20
 _MAX_LIST = 4096  # stop tokens, biases or bad words; gateways allow 1,024 or fewer
 _MAX_BAD_TOKENS = 65_536  # of all bad words
+_MAX_SALT = 1024  # characters; gateways allow 128
 _MAX_EDIT = 1e6  # of a logit: in float32 sums with it are finite
 
 
@@ -42,8 +43,8 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "more tokens at least than at most"
     if submit.last_handle > MAX_HANDLE:
         return "more choices than there are handles"
-    if len(sampling.grammar) > MAX_GRAMMAR:
-        return "too large a grammar"
+    if len(sampling.grammar) > MAX_GRAMMAR or len(capsule.cache_salt) > _MAX_SALT:
+        return "too large a grammar or salt"
     return _wrong_choice(sampling) or _wrong_lists(sampling, vocab_size)
 
 
@@ -75,13 +76,25 @@ def _wrong_choice(sampling: SamplingParams) -> str | None:
 
 def _wrong_lists(sampling: SamplingParams, vocab_size: int) -> str | None:
     """Checks stop tokens, biases and bad words."""
+    if len(sampling.logprob_token_ids) > _MAX_ALTERNATIVES or len(sampling.allowed_token_ids) > vocab_size:
+        return "too many alternatives or allowed tokens"
+    if len(set(sampling.logprob_token_ids)) < len(sampling.logprob_token_ids):
+        return "an alternative that is named twice"
+    if sampling.logprob_token_ids and len(sampling.logprob_token_ids) != sampling.num_logprobs:
+        return "another number of alternatives than are named"
     if max(len(sampling.stop_token_ids), len(sampling.logit_bias), len(sampling.bad_words)) > _MAX_LIST:
         return "too many stop tokens, biases or bad words"
     if sum(map(len, sampling.bad_words)) > _MAX_BAD_TOKENS or not all(sampling.bad_words):
         return "a bad word without tokens, or too many of them"
     if not all(abs(value) <= _MAX_EDIT for _, value in sampling.logit_bias):
         return "a logit bias that is no number"
-    named = chain(sampling.stop_token_ids, (token for token, _ in sampling.logit_bias), *sampling.bad_words)
+    named = chain(
+        sampling.stop_token_ids,
+        (token for token, _ in sampling.logit_bias),
+        sampling.allowed_token_ids,
+        sampling.logprob_token_ids,
+        *sampling.bad_words,
+    )
     if any(not 0 <= token < vocab_size for token in named):
-        return "a stop token, bias or bad word outside the vocabulary"
+        return "a stop token, bias, bad word, allowed token or alternative outside the vocabulary"
     return None

@@ -36,6 +36,7 @@ from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
+from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
 from services.worker.core import WorkerCore
@@ -50,6 +51,7 @@ from services.worker.transfer_thread import TransferThread
 
 MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
 
+_KNOWN_FIELDS = frozenset({CACHE_SALT, ALLOWED_TOKEN_IDS, LOGPROB_TOKEN_IDS})  # as gateways are told
 _STOP_GRACE_S = 0.5
 _LONGEST_STEP_S = 60.0  # that is waited for at the end
 _LAST_WORDS_S = 0.1  # after a drain: for gateways whose commands crossed with its news
@@ -211,6 +213,7 @@ class Worker:
             kernels=parts.kernels,
             guides=parts.guidance is not None,
             embedding_size=parts.runner.embedding_size if parts.role is WorkerRole.PREFILL else 0,
+            knows=_KNOWN_FIELDS,
         )
 
     def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:

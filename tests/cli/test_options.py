@@ -81,6 +81,8 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
     "--enable-tokenizer-info-endpoint": ("enable_tokenizer_info_endpoint", True),
+    "--chat-template=chat.jinja": ("chat_template", "chat.jinja"),
+    "--trust-request-chat-template": ("trust_request_chat_template", True),
     "--tool-parser=hermes": ("tool_parser", ToolParser.HERMES),
     "--reasoning-parser=none": ("reasoning_parser", ReasoningParser.NONE),
     "--pooling=mean": ("pooling", Pooling.MEAN),

@@ -33,6 +33,8 @@ class Driven:
     announced: list[Announcement] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     scores: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of prompts, from the second token on
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # of generated tokens
+    naming: set[int] = field(default_factory=set)  # handles whose alternatives are not the likeliest tokens
     embeddings: dict[int, np.ndarray] = field(default_factory=dict)
     num_prompt: dict[int, int] = field(default_factory=dict)
     computed_tokens: int = 0
@@ -48,6 +50,8 @@ class Driven:
         kind: Kind = Kind.LOCAL,
         paired_with: int = 0,
         seeds: tuple[int, ...] = (),
+        salt: str = "",
+        priority: int = 0,
         **sampling,
     ) -> int:
         """Submits a request, a moment after the last; returns its handle. `num_prompt`: the rest was generated.
@@ -60,7 +64,11 @@ class Driven:
             np.array(prompt, dtype=np.int32),
             num_prompt or len(prompt),
             SamplingParams(**{"max_tokens": max_tokens, "temperature": 0, **sampling}),
+            salt,
+            priority,
         )
+        if capsule.sampling.logprob_token_ids:
+            self.naming.add(handle)
         branches = tuple(Branch(AttemptId(GATEWAY, next(self.handles)), seed) for seed in seeds)
         self.num_prompt |= dict.fromkeys(range(handle, handle + len(seeds) + 1), capsule.num_prompt)
         id = AttemptId(GATEWAY, handle)
@@ -73,7 +81,7 @@ class Driven:
         """Submits a prompt to be embedded; returns its handle."""
         handle = next(self.handles)
         self.now += 0.001
-        capsule = Capsule(np.array(prompt, dtype=np.int32), len(prompt), SamplingParams(max_tokens=0), pooling)
+        capsule = Capsule(np.array(prompt, dtype=np.int32), len(prompt), SamplingParams(max_tokens=0), pooling=pooling)
         self.engine.submit(Request(AttemptId(GATEWAY, handle), capsule, Kind.EMBED, self.now, 1e9))
         return handle
 
@@ -108,8 +116,9 @@ class Driven:
                         assert position == len(scores) + 1
                         scores.append(score)
                     continue
-                if (logprobs := row_logprobs(rows, row)) is not None and logprobs.top:
-                    assert logprobs.top[0][0] == token
+                if (logprobs := row_logprobs(rows, row)) is not None:
+                    self.logprobs.setdefault(handle, []).append(logprobs)
+                    assert handle in self.naming or not logprobs.top or logprobs.top[0][0] == token
                 first = not self.tokens.get(handle)
                 assert (cached >= 0) == first
                 if first:

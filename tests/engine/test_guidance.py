@@ -46,6 +46,54 @@ def assert_matches(driven: Driven, handle: int, pattern: str = NUMBER) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+def test_only_allowed_tokens_are_generated_beside_guided_and_plain_sequences(depth: int):
+    driven, few = make(depth), tuple(range(3, 256, 20))
+    allowed = driven.submit(PROMPT, 20, allowed_token_ids=few)
+    warm = driven.submit(PROMPT, 20, allowed_token_ids=few, seed=5, **WARM)
+    guided = driven.submit(PROMPT, 60, grammar=GRAMMAR)
+    plain = driven.submit(PROMPT, 20)
+    driven.run()
+    assert set(driven.tokens[allowed]) | set(driven.tokens[warm]) <= set(few)
+    assert len(set(driven.tokens[warm])) > 1
+    assert_matches(driven, guided)
+    assert driven.tokens[plain] == alone(depth)
+
+
+def alone(depth: int) -> list[int]:
+    driven = make(depth)
+    handle = driven.submit(PROMPT, 20)
+    driven.run()
+    return driven.tokens[handle]
+
+
+def test_named_alternatives_are_reported_beside_the_likeliest_ones_of_others():
+    driven = make()
+    named = driven.submit(PROMPT, 5, num_logprobs=3, logprob_token_ids=(9, 7, 8))
+    plain = driven.submit(PROMPT, 5, num_logprobs=2)
+    driven.run()
+    assert all([token for token, _ in found.top] == [9, 7, 8] for found in driven.logprobs[named])
+    for token, found in zip(driven.tokens[plain], driven.logprobs[plain], strict=True):
+        assert [other for other, _ in found.top] == [token, (token + 1) % VOCAB]
+
+
+def test_allowed_tokens_and_a_grammar_both_hold():
+    driven = make()
+    few = driven.submit(PROMPT, 60, grammar=GRAMMAR, allowed_token_ids=(*b"12-ab", EOS), **WARM)
+    driven.run()
+    assert_matches(driven, few, r"[12]{3}-[ab]{2,9}")
+
+
+def test_a_grammar_that_goes_on_with_no_allowed_token_fails():
+    driven = make()
+    driven.submit(PROMPT, 60, grammar=GRAMMAR, allowed_token_ids=tuple(b"12"))
+    driven.run()
+    (failure,) = driven.failures
+    assert failure.code is FailureCode.UNSUPPORTED
+    assert "allowed" in failure.detail
+    driven.assert_baseline()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 def test_answers_match_their_grammars_beside_others_that_have_none(depth: int):
     driven = make(depth)
     guided = [driven.submit(PROMPT, 60, grammar=GRAMMAR, seed=seed, **WARM) for seed in range(4)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.engine.logit_edits import edits_of, gather_edits
-from services.engine.runner.base import SamplingBatch
+from services.engine.runner.base import NamedLogprobs, SamplingBatch
 from services.engine.sampler import NUM_CANDIDATES, _invert, sample, uniforms
 from services.protocol.sampling import SamplingParams
 
@@ -19,7 +19,7 @@ def batch(num_rows: int, **settings: Any) -> SamplingBatch:
     defaults = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "position": 5, "num_logprobs": -1}
     values = defaults | {"seed": np.arange(num_rows)} | settings
     dtypes = {"top_k": np.int32, "seed": np.uint64, "position": np.int64, "num_logprobs": np.int32}
-    edits = values.pop("edits", None)
+    edits, named = values.pop("edits", None), values.pop("named", None)
     arrays = {
         name: np.ascontiguousarray(np.broadcast_to(np.asarray(value, dtypes.get(name, np.float32)), (num_rows,)))
         for name, value in values.items()
@@ -27,6 +27,7 @@ def batch(num_rows: int, **settings: Any) -> SamplingBatch:
     return SamplingBatch(
         **arrays,
         edits=edits,
+        named=named,
         all_greedy=bool((arrays["temperature"] == 0).all()),
         any_logprobs=bool((arrays["num_logprobs"] >= 0).any()),
     )
@@ -47,6 +48,18 @@ def assert_drawn_from(found: np.ndarray, expected: list[float]) -> None:
     support = wanted > 0
     assert found[~support].sum() == 0
     assert ((found[support] - wanted[support]) ** 2 / wanted[support]).sum() < 24.3
+
+
+def test_named_alternatives_have_the_logprobs_of_the_raw_distribution() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    named = NamedLogprobs(np.array([0, 2]), np.array([[7, 3, 0], [4, 0, 9]]))
+    found = sample(logits.clone(), batch(3, temperature=0, num_logprobs=[3, 2, 3], named=named)).logprobs
+    assert found is not None
+    expected = logits.log_softmax(-1)
+    for row, ids in ((0, [7, 3, 0]), (2, [4, 0, 9])):
+        assert found.top_ids[row].tolist() == ids
+        assert np.allclose(found.top[row], expected[row, ids])
+    assert found.top_ids[1, :2].tolist() == logits[1].topk(2).indices.tolist()
 
 
 def test_greedy_takes_the_likeliest() -> None:

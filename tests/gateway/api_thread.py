@@ -19,7 +19,7 @@ def api_in_thread(**options: Any) -> Iterator[tuple[int, int]]:
 
     async def serve() -> None:
         async with running_api(**options) as api:
-            api.generator.script.logprobs_as_asked = True
+            api.generator.script.as_asked = True
             ports.set_result((api.port, await api.start_grpc()))
             await over.wait()
 

@@ -168,7 +168,9 @@ def embedding_request(
     *prompts: list[int], pooling: Pooling = Pooling.LAST, timeout_s: float = 300.0
 ) -> GenerationRequest:
     """One prompt to embed for each choice."""
-    capsules = [Capsule(np.array(prompt, np.int32), len(prompt), SamplingParams(0), pooling) for prompt in prompts]
+    capsules = [
+        Capsule(np.array(prompt, np.int32), len(prompt), SamplingParams(0), pooling=pooling) for prompt in prompts
+    ]
     return GenerationRequest("request-1", tuple(capsules), timeout_s)
 
 

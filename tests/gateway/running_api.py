@@ -70,13 +70,16 @@ async def running_api(
     allowed_origins: tuple[str, ...] = (),
     tokenizer_info: dict[str, Any] | None = None,
     response_store: ResponseStore | None = None,
+    trusts_templates: bool = False,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
-    chat_template = None if template is None else ChatTemplate(template, tokenizer.special_tokens)
+    chat_template = None
+    if template is not None:
+        chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
     chat_model = ChatModel(chat_template, find_forms(response_template, template))
     runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)

@@ -21,7 +21,7 @@ class Script:
     error: Exception | None = None
     pause_s: float = 0.0
     hangs: bool = False  # after the deltas
-    logprobs_as_asked: bool = False  # the deltas get those that their request asks for
+    as_asked: bool = False  # the deltas get the logprobs that their request asks for, or an embedding
 
 
 @dataclass
@@ -75,7 +75,7 @@ class ScriptedGeneration:
     def _all(self, capsules: Sequence[Capsule]) -> Iterator[Delta]:
         for number, delta in enumerate(self._script.deltas):
             for choice, capsule in enumerate(capsules):
-                asked = _logprobs_as_asked(delta, capsule, number == 0) if self._script.logprobs_as_asked else {}
+                asked = _as_asked(delta, capsule, number == 0) if self._script.as_asked else {}
                 yield replace(delta, choice=choice, **asked)
 
     def end(self, choice: int) -> None:
@@ -102,8 +102,10 @@ class ScriptedGeneration:
         raise self._script.error
 
 
-def _logprobs_as_asked(delta: Delta, capsule: Capsule, is_first: bool) -> dict[str, Any]:
+def _as_asked(delta: Delta, capsule: Capsule, is_first: bool) -> dict[str, Any]:
     sampling, asked = capsule.sampling, dict[str, Any]()
+    if capsule.pooling is not None:
+        return {"tokens": [], "embedding": np.ones(4, np.float32)}
     if sampling.num_logprobs is not None:
         top = tuple((token, -1.0) for token in range(sampling.num_logprobs))
         asked["logprobs"] = [TokenLogprobs(-0.5, top)] * len(delta.tokens)

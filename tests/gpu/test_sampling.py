@@ -9,7 +9,8 @@ import torch
 from services.engine import sampler
 from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
 from services.engine.kernels.torch_operations import TorchOperations
-from services.engine.runner.gpu.sampler import DeviceMasks, mask_logits
+from services.engine.runner.base import NamedLogprobs
+from services.engine.runner.gpu.sampler import DeviceMasks, DeviceNamed, mask_logits, name_alternatives
 from tests.gpu.checks import sampling as checks
 from tests.gpu.checks import sampling_cases as cases
 from tests.gpu.checks.sampling_oracle import Settings, at_the_edge, kept, lateness, race_numbers
@@ -153,6 +154,22 @@ def test_logprobs_are_those_of_the_cpus_sampler(device: torch.device, width: int
         assert found.top_ids.cpu().numpy().tolist() == expected.top_ids.tolist()
         assert found.top.cpu().numpy() == pytest.approx(expected.top, abs=2e-6)
         assert found.sampled.cpu().numpy() == pytest.approx(expected.sampled, abs=2e-6)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_named_alternatives_are_those_of_the_cpus_sampler(device: torch.device, dtype: torch.dtype) -> None:
+    """A row that names its alternatives, between one that does not and one that wants none."""
+    logits = cases.random_logits(np.random.default_rng(5), "usual", 3, 300).to(dtype)
+    chosen, widths = torch.tensor([3, 0, 14], dtype=torch.int32), torch.tensor([2, 3, -1], dtype=torch.int32)
+    named = NamedLogprobs(np.array([1]), np.array([[299, 0, 7]]))
+    expected = sampler._logprobs(logits.float(), chosen.long(), widths.numpy(), named)
+    on_device = logits.to(device)
+    found = logprobs(on_device, chosen.to(device), widths.to(device), 3)
+    own = DeviceNamed(torch.from_numpy(named.rows).to(device), torch.from_numpy(named.token_ids).to(device))
+    name_alternatives(on_device, own, [found.sampled, found.top_ids, found.top])
+    for row, width in ((0, 2), (1, 3)):
+        assert found.top_ids[row, :width].tolist() == expected.top_ids[row, :width].tolist()
+        assert found.top[row, :width].cpu().numpy() == pytest.approx(expected.top[row, :width], abs=2e-6)
 
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)

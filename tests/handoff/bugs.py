@@ -22,6 +22,7 @@ from services.engine.prefix_cache import NO_BLOCK, PrefixCache
 from services.engine.request import Kind, Request
 from services.engine.scheduler import StepPlan
 from services.engine.sequences import Sequences
+from services.protocol.capsule import Capsule
 from services.worker.core import WorkerCore
 from services.worker.core_inputs import FromGateways
 from tests.handoff.processes import Parts
@@ -91,9 +92,11 @@ class _LastingNodes(PrefixCache):
 class _TrieThatLinksTwice(PrefixCache):
     """A block that several sequences enter is linked as often."""
 
-    def insert(self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool) -> dict[int, int]:
+    def insert(
+        self, parents: list[int], blocks: list[int], token_ids: np.ndarray, *, pending: bool, salt: str = ""
+    ) -> dict[int, int]:
         entered = {block for block in blocks if self.contains(block)}
-        twins = super().insert(parents, blocks, token_ids, pending=pending)
+        twins = super().insert(parents, blocks, token_ids, pending=pending, salt=salt)
         for index, (parent, block) in enumerate(zip(parents, blocks, strict=True)):
             if block in entered and index not in twins:
                 first = self._first_child[parent]
@@ -109,8 +112,9 @@ class _ChunkwiseTables(BlockTables):
 
 
 class _ChunkwiseEntries(CacheEntries):
-    def enter_prompt(self, token_ids: np.ndarray, blocks: np.ndarray, num_cached: int) -> int:
-        return super().enter_prompt(token_ids[: len(blocks) * self._batch.block_size], blocks, num_cached)
+    def enter_prompt(self, capsule: Capsule, blocks: np.ndarray, num_cached: int) -> int:
+        token_ids = capsule.token_ids[: len(blocks) * self._batch.block_size]
+        return super().enter_prompt(replace(capsule, token_ids=token_ids), blocks, num_cached)
 
 
 class _ChunkwiseAdmitter(Admitter):

@@ -34,6 +34,9 @@ def test_an_early_difference_changes_all_that_follow():
 def test_namespaces_share_nothing():
     tokens = np.arange(8, dtype=np.int32)
     assert not set(block_hashes(ROOT, tokens, 2)) & set(block_hashes(root_hash("other"), tokens, 2))
+    salted = [set(block_hashes(root_hash("model", salt), tokens, 2)) for salt in ("", "a", "b")]
+    assert len(set().union(*salted)) == sum(map(len, salted))
+    assert salted[0] == set(block_hashes(ROOT, tokens, 2))
 
 
 def test_the_width_of_the_array_does_not_matter():

@@ -40,6 +40,7 @@ HELLO = WorkerHello(
     model="c0ffee",
     kernels="avx2",
     guides=True,
+    knows=frozenset({"cache_salt", "other"}),
     embedding_size=64,
     worker_id=WorkerId(TOP64),
     role=WorkerRole.DECODE,
@@ -73,6 +74,8 @@ SAMPLING = SamplingParams(
     logit_bias=((3, -100.0), (7, 0.1)),
     bad_words=((1,), (2, 3)),
     grammar='start: "é"',
+    allowed_token_ids=(3, 1),
+    logprob_token_ids=(2, 4),
 )
 
 
@@ -133,7 +136,7 @@ def test_a_submit_survives(handoff: HandTo | TakeFrom | None):
 
 @pytest.mark.parametrize("pooling", [None, *Pooling])
 def test_a_way_of_pooling_survives(pooling: Pooling | None):
-    capsule = Capsule(np.array([1], np.int32), 1, SamplingParams(max_tokens=0), pooling)
+    capsule = Capsule(np.array([1], np.int32), 1, SamplingParams(max_tokens=0), pooling=pooling)
     assert wire.parse_capsule(wire.pack_capsule(capsule)).pooling is pooling
 
 
@@ -145,6 +148,13 @@ def test_each_sampling_parameter_survives(name: str):
     assert sampling != plain
     capsule = Capsule(np.array([1], np.int32), 1, sampling)
     assert wire.parse_capsule(wire.pack_capsule(capsule)).sampling == sampling
+
+
+def test_salt_and_priority_of_a_capsule_survive():
+    for priority in (-(2**31), 0, 2**31 - 1):
+        capsule = Capsule(np.array([1], np.int32), 1, SAMPLING, "salt", priority)
+        parsed = wire.parse_capsule(wire.pack_capsule(capsule))
+        assert (parsed.cache_salt, parsed.priority) == ("salt", priority)
 
 
 def test_no_logprobs_and_zero_alternatives_are_not_the_same():
@@ -299,7 +309,7 @@ def test_a_command_without_content_is_refused_whatever_is_beside_it():
 
 
 def test_a_way_of_pooling_that_nobody_knows_is_refused():
-    packed = wire.pack_capsule(Capsule(np.array([1], np.int32), 1, SamplingParams(max_tokens=0), Pooling.LAST))
+    packed = wire.pack_capsule(Capsule(np.array([1], np.int32), 1, SamplingParams(max_tokens=0), pooling=Pooling.LAST))
     packed.pooling = "max"
     with pytest.raises(WireError, match="max"):
         wire.parse_capsule(packed)

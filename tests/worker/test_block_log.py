@@ -30,6 +30,18 @@ async def test_a_block_that_comes_and_goes_in_one_message_is_gone_for_readers():
     assert await index.depths(evicted) == {}
 
 
+async def test_blocks_below_a_salt_have_hashes_of_their_own():
+    log = BlockLog("fingerprint")
+    tokens = np.arange(2, dtype=np.int32)
+    events = CacheEvents(salts={1: "salt"})
+    for node, parent, at in ((1, ROOT_NODE, 0), (2, 1, 1), (3, ROOT_NODE, 0)):
+        events.added(node, parent, tokens[at].tobytes())
+    log.append(events)
+    await asyncio.sleep(0)
+    salted = block_hashes(root_hash("fingerprint", "salt"), tokens, block_size=1)
+    assert log.cached() == [*salted, block_hashes(root_hash("fingerprint"), tokens, block_size=1)[0]]
+
+
 async def test_each_block_is_told_with_the_first_of_its_chain():
     firsts: dict[BlockHash, BlockHash] = {}
     log = BlockLog("fingerprint")

@@ -23,7 +23,9 @@ from services.worker.submit_check import what_is_wrong
 
 VOCAB = 50
 PLAIN = Submit(1, Capsule(np.arange(5, dtype=np.int32), 5, SamplingParams(max_tokens=3)), timeout_s=60.0)
-EMBED = replace(PLAIN, capsule=Capsule(np.arange(5, dtype=np.int32), 5, SamplingParams(max_tokens=0), Pooling.MEAN))
+EMBED = replace(
+    PLAIN, capsule=Capsule(np.arange(5, dtype=np.int32), 5, SamplingParams(max_tokens=0), pooling=Pooling.MEAN)
+)
 
 COUNTS = st.sampled_from([0, 1, 2, 3, 20, 128, 129, 2**31 - 6, 2**31 - 1, 2**32 - 1])
 NUMBERS = st.sampled_from([-math.inf, -1e300, -1e30, -1.0, 0.0, 1e-300, 0.5, 1.0, 2.0, 1e30, 1e300, math.inf, math.nan])
@@ -43,6 +45,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "repetition_penalty": NUMBERS,
     "stop_token_ids": st.lists(TOKENS, max_size=2).map(tuple),
     "logit_bias": st.lists(st.tuples(TOKENS, NUMBERS), max_size=2).map(tuple),
+    "allowed_token_ids": st.lists(TOKENS, max_size=2).map(tuple),
+    "logprob_token_ids": st.lists(TOKENS, max_size=2).map(tuple),
     "bad_words": st.lists(st.lists(TOKENS, max_size=2).map(tuple), max_size=2).map(tuple),
 }
 
@@ -68,12 +72,22 @@ def with_sampling(**sampling: Any) -> Submit:
         {"stop_token_ids": (1,) * 5000},
         {"logit_bias": ((1, 1e300),)},
         {"bad_words": ((),)},
+        {"allowed_token_ids": (-1,)},
+        {"allowed_token_ids": (1,) * 51},
+        {"logprob_token_ids": (VOCAB,), "num_logprobs": 1},
+        {"logprob_token_ids": (1, 2), "num_logprobs": 1},
+        {"logprob_token_ids": (1, 1), "num_logprobs": 2},
+        {"logprob_token_ids": (1,)},
         {"bad_words": ((1,) * 70_000,)},
     ],
 )
 def test_a_value_out_of_range_is_refused(sampling: dict[str, Any]):
     assert what_is_wrong(PLAIN, VOCAB) is None
     assert what_is_wrong(with_sampling(**sampling), VOCAB)
+
+
+def test_a_salt_of_any_length_is_refused():
+    assert what_is_wrong(replace(PLAIN, capsule=replace(PLAIN.capsule, cache_salt="a" * 1025)), VOCAB)
 
 
 @pytest.mark.parametrize(

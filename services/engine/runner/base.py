@@ -45,6 +45,14 @@ class LogitEdits:
 
 
 @dataclass(slots=True, eq=False)
+class NamedLogprobs:
+    """The alternatives of M rows that name theirs, which are reported instead of the likeliest tokens."""
+
+    rows: np.ndarray  # int64[M]
+    token_ids: np.ndarray  # int64[M, K]; a row with fewer alternatives has zeros at its end
+
+
+@dataclass(slots=True, eq=False)
 class SamplingBatch:
     """Parameters of the rows that get a token in this step. N rows; arrays are parallel."""
 
@@ -58,6 +66,7 @@ class SamplingBatch:
     edits: LogitEdits | None  # None: no row has any
     all_greedy: bool
     any_logprobs: bool
+    named: "NamedLogprobs | None" = None  # None: all alternatives are the likeliest
 
     @classmethod
     def greedy(cls, num_rows: int, num_logprobs: int = -1) -> "SamplingBatch":

@@ -132,7 +132,12 @@ class SimulatedRunner:
         """Returns logprobs in which all certainty is on the sampled token; alternatives are its successors."""
         if not step.sampling.any_logprobs:
             return None
-        return self._spread(tokens, tokens, int(step.sampling.num_logprobs.max()))
+        found = self._spread(tokens, tokens, int(step.sampling.num_logprobs.max()))
+        if (named := step.sampling.named) is not None:
+            ids = named.token_ids.astype(np.int32)
+            found.top_ids[named.rows, : ids.shape[1]] = ids
+            found.top[named.rows, : ids.shape[1]] = -((ids - tokens[named.rows, None]) % self.vocab_size)
+        return found
 
     def _score(self, step: StepInput) -> StepLogprobs | None:
         scored = step.scored

@@ -8,18 +8,21 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.choice import PromptShown
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.message_request import MessageRequest
-from services.gateway.api.prompts import Prompt, check_text_length
+from services.gateway.api.prompts import Prompt, check_text_length, cut
 from services.gateway.api.reading import Reading
-from services.gateway.api.schema import TokenCount, Top
+from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
 from services.gateway.api.tools import EarlierCalls
-from services.gateway.text.chat_template import RESERVED_KWARGS, TemplateError
+from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 2048  # as OpenAI has it
+
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE_CHARS = 1 << 16
 
 _FEW_PARTS = 128  # messages, and parts of their content, that are rendered in a millisecond or two
 
@@ -85,9 +88,11 @@ class ChatRequest(MessageRequest):
     prompt_param: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: AnswerTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Top | None = None
+    documents: Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    chat_template: Annotated[str, Field(min_length=1, max_length=MAX_TEMPLATE_CHARS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -104,6 +109,11 @@ class ChatRequest(MessageRequest):
     def asked_tokens(self) -> int | None:
         """See CommonRequest."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def count_param(self) -> str:
+        """See CommonRequest."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def default_tokens(self, room: int) -> int:
         """See CommonRequest: an answer may fill the context."""
@@ -142,39 +152,55 @@ class ChatDialect:
 
     async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
-        self._answers.check(request)
         num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
-        if num_parts <= _FEW_PARTS and not request.chat_template_kwargs and not request.tools:
+        costly = request.chat_template_kwargs or request.documents or request.chat_template or request.tools
+        if num_parts <= _FEW_PARTS and not costly:
             text = self._render(request)
         else:
             text = await self._side.run(self._render, request)
-        check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
-        token_ids = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-        goes_on = request.continue_final_message or request.add_generation_prompt is not False
+        if (kept := request.kept_tokens(max_tokens)) is None:
+            check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
+        whole = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
+        token_ids = cut(whole, kept, from_right=request.truncation_side == "right")
+        has_end = token_ids is whole or request.truncation_side != "right"
+        goes_on = has_end and (request.continue_final_message or request.add_generation_prompt is not False)
         return [Prompt(token_ids, begun=self._answers.begun(text) if goes_on else "")]
 
     def _render(self, request: ChatRequest) -> str:
         if self._template is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        kwargs = request.chat_template_kwargs or {}
+        template, kwargs = self._template, request.chat_template_kwargs or {}
+        if request.chat_template is not None:
+            template = _of_request(template, request.chat_template)
+        self._answers.check(request, template)
         if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
             raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
         continued = bool(request.continue_final_message)
         prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
         try:
-            return self._template.render(
+            return template.render(
                 self._answers.messages(request, [_as_dict(message) for message in request.messages]),
                 tools=self._answers.tools(request),
                 add_generation_prompt=prompted,
                 continue_final_message=continued,
+                documents=request.documents,
                 kwargs={**self._answers.variables(request), **kwargs},
             )
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
 
     def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
-        """See Dialect."""
-        return None
+        """See Dialect. An echo is the last message, where that is the assistant's: the answer goes on from it."""
+        last = request.messages[-1]
+        echo = last.text if request.echo and last.role == "assistant" else ""
+        if not echo and request.prompt_logprobs is None and not request.return_token_ids:
+            return None
+        return PromptShown(
+            prompt.token_ids.tolist(),
+            echo,
+            prompt_logprobs=request.prompt_logprobs,
+            shows_ids=bool(request.return_token_ids),
+        )
 
     def constrains(self, request: ChatRequest) -> bool:
         """See Dialect."""
@@ -187,6 +213,16 @@ class ChatDialect:
     def reading(self, request: ChatRequest, prompt: Prompt) -> Reading | None:
         """See Dialect."""
         return self._answers.reading(request, prompt.begun)
+
+
+def _of_request(template: ChatTemplate, source: str) -> ChatTemplate:
+    if not template.replaceable:
+        words = "'chat_template' is taken from requests only where the server has --trust-request-chat-template."
+        raise unsupported("chat_template", words)
+    try:
+        return template.replaced(source)
+    except TemplateError as error:
+        raise invalid(f"Invalid 'chat_template': {error}", "chat_template", "invalid_value") from error
 
 
 def _as_dict(message: Message) -> dict[str, Any]:

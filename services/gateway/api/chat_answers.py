@@ -33,17 +33,16 @@ class ChatAnswers:
 
     def __init__(self, model: ChatModel, tokenizer: Tokenizer) -> None:
         self._forms = model.forms
-        self._template = model.template
         self._tokenizer = tokenizer
         self._marks = MarkTokens(model.forms, tokenizer)
 
-    def check(self, request: MessageRequest) -> None:
-        """Raises ApiError for a request that this model cannot answer."""
+    def check(self, request: MessageRequest, template: ChatTemplate) -> None:
+        """Raises ApiError for a request that this model cannot answer with this template."""
         if request.tools and not self._forms.calls:
             words = "how this model writes calls is not known, or switched off; see the gateway's --tool-parser."
             raise unsupported("tools", f"'tools' is not supported with this model: {words}")
         effort = request.reasoning_effort
-        if effort is not None and not self._takes(effort):
+        if effort is not None and not self._takes(effort, template):
             words = f"the chat template of this model does not know '{effort}'."
             raise unsupported("reasoning_effort", f"'reasoning_effort' is not supported with this model: {words}")
         if request.thinking_token_budget is not None and self._forms.reasoning is None:
@@ -52,11 +51,10 @@ class ChatAnswers:
         if request.ignore_eos and self.constrains(request):
             raise invalid("'ignore_eos' excludes calls and reasoning that a grammar bounds.", "ignore_eos")
 
-    def _takes(self, effort: str) -> bool:
-        template = self._template
+    def _takes(self, effort: str, template: ChatTemplate) -> bool:
         if effort == "none" and self._forms.reasoning is None:
             return True  # there is none
-        return template is not None and (template.reads("reasoning_effort") or template.reads(_THINKING))
+        return template.reads("reasoning_effort") or template.reads(_THINKING)
 
     def variables(self, request: MessageRequest) -> dict[str, Any]:
         """The variables of the chat template that the request's effort sets."""

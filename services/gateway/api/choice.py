@@ -1,7 +1,7 @@
 """A choice as its client sees it: text and finish reasons instead of tokens."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from services.gateway.api.generation import Delta
@@ -37,7 +37,9 @@ class Update(NamedTuple):
     prompt_logprobs: the prompt's tokens from the second on, with their logprobs, in the first update where they were
     asked for.
     reasoning: the part of the text that is the model's reasoning, without the marks around it.
-    stop_reason: the stop string that ended the choice; None: nothing of that kind.
+    stop_reason: the stop string, or the token of `stop_token_ids`, that ended the choice; None: nothing of that kind.
+    prompt_token_ids: the prompt, in the first update where it was asked for.
+    echoed: the prompt's tokens that `tokens` begins with, by their lengths in the text, in characters.
     """
 
     choice: int
@@ -49,6 +51,13 @@ class Update(NamedTuple):
     reasoning: str = ""
     tool_calls: tuple[ToolCallPart, ...] = ()
     stop_reason: int | str | None = None
+    prompt_token_ids: list[int] | None = None
+    echoed: tuple[int, ...] = ()
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens without those of the prompt."""
+        return self.tokens[len(self.echoed) :] if self.echoed else self.tokens
 
     @property
     def worth_a_chunk(self) -> bool:
@@ -58,7 +67,7 @@ class Update(NamedTuple):
 
 
 def joined(parts: Sequence[Update]) -> Update:
-    """Joins all updates of one choice to one, whose tool calls have one part each."""
+    """Joins updates of one choice that follow each other to one, which has one part of each of their calls."""
     first, last = parts[0], parts[-1]
     return Update(
         first.choice,
@@ -68,20 +77,19 @@ def joined(parts: Sequence[Update]) -> Update:
         last.finish_reason,
         first.prompt_logprobs,
         "".join(part.reasoning for part in parts),
-        _whole_calls([call for part in parts for call in part.tool_calls]),
+        _joined_calls([call for part in parts for call in part.tool_calls]),
         last.stop_reason,
+        first.prompt_token_ids,
+        first.echoed,
     )
 
 
-def _whole_calls(parts: Sequence[ToolCallPart]) -> tuple[ToolCallPart, ...]:
-    calls: list[ToolCallPart] = []
+def _joined_calls(parts: Sequence[ToolCallPart]) -> tuple[ToolCallPart, ...]:
+    calls: dict[int, ToolCallPart] = {}
     for part in parts:
-        if part.call == len(calls):
-            calls.append(part)
-        else:
-            begun = calls[part.call]
-            calls[part.call] = begun._replace(arguments=begun.arguments + part.arguments)
-    return tuple(calls)
+        begun = calls.get(part.call)
+        calls[part.call] = part if begun is None else begun._replace(arguments=begun.arguments + part.arguments)
+    return tuple(calls.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +119,33 @@ class PromptShown:
 
     token_ids: list[int]
     echo: str = ""  # the text
+    echo_lengths: tuple[int, ...] = ()  # of each token in `echo`, in characters; where tokens are echoed
     echo_logprobs: int | None = None  # alternatives for each echoed token; None: tokens are not echoed
     prompt_logprobs: int | None = None  # alternatives for each token; None: not asked for
+    shows_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The parts of a choice's end that are shown. stop_token_ids: those that a stop reason names, which EOS is not."""
+
+    stop_token_ids: frozenset[int] = frozenset()
+    shows_stop: bool = False  # the text ends with the stop string or stop token, not before it
+    only_prompt: bool = False  # nothing that is generated is shown
+
+
+_PLAIN_ENDING = Ending()
 
 
 class Choice:
     """Turns the deltas of one choice into updates. An update with a finish reason is the last one."""
 
-    def __init__(self, index: int, text: SequenceText, prompt: PromptShown | None = None) -> None:
+    def __init__(
+        self, index: int, text: SequenceText, prompt: PromptShown | None = None, ending: Ending = _PLAIN_ENDING
+    ) -> None:
         """prompt: shown in the first update; None: nothing is."""
         self._index = index
+        self._ending = ending
         self._text = text
         self._prompt = prompt
         self.num_generated = 0
@@ -135,33 +160,61 @@ class Choice:
         return self._text.extend
 
     def take(self, delta: Delta) -> Update:
-        """Turns a delta into an update. The token that ended the sequence counts and has logprobs, but is not text."""
-        tokens = delta.tokens
-        piece = self._text.feed(tokens[:-1] if delta.finish is FinishReason.STOP else tokens)
+        """Turns a delta into an update."""
+        update = self._generated(delta)
+        prompt, self._prompt = self._prompt, None
+        return update if prompt is None else _after_prompt(prompt, delta.prompt_logprobs or [], update)
+
+    def _generated(self, delta: Delta) -> Update:
+        """Turns a delta into an update without the parts of the prompt.
+
+        The token that ended the sequence counts and has logprobs, but is text only where `Ending` says so.
+        """
+        if self._ending.only_prompt:
+            delta = _without_tokens(delta)
+        tokens, stopped = delta.tokens, delta.finish is FinishReason.STOP
+        piece = self._text.feed(tokens[:-1] if stopped and not self._ending.shows_stop else tokens)
         text, finish_reason = piece.text, _FINISH_REASONS.get(delta.finish)
+        stop_reason: int | str | None = self._stop_token(delta)
         if piece.stopped is not None:
-            tokens, finish_reason = tokens[: piece.num_tokens], "stop"
+            tokens, finish_reason, stop_reason = tokens[: piece.num_tokens], "stop", piece.stopped
         elif finish_reason is not None:
             text += self._text.flush()
         self.num_generated += len(tokens)
         logprobs: list[TokenLogprobs | None] | None = None
         if delta.logprobs is not None:
             logprobs = [*delta.logprobs[: len(tokens)]]
-        update = Update(self._index, text, tokens, logprobs, finish_reason, stop_reason=piece.stopped)
-        prompt, self._prompt = self._prompt, None
-        return update if prompt is None else _after_prompt(prompt, delta.prompt_logprobs or [], update)
+        return Update(self._index, text, tokens, logprobs, finish_reason, stop_reason=stop_reason)
+
+    def _stop_token(self, delta: Delta) -> int | None:
+        if delta.finish is not FinishReason.STOP or not self._ending.stop_token_ids or not delta.tokens:
+            return None
+        return delta.tokens[-1] if delta.tokens[-1] in self._ending.stop_token_ids else None
+
+
+def _without_tokens(delta: Delta) -> Delta:
+    """Takes the one token out of the delta of a request for none."""
+    return replace(delta, tokens=[], logprobs=None if delta.logprobs is None else [], finish=FinishReason.LENGTH)
 
 
 def _after_prompt(prompt: PromptShown, logprobs: list[TokenLogprobs], update: Update) -> Update:
     """Puts the shown parts of the prompt before a first update."""
     tokens, echoed = update.tokens, update.logprobs
+    lengths: tuple[int, ...] = ()
     if prompt.echo_logprobs is not None and echoed is not None:
-        tokens = prompt.token_ids + tokens
+        tokens, lengths = prompt.token_ids + tokens, prompt.echo_lengths
         echoed = [None, *_narrowed(logprobs, prompt.echo_logprobs), *echoed]
     shown = None
     if prompt.prompt_logprobs is not None:
         shown = list(zip(prompt.token_ids[1:], _narrowed(logprobs, prompt.prompt_logprobs), strict=True))
-    return update._replace(text=prompt.echo + update.text, tokens=tokens, logprobs=echoed, prompt_logprobs=shown)
+    return update._replace(
+        text=prompt.echo + update.text,
+        tokens=tokens,
+        logprobs=echoed,
+        prompt_logprobs=shown,
+        prompt_token_ids=prompt.token_ids if prompt.shows_ids else None,
+        echoed=lengths,
+    )
 
 
 def _narrowed(logprobs: list[TokenLogprobs], width: int) -> list[TokenLogprobs]:

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.choice import PromptShown
-from services.gateway.api.errors import invalid
-from services.gateway.api.prompts import Prompt, as_token_ids, check_text_length, separate_prompts, too_long
+from services.gateway.api.echo import echo_of_ids, echo_of_text
+from services.gateway.api.prompts import Prompt, as_token_ids, check_text_length, cut, separate_prompts, too_long
 from services.gateway.api.reading import Reading
 from services.gateway.api.schema import CommonRequest, OnePrompt, Top
 from services.gateway.api.side_thread import SideThread
@@ -42,8 +42,6 @@ class CompletionRequest(CommonRequest):
         SkipValidation[str | list[Any]], BeforeValidator(_prompt_type, json_schema_input_type=_PromptJson)
     ]
     logprobs: Top | None = None
-    prompt_logprobs: Top | None = None
-    echo: bool | None = None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -65,12 +63,6 @@ class CompletionRequest(CommonRequest):
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((width for width in asked if width is not None), default=None)
 
-    def check_combinations(self) -> None:
-        """See CommonRequest."""
-        super().check_combinations()
-        if self.stream and self.prompt_logprobs is not None:
-            raise invalid("'prompt_logprobs' is only allowed when 'stream' is false.", "prompt_logprobs")
-
 
 class CompletionDialect:
     """See Dialect."""
@@ -84,9 +76,10 @@ class CompletionDialect:
     async def prompts(self, request: CompletionRequest, max_tokens: int) -> list[Prompt]:
         """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
         prompts = separate_prompts(request.prompt, request.prompt_param, MAX_PROMPTS)
-        for prompt in prompts:
-            self._check_length(prompt, max_tokens, request.prompt_param)
-        make_all = partial(self._make_all, prompts, request)
+        if (kept := request.kept_tokens(max_tokens)) is None:
+            for prompt in prompts:
+                self._check_length(prompt, max_tokens, request.prompt_param)
+        make_all = partial(self._make_all, prompts, request, kept)
         if len(prompts) <= _FEW_PROMPTS and sum(map(len, prompts)) <= _SHORT:
             return make_all()
         if all(isinstance(prompt, str) for prompt in prompts):
@@ -100,28 +93,42 @@ class CompletionDialect:
         elif len(prompt) > max_tokens:
             raise too_long(max_tokens, f"your {param} have {len(prompt)} tokens", param)
 
-    def _make_all(self, prompts: list[str | list[Any]], request: CompletionRequest) -> list[Prompt]:
+    def _make_all(self, prompts: list[str | list[Any]], request: CompletionRequest, kept: int | None) -> list[Prompt]:
         """Makes the prompts, and empties the list: every garbage collection would look at a million ids again."""
         made = []
         for number, prompt in enumerate(prompts):
-            made.append(self._make(prompt, request))
+            made.append(self._make(prompt, request, kept))
             prompts[number] = ""
         return made
 
-    def _make(self, prompt: str | list[Any], request: CompletionRequest) -> Prompt:
+    def _make(self, prompt: str | list[Any], request: CompletionRequest, kept: int | None) -> Prompt:
         if isinstance(prompt, list):
-            token_ids = as_token_ids(prompt, request.prompt_param)
-            return Prompt(token_ids, self._tokenizer.decode(prompt) if request.echo else "")
-        add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
-        token_ids = self._tokenizer.encode_here(prompt, add_special_tokens=add_special_tokens)
-        return Prompt(token_ids, prompt if request.echo else "")
+            whole = as_token_ids(prompt, request.prompt_param)
+        else:
+            add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
+            whole = self._tokenizer.encode_here(prompt, add_special_tokens=add_special_tokens)
+        token_ids = cut(whole, kept, from_right=request.truncation_side == "right")
+        if not request.echo:
+            return Prompt(token_ids)
+        with_tokens = request.logprobs is not None
+        if isinstance(prompt, str) and token_ids is whole:
+            return echo_of_text(self._tokenizer, prompt, token_ids, with_tokens=with_tokens)
+        skip_special = request.skip_special_tokens is True
+        return echo_of_ids(self._tokenizer, token_ids, skip_special=skip_special, with_tokens=with_tokens)
 
     def shown(self, request: CompletionRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect."""
-        if not request.echo and request.prompt_logprobs is None:
+        if not request.echo and request.prompt_logprobs is None and not request.return_token_ids:
             return None
         echo_logprobs = request.logprobs if request.echo else None
-        return PromptShown(prompt.token_ids.tolist(), prompt.echo, echo_logprobs, request.prompt_logprobs)
+        return PromptShown(
+            prompt.token_ids.tolist(),
+            prompt.echo,
+            prompt.echo_lengths,
+            echo_logprobs,
+            request.prompt_logprobs,
+            shows_ids=bool(request.return_token_ids),
+        )
 
     def constrains(self, request: CompletionRequest) -> bool:
         """See Dialect."""

@@ -85,7 +85,7 @@ class EmbeddingRunner:
         pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
         wanted = GenerationRequest(
             record.request_id,
-            tuple(Capsule(prompt, len(prompt), _NO_TOKENS, pooling) for prompt in prompts),
+            tuple(Capsule(prompt, len(prompt), _NO_TOKENS, pooling=pooling) for prompt in prompts),
             terms.timeout_s,
             ttft_slo_s=terms.ttft_slo_s,
             tenant=terms.tenant,

@@ -89,6 +89,12 @@ class GenerationRequest:
     ttft_slo_s: float | None = None  # the request is refused where its first token is expected later; None: never
     tenant: str = ""
     attempts: AttemptRecords = field(default_factory=AttemptRecords)  # which the dispatch side adds to
+    session_id: str = ""  # requests of a tenant with the same one go to the same worker, where that has room
+
+    @property
+    def session(self) -> tuple[str, str] | None:
+        """The tenant and its session; None: the request belongs to none."""
+        return (self.tenant, self.session_id) if self.session_id else None
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from services.gateway.api.choice import Choice, PromptShown, ToolCallPart, Update, joined
+from services.gateway.api.choice import Choice, Ending, PromptShown, ToolCallPart, Update, joined
 from services.gateway.api.generation import Delta
 from services.gateway.api.reading import Reading
 from services.gateway.text.responses.answer import Told
@@ -14,8 +14,10 @@ from services.protocol.outcomes import FinishReason
 class ParsedChoice(Choice):
     """See Choice. An answer that ends by itself after a call has the finish reason `tool_calls`."""
 
-    def __init__(self, index: int, text: SequenceText, prompt: PromptShown | None, reading: Reading) -> None:
-        super().__init__(index, text, prompt)
+    def __init__(
+        self, index: int, text: SequenceText, prompt: PromptShown | None, ending: Ending, reading: Reading
+    ) -> None:
+        super().__init__(index, text, prompt, ending)
         self._reading = reading
         self._answer = reading.begin()
         self._called = False
@@ -35,13 +37,13 @@ class ParsedChoice(Choice):
 
         return extend
 
-    def take(self, delta: Delta) -> Update:
+    def _generated(self, delta: Delta) -> Update:
         """See Choice. Tokens are taken one by one where their number in a part of the answer matters."""
         if len(delta.tokens) < 2 or (self.num_reasoning is None and not self._reading.single_call):
-            return self._told(super().take(delta))
+            return self._told(super()._generated(delta))
         updates = []
         for each in _one_by_one(delta):
-            updates.append(self._told(super().take(each)))
+            updates.append(self._told(super()._generated(each)))
             if updates[-1].finish_reason is not None:
                 break
         calls = tuple(part for update in updates for part in update.tool_calls)
@@ -59,8 +61,7 @@ class ParsedChoice(Choice):
         if finish == "stop" and self._called:
             finish = "tool_calls"
         reasoning = told.reasoning if self._reading.shows_reasoning else ""
-        choice, _, tokens, logprobs, _, prompt_logprobs, *_ = update
-        return Update(choice, told.content, tokens, logprobs, finish, prompt_logprobs, reasoning, calls)
+        return update._replace(text=told.content, finish_reason=finish, reasoning=reasoning, tool_calls=calls)
 
     def _parts(self, calls: Sequence[CallPart]) -> tuple[ToolCallPart, ...]:
         parts = []

@@ -13,13 +13,16 @@ _SLICE = 16_384  # token ids that become an array at once
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. token_ids: int32[n]. echo: the text that its answers begin with.
+    """One prompt.
 
-    begun: the part of the assistant's message that a chat's prompt already has.
+    token_ids: int32[n]. echo: the text that its answers begin with. echo_lengths: of each token in that text, in
+    characters, where answers begin with the tokens too. begun: the part of the assistant's message that a chat's prompt
+    already has.
     """
 
     token_ids: np.ndarray
     echo: str = ""
+    echo_lengths: tuple[int, ...] = ()
     begun: str = ""
 
 
@@ -27,6 +30,13 @@ def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: s
     """Raises ApiError for a text that surely has more than `max_tokens` tokens, without tokenizing it."""
     if tokenizer.exceeds(text, max_tokens):
         raise too_long(max_tokens, f"your {param} is far longer", param)
+
+
+def cut(token_ids: np.ndarray, kept: int | None, *, from_right: bool) -> np.ndarray:
+    """Returns the last `kept` of int32[n] tokens, or the first ones; None: all of them."""
+    if kept is None or len(token_ids) <= kept:
+        return token_ids
+    return token_ids[:kept] if from_right else token_ids[-kept:]
 
 
 def too_long(max_tokens: int, found: str, param: str) -> ApiError:

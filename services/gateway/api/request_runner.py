@@ -8,18 +8,21 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from importlib.metadata import version
 from time import monotonic
 from typing import Generic
 
 from services.gateway.api.chat import ChatDialect, ChatRequest
 from services.gateway.api.chat_answers import ChatModel
-from services.gateway.api.choice import Choice, PromptShown
+from services.gateway.api.choice import Choice, Ending, PromptShown
 from services.gateway.api.completions import CompletionDialect, CompletionRequest
 from services.gateway.api.dialect import Dialect
 from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
 from services.gateway.api.large_json import takes_long
+from services.gateway.api.pace import pace_of
 from services.gateway.api.parsed_choice import ParsedChoice
 from services.gateway.api.prompts import Prompt, check_token_ids
 from services.gateway.api.reading import Reading
@@ -108,9 +111,10 @@ class RequestRunner(Generic[Request]):
                 terms.ttft_slo_s,
                 terms.tenant,
                 record.attempts,
+                request.session_id or "",
             )
             async with self._generator.generate(wanted) as generation:
-                updates = Updates(generation, choices, num_choices, record, self._metrics)
+                updates = Updates(generation, choices, num_choices, record, self._metrics, pace_of(request))
                 try:
                     yield updates
                 finally:
@@ -160,7 +164,7 @@ class RequestRunner(Generic[Request]):
             request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
         )
         if num_sequences * _named_tokens(first) > MAX_NAMED_TOKENS:
-            names = "'logit_bias', 'stop_token_ids' and 'bad_words' name more than"
+            names = "'logit_bias', 'stop_token_ids', 'bad_words' and lists of token ids name more than"
             raise invalid(f"{names} {MAX_NAMED_TOKENS} tokens, counted once for each of {num_sequences} choices.", "n")
         capsules = []
         for number, prompt in enumerate(prompts):
@@ -168,7 +172,8 @@ class RequestRunner(Generic[Request]):
             sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first
             for index in range(num_choices):
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
-                capsules.append(Capsule(token_ids, len(token_ids), own))
+                salt, priority = request.cache_salt or "", request.priority or 0
+                capsules.append(Capsule(token_ids, len(token_ids), own, salt, priority))
                 await _let_others_run(len(capsules))
         return tuple(capsules)
 
@@ -210,9 +215,28 @@ class RequestRunner(Generic[Request]):
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
         last = prompt.token_ids[-16:].tolist()
         marks = frozenset[int]() if reading is None else reading.marks
-        detokenizer = make_detokenizer(self._tokenizer, last, skip_special_tokens=skip_special_tokens, shown=marks)
-        text = SequenceText(detokenizer, tuple(request.stop or ()), capsule.sampling.min_tokens)
-        return Choice(index, text, shown) if reading is None else ParsedChoice(index, text, shown, reading)
+        detokenizer = make_detokenizer(
+            self._tokenizer,
+            last,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens is not False,
+            shown=marks,
+        )
+        ending = Ending(
+            frozenset(request.stop_token_ids or ()),
+            bool(request.include_stop_str_in_output),
+            request.only_prompt,
+        )
+        stops, min_tokens = tuple(request.stop or ()), capsule.sampling.min_tokens
+        text = SequenceText(detokenizer, stops, min_tokens, shows_stop=ending.shows_stop)
+        if reading is None:
+            return Choice(index, text, shown, ending)
+        return ParsedChoice(index, text, shown, ending, reading)
+
+
+def _fingerprint(model: str) -> str:
+    served = f"{version('baton-serve')} {model}"
+    return f"fp_{blake2b(served.encode(), digest_size=5).hexdigest()}"
 
 
 async def _let_others_run(num_made: int) -> None:
@@ -221,7 +245,8 @@ async def _let_others_run(num_made: int) -> None:
 
 
 def _named_tokens(sampling: SamplingParams) -> int:
-    return len(sampling.logit_bias) + len(sampling.stop_token_ids) + sum(map(len, sampling.bad_words))
+    lists = (sampling.logit_bias, sampling.stop_token_ids, sampling.allowed_token_ids, sampling.logprob_token_ids)
+    return sum(map(len, (*lists, *sampling.bad_words)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +272,11 @@ def make_runners(
 ) -> Runners:
     """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
     served = ServedModel(
-        name=served_model_name, vocab_size=model.vocab_size, defaults=model.generation, created=int(time.time())
+        name=served_model_name,
+        vocab_size=model.vocab_size,
+        defaults=model.generation,
+        created=int(time.time()),
+        fingerprint=_fingerprint(model.digest or served_model_name),
     )
     side, grammars = SideThread(), GrammarChecks(tokenizer)
     chat, completions = ChatDialect(tokenizer, chat_model, side), CompletionDialect(tokenizer, side)

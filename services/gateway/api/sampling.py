@@ -36,7 +36,14 @@ def resolve_sampling(
     max_tokens = _max_tokens(request, num_prompt, max_model_len)
     stop_token_ids = tuple(request.stop_token_ids or ())
     logit_bias = tuple((request.logit_bias or {}).items())
-    for name, tokens in (("stop_token_ids", stop_token_ids), ("logit_bias", [token for token, _ in logit_bias])):
+    allowed = tuple(dict.fromkeys(request.allowed_token_ids or ()))
+    alternatives = tuple(dict.fromkeys(request.logprob_token_ids or ()))
+    for name, tokens in (
+        ("stop_token_ids", stop_token_ids),
+        ("logit_bias", [token for token, _ in logit_bias]),
+        ("allowed_token_ids", allowed),
+        ("logprob_token_ids", alternatives),
+    ):
         if any(token >= vocab_size for token in tokens):
             raise invalid(f"Token ids must be below {vocab_size}.", name)
     return SamplingParams(
@@ -49,7 +56,7 @@ def resolve_sampling(
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
         stop_token_ids=stop_token_ids,
-        num_logprobs=request.num_logprobs,
+        num_logprobs=len(alternatives) or request.num_logprobs,
         num_prompt_logprobs=request.num_prompt_logprobs,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
@@ -57,6 +64,8 @@ def resolve_sampling(
         logit_bias=logit_bias,
         bad_words=bad_words,
         grammar=grammar,
+        allowed_token_ids=allowed,
+        logprob_token_ids=alternatives,
     )
 
 
@@ -99,6 +108,8 @@ def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int) -> 
         parts = f"{num_prompt} in the {param}, {asked} in the completion"
         raise too_long(max_model_len, f"you requested {num_prompt + asked} tokens ({parts})", param)
     max_tokens = request.default_tokens(room) if asked is None else asked
+    if request.only_prompt:
+        max_tokens = 1  # which the answer leaves out
     if (request.min_tokens or 0) > max_tokens:
         raise invalid(f"'min_tokens' must be at most the maximum of {max_tokens} tokens.", "min_tokens")
     return max_tokens

@@ -28,9 +28,12 @@ MAX_BIASES = 1024
 MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_CHARS = 8192  # of all of them together: each is tokenized twice
 MAX_LOGPROBS = 20
+MAX_NAMED_LOGPROBS = 128
+MAX_ALLOWED = 1 << 16
 TOKEN_ID_LIMIT = 2**31
 
 _TOKEN_KEY = re.compile(r"[0-9]{1,10}")
+_LABEL = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 
 def _logit_bias(value: object) -> object:
@@ -76,8 +79,22 @@ def _whole(value: object) -> object:
     return value
 
 
+def _kept_tokens(value: int) -> int:
+    if value < -1 or value == 0:
+        raise PydanticCustomError("truncate_prompt_tokens", "It must be -1 (as many as fit), or at least 1.")
+    return value
+
+
+def _label(value: str) -> str:
+    if not _LABEL.fullmatch(value):
+        words = "It must be 1 to 128 letters, digits or any of . _ : @ / + = ~ -"
+        raise PydanticCustomError("label", words)
+    return value
+
+
 whole = BeforeValidator(_whole)
 
+Label = Annotated[str, Field(json_schema_extra={"pattern": f"^{_LABEL.pattern}$"}), AfterValidator(_label)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
 _TokenKey = Annotated[str, Field(pattern=f"^{_TOKEN_KEY.pattern}$")]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -99,7 +116,9 @@ TokenId = Annotated[int, Field(ge=0, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), BeforeValidator(_whole)]
 TopK = Annotated[int, Field(ge=-1, le=MAX_TOP_K), BeforeValidator(_whole)]
 TokenCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+_KEPT_TOKENS = Field(json_schema_extra={"minimum": -1, "not": {"const": 0}})
 OnePrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]  # as it comes
+AnswerTokens = Annotated[int, Field(ge=0), BeforeValidator(_whole)]  # 0: nothing is generated
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
 
 
@@ -107,7 +126,7 @@ class StreamOptions(Strict):
     """The `stream_options` of a request: what a stream carries beside its text."""
 
     include_usage: bool | None = None
-    continuous_usage_stats: Literal[False] | None = None  # vLLM: usage in every chunk
+    continuous_usage_stats: bool | None = None  # vLLM: usage in every chunk
     include_obfuscation: Literal[False] | None = None  # OpenAI: padding against an eavesdropper
 
 
@@ -120,7 +139,7 @@ class CommonRequest(Open, ABC):
     prompt_param: ClassVar[str]
 
     model: str | None = None  # None: the one that is served
-    max_tokens: TokenCount | None = None
+    max_tokens: AnswerTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: TopK | None = None  # -1 and 0: off
@@ -138,8 +157,23 @@ class CommonRequest(Open, ABC):
     repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION, le=MAX_REPETITION, allow_inf_nan=False)] | None = None
     logit_bias: LogitBias | None = None
     bad_words: BadWords | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED)] | None = None
+    logprob_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_NAMED_LOGPROBS)] | None = None
+    prompt_logprobs: Top | None = None
+    echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Field(ge=1, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)] | None = None  # tokens
+    truncate_prompt_tokens: Annotated[WholeNumber, AfterValidator(_kept_tokens), _KEPT_TOKENS] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    cache_salt: Label | None = None
+    request_id: Label | None = None
+    session_id: Label | None = None
+    priority: Annotated[int, Field(ge=-TOKEN_ID_LIMIT, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in logprobs, instead of texts
+    include_stop_str_in_output: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     # The client's own notes, which ask for nothing.
@@ -160,6 +194,18 @@ class CommonRequest(Open, ABC):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def continuous_usage(self) -> bool:
+        """True: every chunk holds the usage so far."""
+        options = self.stream_options
+        return self.include_usage and options is not None and bool(options.continuous_usage_stats)
+
+    def kept_tokens(self, max_tokens: int) -> int | None:
+        """The number of tokens that a prompt is cut to, in a context of `max_tokens`; None: prompts are not cut."""
+        if self.truncate_prompt_tokens == -1:
+            return max(1, max_tokens - (self.asked_tokens or 1))
+        return self.truncate_prompt_tokens
+
+    @property
     @abstractmethod
     def asked_tokens(self) -> int | None:
         """The largest number of tokens that the client wants; None: the request does not say."""
@@ -174,12 +220,30 @@ class CommonRequest(Open, ABC):
         """Alternatives to report for each generated token; None: no logprobs."""
 
     @property
+    def count_param(self) -> str:
+        """The field that says how many tokens are wanted."""
+        return "max_tokens"
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         """Alternatives to report for each token of the prompt; None: no logprobs."""
-        return None
+        return self.prompt_logprobs
+
+    @property
+    def only_prompt(self) -> bool:
+        """True: the answer shows parts of the prompt, and nothing is generated for it."""
+        return self.asked_tokens == 0
 
     def check_combinations(self) -> None:
         """Checks fields that only make sense together. Raises ApiError."""
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("'prompt_logprobs' is only allowed when 'stream' is false.", "prompt_logprobs")
+        if self.only_prompt and not self.echo and self.prompt_logprobs is None:
+            param = self.count_param
+            words = f"Invalid '{param}': it must be at least 1, or 0 with 'echo' or 'prompt_logprobs'."
+            raise invalid(words, param, "integer_below_min_value")
+        if self.logprob_token_ids is not None and self.num_logprobs is None:
+            raise invalid("'logprob_token_ids' is only allowed where 'logprobs' are asked for.", "logprob_token_ids")
         if self.include_usage and not self.stream:
             raise invalid("'include_usage' is only allowed when 'stream' is true.", "stream_options")
         if self.asks_for_a_form and self.ignore_eos:

@@ -8,12 +8,16 @@ from services.protocol.model_files.info import GenerationDefaults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The model behind this gateway. `created` is in seconds since 1970."""
+    """The model behind this gateway.
+
+    created: in seconds since 1970. fingerprint: tells answers of another model, or of another version of this program.
+    """
 
     name: str
     vocab_size: int
     defaults: GenerationDefaults
     created: int
+    fingerprint: str
 
     def check(self, name: str | None) -> None:
         """Raises ApiError when `name` is another model's; None is this one."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from services.gateway.api.choice import Choice, Update, Usage
 from services.gateway.api.generation import Delta, Generation, TakeToken, never
+from services.gateway.api.pace import EACH_TOKEN, Gathered, Pace
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.outcomes import FinishReason
@@ -37,7 +38,10 @@ class Updates:
         choices_per_prompt: int,
         record: RequestRecord,
         metrics: GatewayMetrics,
+        pace: Pace = EACH_TOKEN,
     ) -> None:
+        self._in_short = pace.in_short
+        self._gathered = [Gathered(pace.interval) for _ in choices] if pace.interval > 1 else None
         self._generation = generation
         self._choices = choices
         self._choices_per_prompt = choices_per_prompt
@@ -73,11 +77,12 @@ class Updates:
     def text_taker(self, index: int, sink: UpdateSink) -> TakeToken:
         """Returns the function that every plain streamed token of a choice goes through. It does as little as possible.
 
-        The first token of a choice is never taken, nor is any token of a choice with stop strings.
+        The first token of a choice is never taken, nor is any token of a choice with stop strings, or where the pace
+        forbids it.
         """
         choice, metrics, last = self._choices[index], self._metrics.tokens, self._last
         ready, take_text, extend = sink.ready, sink.take_text, choice.extend
-        if extend is None:
+        if extend is None or not self._in_short:
             return never
 
         def take_token(token: int) -> bool:
@@ -111,7 +116,7 @@ class Updates:
             self._note_cached(delta)
             if delta.finish is FinishReason.NONE:
                 self._generation.end(delta.choice)
-        return update
+        return update if self._gathered is None else self._gathered[delta.choice].take(update)
 
     def _note_time(self, delta: Delta) -> None:
         if self._note_gap(delta.choice):

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
 from services.gateway.api.large_json import JsonError, read_large, takes_long
+from services.gateway.api.refusals import REASONS
 from services.gateway.api.strict import MAX_FIELDS, Open, Strict
 
 Checked = TypeVar("Checked", bound=Strict)
@@ -140,6 +141,8 @@ def unknown_field(path: str) -> ApiError:
 
 
 def _not_neutral(name: str, neutral: tuple[object, ...]) -> ApiError:
+    if (reason := REASONS.get(name)) is not None:
+        return unsupported(name, reason)
     if not neutral:
         return unsupported(name)
     allowed = " or ".join(repr(value) if not isinstance(value, bool) else str(value).lower() for value in neutral)

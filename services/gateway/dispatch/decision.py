@@ -11,6 +11,7 @@ from services.gateway.dispatch.router import (
     can_pair,
     cost,
     fits,
+    lacks,
     queued_tokens,
     uncached_tokens,
     why_not_ready,
@@ -51,10 +52,8 @@ class Decision:
         plan, demand = self.plan, self.demand
         if worker.id in [chosen.id for chosen in plan.workers()]:
             return "chosen"
-        if demand.guided and not worker.guides:
-            return "it guides no answers"
-        if demand.embeds and not worker.embeds:
-            return "it makes no embeddings"
+        if (lack := lacks(worker, demand)) is not None:
+            return lack
         if not fits(worker, demand):
             return "too small"
         if (reason := why_not_ready(worker, demand)) is not None:
@@ -64,6 +63,8 @@ class Decision:
             return f"no {worker.role.value} worker is wanted: {plan.why.value}"
         if plan.split and not self._pairs(worker):
             return "no handoff with the other worker that was chosen"
+        if rival.id == demand.stays_with:
+            return "its session is at the other worker"
         least, own = cost(rival, demand.num_tokens), cost(worker, demand.num_tokens)
         return "costs more" if own > least else "another's turn among equals" if own == least else "its pair costs more"
 

@@ -222,9 +222,9 @@ class Dispatcher:
     def _wake_waiting(self) -> None:
         self._worker_came.set()
         self._worker_came = asyncio.Event()
-        for entry in self._ledger:
-            if entry.attempt is None:
-                entry.wake()
+        waiting = [entry for entry in self._ledger if entry.attempt is None]
+        for entry in sorted(waiting, key=_priority):
+            entry.wake()
 
     def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
         """See LinkListener."""
@@ -328,3 +328,7 @@ class Dispatcher:
         if last_id == id and total > last_total:
             self._observer.kv_bytes_moved(total - last_total)
         self._bytes_moved[address] = (id, total)
+
+
+def _priority(entry: LedgerEntry) -> int:
+    return entry.request.capsules[entry.choice].priority

@@ -74,7 +74,7 @@ class LedgerEntry:
             sampling = replace(sampling, num_prompt_logprobs=None)
         if self.generated:
             token_ids = np.concatenate([token_ids, np.frombuffer(self.generated.tobytes(), np.int32)])
-        return Capsule(token_ids, start.num_prompt, sampling, start.pooling)
+        return replace(start, token_ids=token_ids, sampling=sampling)
 
     @property
     def lacks_prompt(self) -> bool:

@@ -110,7 +110,7 @@ class Fleet:
         prefix = Prefix({}, {})
         for namespace in {worker.namespace for worker in self}:
             fingerprint, block_size = namespace
-            chain = block_hashes(root_hash(fingerprint), capsule.token_ids, block_size)
+            chain = block_hashes(root_hash(fingerprint, capsule.cache_salt), capsule.token_ids, block_size)
             prefix.chains[namespace] = chain
             prefix.depths.update(await self.index.depths(chain))
         return prefix
@@ -152,6 +152,7 @@ class Fleet:
                 load=worker.load,
                 guides=worker.hello.guides,
                 embeds=worker.hello.embedding_size > 0,
+                knows=worker.hello.knows,
                 depth=depths.get(worker.id, 0),
                 queued_tokens=workload.queued_tokens.get(worker.id, 0),
                 assigned=workload.assigned.get(worker.id, 0),

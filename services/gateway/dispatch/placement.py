@@ -17,6 +17,7 @@ from services.gateway.dispatch.isolation import ASK_AGAIN_S, NONE_UNPROVEN, Isol
 from services.gateway.dispatch.ledger import Ledger, handles_needed
 from services.gateway.dispatch.retry_budget import RetryBudget
 from services.gateway.dispatch.router import Candidate, Demand, NoPlan, Plan, Policy, fits, make_plan, runs_alone
+from services.gateway.dispatch.sessions import Sessions
 from services.protocol.block_hash import BlockHash
 from services.protocol.messages import MAX_HANDLE
 
@@ -51,6 +52,7 @@ class Placement:
         self._begin_again = begin_again
         self._turn = 0
         self._isolation = Isolation()
+        self._sessions = Sessions()
         self._budget = RetryBudget(ledger.now)
 
     async def place(self, entries: Sequence[LedgerEntry]) -> NoPlan | None:
@@ -94,6 +96,8 @@ class Placement:
             record = self._start(entries[first : first + most], plan, blocks if first == 0 else ())
             record.look_up_began, record.looked_up, record.decision = look_up_began, looked_up, decision
         self._fleet.placed(prefix, plan)
+        if (session := entry.request.session) is not None and plan.decode is not None:
+            self._sessions.note(session, plan.decode.id)
         return None
 
     def _admits(self, entries: Sequence[LedgerEntry], plan: Plan) -> bool:
@@ -119,7 +123,7 @@ class Placement:
         return False
 
     def _demand(self, entry: LedgerEntry) -> Demand:
-        now, retries = self._ledger.now(), entry.retries
+        now, retries, session = self._ledger.now(), entry.retries, entry.request.session
         return Demand(
             num_tokens=entry.length,
             one_token=entry.length + 1 == entry.max_len,
@@ -129,6 +133,8 @@ class Placement:
             avoid_pairs=self._ledger.pairs.avoided(now) | retries.failed_pairs,
             without_handoff=retries.without_handoff,
             guided=bool(entry.request.capsules[0].sampling.grammar),
+            needs=entry.request.capsules[0].needs,
+            stays_with=None if session is None else self._sessions.worker_of(session),
             suspect=retries.suspect,
             kept=self._isolation.kept(now),
         )

@@ -28,6 +28,8 @@ SEQUENCE_COST = 16
 # looks far worse.
 TRIAL_EVERY = 64
 _TRIAL_LIMIT = 3.0
+# The tokens that a session's worker may cost more than the cheapest one: it may cache what the index does not know yet.
+_SESSION_LIMIT = 2048
 # The share of its cores that a decode worker loses to a busy prefill worker of its host, until that was measured.
 _SHARED_AT_FIRST = 0.5
 
@@ -47,6 +49,7 @@ class Candidate:
     load: Load
     guides: bool = False  # see WorkerHello
     embeds: bool = False  # it makes embeddings
+    knows: frozenset[str] = frozenset()  # see WorkerHello
     depth: int = 0  # leading blocks of this prompt in its cache
     queued_tokens: int = 0  # see Workload
     assigned: int = 0  # see Workload
@@ -72,6 +75,8 @@ class Demand:
     avoid_pairs: frozenset[Pair] = frozenset()  # pairs whose handoffs failed
     without_handoff: bool = False  # its handoffs failed at several pairs
     guided: bool = False  # its answer matches a grammar
+    needs: frozenset[str] = frozenset()  # see Capsule
+    stays_with: WorkerId | None = None  # the worker that generated the last answer of its session
     embeds: bool = False  # the request ends with an embedding of the prompt, and no token
     suspect: bool = False  # it may be what ends workers, see isolation.py
     kept: frozenset[WorkerId] = frozenset()  # workers that are kept free for suspects
@@ -193,14 +198,15 @@ def make_plan(
     candidates: Iterable[Candidate], demand: Demand, policy: Policy, turn: int, figures: Figures = _NOTHING_KNOWN
 ) -> Plan | NoPlan:
     """Returns the cheapest plan that the policy allows, or why there is none. `turn` rotates between equals."""
-    guiding = (worker for worker in candidates if worker.guides or not demand.guided)
+    knowing = [worker for worker in candidates if lacks(worker, demand) is None]
     if demand.embeds:
-        return _plan_embedding([worker for worker in guiding if worker.embeds], demand, turn)
-    able = [worker for worker in guiding if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
+        return _plan_embedding(knowing, demand, turn)
+    able = [worker for worker in knowing if worker.role is WorkerRole.DECODE or _may_prefill(demand, policy)]
     fitting = [worker for worker in able if fits(worker, demand)]
     ready = [worker for worker in fitting if why_not_ready(worker, demand) is None]
     prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)
     decodes = _by_cost((worker for worker in ready if worker.role is WorkerRole.DECODE), demand, turn)
+    decodes = _of_session(decodes, demand)
     if demand.suspect and decodes:
         return Plan(None, decodes[0], Why.SUSPECT)
     if demand.one_token and prefills and (policy.handoff is not HandoffMode.NEVER or not decodes):
@@ -235,6 +241,29 @@ def queued_tokens(worker: Candidate) -> int:
 
 def _may_prefill(demand: Demand, policy: Policy) -> bool:
     return demand.one_token or policy.handoff is not HandoffMode.NEVER
+
+
+def lacks(worker: Candidate, demand: Demand) -> str | None:
+    """Names what the request asks for and the worker cannot do; None: it can do all of it."""
+    if demand.guided and not worker.guides:
+        return "it guides no answers"
+    if demand.embeds and not worker.embeds:
+        return "it makes no embeddings"
+    unknown = sorted(demand.needs - worker.knows)
+    return f"it knows no {unknown[0]}" if unknown else None
+
+
+def _of_session(decodes: list[Candidate], demand: Demand) -> list[Candidate]:
+    """The worker that has the request's session alone, unless it is gone or overloaded; else all of them.
+
+    It is overloaded where sequences wait there, or where it costs far more than the cheapest one.
+    """
+    for worker in decodes if demand.stays_with is not None else ():
+        if worker.id == demand.stays_with:
+            limit = _SESSION_LIMIT + cost(decodes[0], demand.num_tokens)
+            fair = not worker.load.waiting and cost(worker, demand.num_tokens) <= limit
+            return [worker] if fair else decodes
+    return decodes
 
 
 def why_not_ready(worker: Candidate, demand: Demand) -> str | None:

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from protos import inference_pb2
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.validation import Neutral
 
 # Parameters that have their OpenAI name and are absent where the client did not set them.
 _OPTIONAL = (
@@ -28,15 +27,28 @@ _OPTIONAL = (
     "frequency_penalty",
     "repetition_penalty",
     "prompt_logprobs",
+    "stream_interval",
+    "spaces_between_special_tokens",
+    "truncate_prompt_tokens",
 )
+# Likewise, and empty, zero or false where the client did not set them.
+_PLAIN = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "return_token_ids",
+    "truncation_side",
+    "cache_salt",
+    "session_id",
+    "priority",
+)
+_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids")
 _SLICE = 16_384  # token ids
-_KWARGS = "chat_template_kwargs"
-# Fields of a GenerateRequest that a chat does not take.
-NOT_FOR_CHATS: Neutral = {"prompt_logprobs": ()}
 # OpenAI's name of a field, and its name here, where they differ.
 _CHAT_NAMES = {
     "messages": "chat.messages",
-    _KWARGS: "chat.template_kwargs",
+    "chat_template_kwargs": "chat.template_kwargs",
+    "documents": "chat.documents",
+    "chat_template": "chat.chat_template",
     "add_generation_prompt": "chat.add_generation_prompt",
     "continue_final_message": "chat.continue_final_message",
     "top_logprobs": "logprobs",
@@ -57,13 +69,9 @@ def other_fields(request: inference_pb2.GenerateRequest | inference_pb2.Tokenize
     if isinstance(request, inference_pb2.TokenizeRequest):
         return {"add_special_tokens": request.add_special_tokens} if request.HasField("add_special_tokens") else {}
     fields = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
-    fields |= {
-        "ignore_eos": request.ignore_eos,
-        "stop": list(request.stop) or None,
-        "stop_token_ids": list(request.stop_token_ids) or None,
-        "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()} or None,
-        "bad_words": list(request.bad_words) or None,
-    }
+    fields |= {name: getattr(request, name) or None for name in _PLAIN}
+    fields |= {name: list(getattr(request, name)) or None for name in _LISTS}
+    fields["logit_bias"] = {str(token): bias for token, bias in request.logit_bias.items()} or None
     if request.HasField("structured_outputs"):
         fields["structured_outputs"] = _structured(request.structured_outputs)
     if request.HasField("logprobs"):
@@ -108,18 +116,23 @@ def _chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
         "continue_final_message": chat.continue_final_message,
     }
     if chat.HasField("template_kwargs"):
-        fields[_KWARGS] = _template_kwargs(chat)
+        fields["chat_template_kwargs"] = _values(chat.template_kwargs, "chat_template_kwargs")
+    if chat.documents:
+        fields["documents"] = [_values(document, "documents") for document in chat.documents]
+    if chat.chat_template:
+        fields["chat_template"] = chat.chat_template
     if chat.HasField("add_generation_prompt"):
         fields["add_generation_prompt"] = chat.add_generation_prompt
     return fields
 
 
-def _template_kwargs(chat: inference_pb2.Chat) -> dict[str, Any]:
+def _values(struct: Message, param: str) -> dict[str, Any]:
+    """The values of a Struct. Raises ApiError where JSON has none of them. param: the field, by OpenAI's name."""
     try:
-        kwargs: dict[str, Any] = MessageToDict(chat.template_kwargs)
+        values: dict[str, Any] = MessageToDict(struct)
     except (ValueError, JsonFormatError) as error:  # NaN, an infinity
-        raise invalid(f"Invalid '{_KWARGS}': it has a number that is not finite.", _KWARGS) from error
-    return kwargs
+        raise invalid(f"Invalid '{param}': it has a number that is not finite.", param) from error
+    return values
 
 
 def _message(message: inference_pb2.Message) -> dict[str, Any]:

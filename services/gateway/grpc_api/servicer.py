@@ -22,13 +22,7 @@ from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, 
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
-from services.gateway.grpc_api.requests import (
-    NOT_FOR_CHATS,
-    embedding_fields,
-    grpc_message,
-    other_fields,
-    prompt_fields,
-)
+from services.gateway.grpc_api.requests import embedding_fields, grpc_message, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.frames import TokenLogprobs
 
@@ -82,7 +76,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with self._answering("grpc.generate", request, context) as record:
             self._runners.records.begin(record, _metadata(context))
             if request.WhichOneof("prompt") == "chat":
-                chat = await self._checked(self._runners.chat, request, NOT_FOR_CHATS)
+                chat = await self._checked(self._runners.chat, request)
                 await self._generate(self._runners.chat, chat, record, context)
             else:
                 completion = await self._checked(self._runners.completions, request)
@@ -132,14 +126,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
         return inference_pb2.ListModelsResponse(models=[model])
 
-    async def _checked(
-        self, runner: RequestRunner[Request], request: _PromptRequest, neutral: Neutral = _NO_FIELDS
-    ) -> Request:
+    async def _checked(self, runner: RequestRunner[Request], request: _PromptRequest) -> Request:
         """Returns the checked request of a message. Raises ApiError."""
 
         def translate() -> Request:
             fields = {"model": request.model or self._model.name, **prompt_fields(request), **other_fields(request)}
-            return validate_request(fields, runner.dialect.kind, neutral)
+            return validate_request(fields, runner.dialect.kind, _NO_FIELDS)
 
         translated = translate() if request.ByteSize() <= _SMALL_BYTES else await runner.side.run(translate)
         runner.check(translated)
@@ -254,7 +246,12 @@ def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResp
         finish_reason=_FINISH_REASONS[update.finish_reason],
         choice=update.choice,
         prompt_logprobs=[_logprobs(entry) for _, entry in update.prompt_logprobs or ()],
+        prompt_token_ids=update.prompt_token_ids or (),
     )
+    if isinstance(update.stop_reason, str):
+        response.stop_string = update.stop_reason
+    elif update.stop_reason is not None:
+        response.stop_token_id = update.stop_reason
     if usage is not None:
         response.usage.prompt_tokens = usage.prompt_tokens
         response.usage.completion_tokens = usage.completion_tokens

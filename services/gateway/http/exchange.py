@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from urllib.parse import parse_qs
 
+import structlog
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.api.errors import ApiError, invalid
@@ -51,6 +52,12 @@ class Exchange:
     def header(self, name: str) -> str:
         """The value of a header of the request, its name in small letters; empty: it has none."""
         return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+
+    def take_request_id(self, wanted: str | None) -> None:
+        """Gives the request the id that its body names, where no header does. wanted: None where it names none."""
+        if wanted is not None and not self.header("x-request-id"):
+            self.record.request_id = wanted
+            structlog.contextvars.bind_contextvars(request_id=wanted)
 
     def query(self) -> dict[str, list[str]]:
         """Returns the values of the path's query by name. Raises ApiError where there are too many."""

@@ -1,6 +1,8 @@
 """Answers as JSON: the interface of their writers, and the chunk that streams repeat."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -19,6 +21,32 @@ LOWEST_LOGPROB = -9999.0  # lower ones are reported as this: JSON has no infinit
 _RequestIn = TypeVar("_RequestIn", bound=CommonRequest, contravariant=True)
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The fields that all parts of an answer begin with. `created` is in seconds since 1970."""
+
+    request_id: str
+    model: str
+    created: int
+    fingerprint: str
+
+    def as_json(self, prefix: str) -> dict[str, Any]:
+        """The fields. prefix: of the answer's id."""
+        return {
+            "id": f"{prefix}-{self.request_id}",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class PromptIds(Enum):
+    """The place of a prompt's token ids in an answer, where they are asked for."""
+
+    IN_CHOICE = auto()
+    BESIDE_CHOICES = auto()
+
+
 class Answer(Protocol):
     """Writes the answer to one request: chunks, or one body."""
 
@@ -29,8 +57,8 @@ class Answer(Protocol):
     def opening(self, num_choices: int) -> bytes:
         """The events before the first chunk."""
 
-    def chunk(self, update: Update) -> bytes:
-        """The event for an update."""
+    def chunk(self, update: Update, usage: Usage | None = None) -> bytes:
+        """The event for an update. usage: so far, where every event has it."""
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that reports the usage and no choice."""
@@ -49,8 +77,8 @@ class AnswerFormat(Protocol[_RequestIn]):
     def neutral(self) -> Neutral:
         """See Neutral."""
 
-    def answer(self, request: _RequestIn, request_id: str, model: str, created: int) -> Answer:
-        """Returns a writer for the answer to this request. `created` is in seconds since 1970."""
+    def answer(self, request: _RequestIn, head: AnswerHead) -> Answer:
+        """Returns a writer for the answer to this request."""
 
 
 def json_array(entries: Sequence[object]) -> orjson.Fragment:
@@ -67,8 +95,20 @@ def takes_long(update: Update) -> bool:
 class ChunkTemplate:
     """The JSON of a stream's chunks. Only choice, text, logprobs and finish reason change; the rest is made once."""
 
-    def __init__(self, head: Mapping[str, Any], before_text: bytes, after_text: bytes, *, with_usage: bool) -> None:
-        """`before_text` and `after_text` are the JSON around the text, inside the choice."""
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        before_text: bytes,
+        after_text: bytes,
+        *,
+        with_usage: bool,
+        prompt_ids: PromptIds | None = None,
+    ) -> None:
+        """`before_text` and `after_text` are the JSON around the text, inside the choice.
+
+        prompt_ids: where those are; None: chunks have no token ids.
+        """
+        self._prompt_ids = prompt_ids
         opened = orjson.dumps(head)[:-1]
         self._head = b"data: " + opened
         self._tail = b',"usage":null}\n\n' if with_usage else b"}\n\n"
@@ -81,14 +121,24 @@ class ChunkTemplate:
         """A chunk with text and nothing else."""
         return (self._before.get(choice) or self._opened(choice)) + orjson.dumps(text) + self._plain_end
 
-    def full(self, update: Update, logprobs: object) -> bytes:
-        """A chunk with text, logprobs and finish reason."""
-        return self.of(update.choice, update.text, logprobs, update.finish_reason)
+    def full(self, update: Update, logprobs: object, usage: Usage | None = None) -> bytes:
+        """A chunk with text, logprobs, finish and stop reason, and with token ids and usage where those are wanted."""
+        return self.of(update, update.text, logprobs, usage)
 
-    def of(self, choice: int, value: object, logprobs: object = None, finish_reason: str | None = None) -> bytes:
-        """A chunk with any value in the place of the text."""
-        parts = (b',"logprobs":', orjson.dumps(logprobs), b',"finish_reason":', orjson.dumps(finish_reason), b"}]")
-        return self._opened(choice) + orjson.dumps(value) + self._after + b"".join(parts) + self._tail
+    def of(self, update: Update, value: object, logprobs: object = None, usage: Usage | None = None) -> bytes:
+        """A full chunk with any value in the place of the text."""
+        own: dict[str, object] = {"logprobs": logprobs, "finish_reason": update.finish_reason}
+        if update.finish_reason is not None:
+            own["stop_reason"] = update.stop_reason
+        beside: dict[str, object] = {}
+        if self._prompt_ids is not None:
+            own["token_ids"] = update.generated
+            if update.prompt_token_ids is not None:
+                place = own if self._prompt_ids is PromptIds.IN_CHOICE else beside
+                place["prompt_token_ids"] = json_array(update.prompt_token_ids)
+        end = b"," + orjson.dumps(own)[1:-1] + b"}]" + (b"," + orjson.dumps(beside)[1:-1] if beside else b"")
+        tail = self._tail if usage is None else b',"usage":' + orjson.dumps(usage.as_json()) + b"}\n\n"
+        return self._opened(update.choice) + orjson.dumps(value) + self._after + end + tail
 
     def usage(self, usage: Usage) -> bytes:
         """A chunk with the usage and without choices."""

@@ -50,7 +50,17 @@ class ChatLogprobs(Described):
     refusal: None
 
 
+class RankedToken(Described):
+    """A token that could have been in a prompt. Its rank is null where it is not among the best."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedToken] | None]
 FinishReason = Literal["stop", "length"]
+StopReason = str | int | None  # the stop string, or the stop token
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -87,6 +97,8 @@ class ChatChoice(Described):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
+    stop_reason: StopReason
+    token_ids: list[int] | None = None
 
 
 class ChatCompletion(Described):
@@ -96,8 +108,11 @@ class ChatCompletion(Described):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None = None
 
 
 class CalledPart(Described):
@@ -133,6 +148,8 @@ class ChatChunkChoice(Described):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
+    stop_reason: StopReason = None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionChunk(Described):
@@ -142,8 +159,10 @@ class ChatCompletionChunk(Described):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionLogprobs(Described):
@@ -155,14 +174,6 @@ class CompletionLogprobs(Described):
     text_offset: list[int]
 
 
-class RankedToken(Described):
-    """A token that could have been in a prompt. Its rank is null where it is not among the best."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
 class CompletionChoice(Described):
     """One text."""
 
@@ -170,7 +181,10 @@ class CompletionChoice(Described):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
-    prompt_logprobs: list[dict[str, RankedToken] | None] | None = None
+    stop_reason: StopReason
+    prompt_logprobs: PromptLogprobs | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(Described):
@@ -180,6 +194,7 @@ class Completion(Described):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
 
@@ -191,6 +206,9 @@ class CompletionChunkChoice(Described):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    stop_reason: StopReason = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionChunk(Described):
@@ -200,6 +218,7 @@ class CompletionChunk(Described):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
 
@@ -276,6 +295,10 @@ class RenderedParams(Described):
     min_tokens: int
     logprobs: int | None
     prompt_logprobs: int | None
+    allowed_token_ids: list[int] | None
+    logprob_token_ids: list[int] | None
+    include_stop_str_in_output: bool
+    spaces_between_special_tokens: bool
     skip_special_tokens: bool
     logit_bias: dict[str, float] | None
     structured_outputs: dict[str, Any] | None

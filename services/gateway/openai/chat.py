@@ -7,9 +7,10 @@ import orjson
 
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.choice import ToolCallPart, Update, Usage
-from services.gateway.openai.answer import ChunkTemplate, json_array
+from services.gateway.openai.answer import AnswerHead, ChunkTemplate, PromptIds, json_array
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.neutral import CHAT_NEUTRAL
+from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
 
 
@@ -21,53 +22,61 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def answer(self, request: ChatRequest, request_id: str, model: str, created: int) -> "ChatAnswer":
+    def answer(self, request: ChatRequest, head: AnswerHead) -> "ChatAnswer":
         """See AnswerFormat."""
-        return ChatAnswer(self._tokenizer, f"chatcmpl-{request_id}", model, created, with_usage=request.include_usage)
+        return ChatAnswer(self._tokenizer, request, head)
 
 
 class ChatAnswer:
     """See Answer."""
 
-    def __init__(self, tokenizer: Tokenizer, answer_id: str, model: str, created: int, *, with_usage: bool) -> None:
-        self._entries = LogprobEntries(tokenizer)
-        self._about = {"id": answer_id, "created": created, "model": model}
-        head = {**self._about, "object": "chat.completion.chunk"}
-        self._chunks = ChunkTemplate(head, b'"delta":{"content":', b"}", with_usage=with_usage)
+    def __init__(self, tokenizer: Tokenizer, request: ChatRequest, head: AnswerHead) -> None:
+        self._names = TokenNames(tokenizer, by_id=bool(request.return_tokens_as_token_ids))
+        self._entries = LogprobEntries(tokenizer, self._names)
+        self._about = head.as_json("chatcmpl")
+        self._head = {**self._about, "object": "chat.completion.chunk"}
+        self._shows_ids, self._with_usage = bool(request.return_token_ids), request.include_usage
+        self._in_short = not self._shows_ids and not request.continuous_usage
+        self._chunks = self._template(b'"delta":{"content":', b"}")
         self.text_chunk = self._chunks.plain
         self._arguments: dict[int, ChunkTemplate] = {}  # by call
-        self._head, self._with_usage = head, with_usage
-        self._deltas = ChunkTemplate(head, b'"delta":', b"", with_usage=with_usage)
-        self._opening = ChunkTemplate(head, b'"delta":{"role":"assistant","content":', b"}", with_usage=with_usage)
+        self._deltas = self._template(b'"delta":', b"")
+        self._opening = ChunkTemplate(
+            self._head, b'"delta":{"role":"assistant","content":', b"}", with_usage=self._with_usage
+        )
+
+    def _template(self, before: bytes, after: bytes) -> ChunkTemplate:
+        prompt_ids = PromptIds.BESIDE_CHOICES if self._shows_ids else None
+        return ChunkTemplate(self._head, before, after, with_usage=self._with_usage, prompt_ids=prompt_ids)
 
     def opening(self, num_choices: int) -> bytes:
         """See Answer."""
         return b"".join(self._opening.plain(choice, "") for choice in range(num_choices))
 
-    def chunk(self, update: Update) -> bytes:
+    def chunk(self, update: Update, usage: Usage | None = None) -> bytes:
         """See Answer."""
-        if update.logprobs is None and update.finish_reason is None:
-            if not update.reasoning and not update.tool_calls:
-                return self.text_chunk(update.choice, update.text)
-        elif not update.reasoning and not update.tool_calls:
-            return self._chunks.full(update, self._logprobs(update))
-        return self._parts(update)
+        if update.reasoning or update.tool_calls:
+            return self._parts(update, usage)
+        if update.logprobs is None and update.finish_reason is None and self._in_short:
+            return self.text_chunk(update.choice, update.text)
+        return self._chunks.full(update, self._logprobs(update), usage)
 
-    def _parts(self, update: Update) -> bytes:
-        """An event for each part of an update; the last one has its logprobs and its finish reason."""
-        if len(update.tool_calls) == 1 and not (update.reasoning or update.text or update.logprobs):
+    def _parts(self, update: Update, usage: Usage | None) -> bytes:
+        """An event for each part of an update; the last one has its logprobs, its token ids and its finish reason."""
+        if len(update.tool_calls) == 1 and self._in_short and not (update.reasoning or update.text or update.logprobs):
             (part,) = update.tool_calls
             if part.id is None and update.finish_reason is None:
                 return self._arguments_of(part.call).plain(update.choice, part.arguments)
         *deltas, last = _deltas(update)
-        end = self._deltas.of(update.choice, last, self._logprobs(update), update.finish_reason)
-        return b"".join(self._deltas.of(update.choice, delta) for delta in deltas) + end
+        bare = Update(update.choice, "", [], None, None)
+        before = b"".join(self._deltas.of(bare, delta, usage=usage) for delta in deltas)
+        return before + self._deltas.of(update, last, self._logprobs(update), usage)
 
     def _arguments_of(self, call: int) -> ChunkTemplate:
         """The chunks with pieces of a call's arguments, which are most of those of a call."""
         if call not in self._arguments:
             before = b'"delta":{"tool_calls":[{"index":%d,"function":{"arguments":' % call
-            self._arguments[call] = ChunkTemplate(self._head, before, b"}}]}", with_usage=self._with_usage)
+            self._arguments[call] = self._template(before, b"}}]}")
         return self._arguments[call]
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -82,10 +91,17 @@ class ChatAnswer:
                 "message": _message(update),
                 "logprobs": self._logprobs(update),
                 "finish_reason": update.finish_reason,
+                "stop_reason": update.stop_reason,
+                **({"token_ids": update.generated} if self._shows_ids else {}),
             }
             for update in choices
         ]
-        return orjson.dumps({**self._about, "object": "chat.completion", "choices": listed, "usage": usage.as_json()})
+        body = {**self._about, "object": "chat.completion", "choices": listed, "usage": usage.as_json()}
+        scored = choices[0].prompt_logprobs
+        body["prompt_logprobs"] = None if scored is None else self._names.ranked(scored)
+        if self._shows_ids:
+            body["prompt_token_ids"] = json_array(choices[0].prompt_token_ids or [])
+        return orjson.dumps(body)
 
     def _logprobs(self, update: Update) -> dict[str, Any] | None:
         if update.logprobs is None:

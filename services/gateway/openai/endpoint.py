@@ -1,13 +1,12 @@
 """Answers generating requests over HTTP: reads, checks and runs each, and writes its answer."""
 
 import time
-from functools import partial
 from typing import Generic
 
-from services.gateway.api.choice import Update, joined
+from services.gateway.api.choice import Update, Usage, joined
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
-from services.gateway.api.schema import Request
+from services.gateway.api.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
@@ -15,7 +14,7 @@ from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
 from services.gateway.http.streams import EventSink, collected
-from services.gateway.openai.answer import DONE, Answer, AnswerFormat, takes_long
+from services.gateway.openai.answer import DONE, Answer, AnswerFormat, AnswerHead, takes_long
 
 _FEW_CHOICES = 64
 
@@ -44,34 +43,57 @@ class GenerationEndpoint(Generic[Request]):
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._format.neutral)
         del body
+        exchange.take_request_id(request.request_id)
         exchange.record.ignored_fields = ignored_fields(request, limits.strict_fields)
-        answer = self._format.answer(request, exchange.record.request_id, self._runner.model.name, int(time.time()))
+        model = self._runner.model
+        head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
+        answer = self._format.answer(request, head)
         async with (
             exchange.while_connected(terms.timeout_s + READING_GRACE_S),
             self._runner.run(request, exchange.record, terms) as updates,
         ):
             if request.stream:
-                await _stream(exchange, updates, answer, self._runner.side, with_usage=request.include_usage)
+                await _stream(exchange, updates, answer, self._runner.side, request)
             else:
                 await _collect(exchange, updates, answer, self._runner.side)
 
 
-async def _stream(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread, *, with_usage: bool) -> None:
+async def _stream(
+    exchange: Exchange, updates: Updates, answer: Answer, side: SideThread, request: CommonRequest
+) -> None:
     # The status waits for the first token: until then, an error can still be one.
     update = await updates.next()
     await exchange.start_events()
-    sink = EventSink(exchange.stream, updates, partial(_chunk_of, answer), answer.text_chunk)
-    first = await side.run(answer.chunk, update) if takes_long(update) else answer.chunk(update)
+    events = _Events(answer, updates, request)
+    sink = EventSink(exchange.stream, updates, events.of, answer.text_chunk)
+    usage = events.usage()
+    first = await side.run(answer.chunk, update, usage) if takes_long(update) else answer.chunk(update, usage)
     sink.unwritten = answer.opening(updates.num_choices) + first
     while not updates.done:
         await exchange.write(sink.unwritten)
         await updates.relay(sink)
-    end = answer.usage_chunk(updates.usage()) if with_usage else b""
+    end = answer.usage_chunk(updates.usage()) if request.include_usage else b""
     await exchange.end_events(sink.unwritten + end + DONE)
 
 
-def _chunk_of(answer: Answer, update: Update) -> bytes:
-    return answer.chunk(update) if update.worth_a_chunk else b""
+class _Events:
+    """The events of a request's updates."""
+
+    def __init__(self, answer: Answer, updates: Updates, request: CommonRequest) -> None:
+        self._answer = answer
+        self._updates = updates
+        self._each_usage = request.continuous_usage
+        self._shows_ids = bool(request.return_token_ids)
+
+    def of(self, update: Update) -> bytes:
+        """The event of an update; empty where it shows nothing."""
+        if update.worth_a_chunk or (self._shows_ids and update.tokens):
+            return self._answer.chunk(update, self.usage())
+        return b""
+
+    def usage(self) -> Usage | None:
+        """The usage so far, where every event has it."""
+        return self._updates.usage() if self._each_usage else None
 
 
 async def _collect(exchange: Exchange, updates: Updates, answer: Answer, side: SideThread) -> None:

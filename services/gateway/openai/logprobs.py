@@ -4,15 +4,17 @@ from typing import Any
 
 from services.gateway.api.choice import Update
 from services.gateway.openai.answer import LOWEST_LOGPROB
+from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 
 
 class LogprobEntries:
-    """Makes the entries of tokens: text, bytes, logprob and the most likely alternatives."""
+    """Makes the entries of tokens: name, bytes, logprob and the most likely alternatives."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, names: TokenNames) -> None:
         self._tokenizer = tokenizer
+        self._names = names
 
     def of(self, update: Update) -> list[dict[str, Any]]:
         """Returns an entry for each token of the update that has logprobs."""
@@ -26,7 +28,7 @@ class LogprobEntries:
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._tokenizer.token_bytes(token)
         return {
-            "token": raw.decode("utf-8", "replace"),
+            "token": self._names.name(token),
             "logprob": max(logprob, LOWEST_LOGPROB),
             "bytes": list(raw),
         }

@@ -29,6 +29,7 @@ class RenderEndpoint(Generic[Request]):
         """Sends the token ids and the sampling parameters of each prompt. Raises ApiError, ClientGone."""
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._neutral)
+        exchange.take_request_id(request.request_id)
         exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
         capsules = (await self._runner.capsules(request))[:: request.n or 1]
         answer_id = f"{'cmpl' if self._several else 'chatcmpl'}-{exchange.record.request_id}"
@@ -69,6 +70,10 @@ def _sampling_params(request: CommonRequest, capsule: Capsule) -> dict[str, Any]
         "min_tokens": sampling.min_tokens,
         "logprobs": sampling.num_logprobs,
         "prompt_logprobs": sampling.num_prompt_logprobs,
+        "allowed_token_ids": list(sampling.allowed_token_ids) or None,
+        "logprob_token_ids": list(sampling.logprob_token_ids) or None,
+        "include_stop_str_in_output": bool(request.include_stop_str_in_output),
+        "spaces_between_special_tokens": request.spaces_between_special_tokens is not False,
         "skip_special_tokens": request.skip_special_tokens is not False,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
         "structured_outputs": _structured_outputs(request),

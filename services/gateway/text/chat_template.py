@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -30,6 +31,9 @@ RESERVED_KWARGS = frozenset(
 )
 
 
+_ASKS_FOR_ONE = "{{ raise_exception('this model has none; send one as chat_template, or use /v1/completions.') }}"
+
+
 class TemplateError(Exception):
     """The template cannot render these messages. The error's message is meant for the client."""
 
@@ -37,11 +41,22 @@ class TemplateError(Exception):
 class ChatTemplate:
     """A compiled template and the special tokens that it may write."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Raises jinja2.TemplateSyntaxError."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, replaceable: bool = False) -> None:
+        """replaceable: requests may bring templates of their own. Raises jinja2.TemplateSyntaxError."""
+        self.replaceable = replaceable
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._template = _environment().from_string(source)
+
+    def replaced(self, source: str) -> "ChatTemplate":
+        """Returns a request's own template, with the same special tokens. Raises TemplateError."""
+        assert self.replaceable
+        try:
+            return ChatTemplate(source, self._special_tokens)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(f"it has a syntax error in line {error.lineno}: {error.message}") from error
+        except RecursionError as error:
+            raise TemplateError("it is nested too deeply.") from error
 
     @property
     def source(self) -> str:
@@ -59,6 +74,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Returns the prompt's text. Arguments are plain JSON. Raises TemplateError."""
@@ -70,7 +86,7 @@ class ChatTemplate:
             text = self._template.render(
                 messages=prepared,
                 tools=list(tools) or None,
-                documents=None,
+                documents=documents,
                 add_generation_prompt=add_generation_prompt,
                 **variables,
             )
@@ -86,19 +102,32 @@ class ChatTemplate:
         return {**message, "content": message["content"] + _CONTINUE_MARK}
 
 
-def load_chat_template(files: ModelFiles, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """Returns the model's own template; None: it has none. Raises ModelError."""
-    source = files.chat_template()
-    if source is None:
+def load_chat_template(
+    files: ModelFiles, special_tokens: Mapping[str, str], path: str | None = None, *, replaceable: bool = False
+) -> ChatTemplate | None:
+    """Returns the template in the file at `path`, or else the model's own; None: there is none. Raises ModelError.
+
+    replaceable: see ChatTemplate.
+    """
+    where = files.path if path is None else path
+    source = files.chat_template() if path is None else _read(path)
+    if source is None and not replaceable:
         return None
     try:
-        return ChatTemplate(source, special_tokens)
+        return ChatTemplate(_ASKS_FOR_ONE if source is None else source, special_tokens, replaceable=replaceable)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(
-            f"{files.path}: the chat template has a syntax error in line {error.lineno}: {error.message}"
+            f"{where}: the chat template has a syntax error in line {error.lineno}: {error.message}"
         ) from error
     except RecursionError as error:
-        raise ModelError(f"{files.path}: the chat template is nested too deeply") from error
+        raise ModelError(f"{where}: the chat template is nested too deeply") from error
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the chat template {path} cannot be read: {error}") from error
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:

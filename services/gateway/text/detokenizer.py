@@ -37,13 +37,19 @@ def make_detokenizer(
     prompt: Sequence[int],
     *,
     skip_special_tokens: bool = True,
+    spaces_between_special_tokens: bool = True,
     shown: frozenset[int] = frozenset(),
 ) -> Detokenizer:
-    """Returns the simplest detokenizer that is right for this tokenizer. shown: special tokens that are text here."""
+    """Returns the simplest detokenizer that is right for this tokenizer.
+
+    spaces_between_special_tokens: False leaves out the spaces that some vocabularies write before a special token that
+    follows another one. shown: special tokens that are text here.
+    """
     skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
     if tokenizer.byte_level:
         return ByteDetokenizer(tokenizer, skipped)
-    return StreamDetokenizer(tokenizer, skipped, prompt)
+    joined = frozenset[int]() if spaces_between_special_tokens or skip_special_tokens else tokenizer.special_ids
+    return StreamDetokenizer(tokenizer, skipped, prompt, joined)
 
 
 class ByteDetokenizer:
@@ -76,7 +82,16 @@ class ByteDetokenizer:
 class StreamDetokenizer:
     """Decodes tokens in context, for vocabularies where a token's text depends on its neighbours: SentencePiece."""
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int], prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skipped: frozenset[int],
+        prompt: Sequence[int],
+        joined: frozenset[int] = frozenset(),
+    ) -> None:
+        """joined: tokens that have no space between each other."""
+        self._joined = joined
+        self._follows_joined = False
         self._backend = tokenizer.backend
         self._skipped = skipped
         self._context = [token for token in prompt[-2 * _CONTEXT_TOKENS :] if token not in skipped][-_CONTEXT_TOKENS:]
@@ -100,6 +115,8 @@ class StreamDetokenizer:
 
     def _step(self, token: int) -> str:
         text = self._stream.step(self._backend, token)
+        if self._joined:
+            text = self._without_space(token, text)
         self._pending.append(token)
         if text is not None:
             self._context = [*self._context, *self._pending][-_CONTEXT_TOKENS:]
@@ -109,6 +126,10 @@ class StreamDetokenizer:
             self._pending.clear()
             self._stream = self._new_stream()
         return ""
+
+    def _without_space(self, token: int, text: str | None) -> str | None:
+        follows, self._follows_joined = self._follows_joined, token in self._joined
+        return text.lstrip(" ") if follows and self._follows_joined and text is not None else text
 
     def _new_stream(self) -> DecodeStream:
         return DecodeStream(ids=self._context, skip_special_tokens=False)

@@ -26,9 +26,13 @@ class SequenceText:
     peek: returns the text of the next token where that changes nothing, else None; None as `extend` is.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: tuple[str, ...], min_tokens: int, *, shows_stop: bool = False
+    ) -> None:
+        """shows_stop: the stop string is part of the text."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
+        self._shows_stop = shows_stop
         self._unscanned = min_tokens
         self.extend = None if stops else detokenizer.feed_one
         self.peek = None if stops else detokenizer.peek
@@ -49,6 +53,8 @@ class SequenceText:
                 continue
             shown.append(stops.feed(text))
             if stops.matched is not None:
+                if self._shows_stop:
+                    shown.append(stops.matched)
                 return Piece("".join(shown), index + 1, stops.matched)
         return Piece("".join(shown), len(tokens))
 

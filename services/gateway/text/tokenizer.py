@@ -86,9 +86,10 @@ class Tokenizer:
         whole = self.backend.post_process(encoding, None, add_special_tokens)
         return np.array(whole.ids[:most], np.int32)
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Returns the text of token ids, without special tokens. Releases the interpreter lock."""
-        (text,) = self.backend.decode_batch([token_ids])  # `decode` does not release it
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Returns the text of token ids. Releases the interpreter lock."""
+        # `decode` does not release it.
+        (text,) = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:

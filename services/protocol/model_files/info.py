@@ -42,6 +42,7 @@ class ModelInfo:
     vocab_size: int
     max_model_len: int  # positions that the model was made for
     generation: GenerationDefaults
+    digest: str = ""  # see model_digest; empty: unknown
     pooling: Pooling = Pooling.LAST  # of embeddings, where a request does not say
 
 
@@ -53,6 +54,7 @@ def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> Mod
             vocab_size=require_int(config, "vocab_size", "config.json"),
             max_model_len=require_int(config, "max_position_embeddings", "config.json"),
             generation=read_generation_defaults(files, overrides),
+            digest=model_digest(files),
         )
 
 

@@ -29,7 +29,9 @@ def pack_capsule(capsule: Capsule) -> sampling_pb2.Capsule:
         token_ids=array_bytes(capsule.token_ids, "<i4"),
         num_prompt=capsule.num_prompt,
         sampling=_pack_sampling(capsule.sampling),
+        cache_salt=capsule.cache_salt,
         pooling="" if capsule.pooling is None else capsule.pooling.value,
+        priority=capsule.priority,
     )
 
 
@@ -42,6 +44,8 @@ def parse_capsule(packed: sampling_pb2.Capsule) -> Capsule:
         token_ids=token_ids,
         num_prompt=packed.num_prompt,
         sampling=_parse_sampling(packed.sampling),
+        cache_salt=packed.cache_salt,
+        priority=packed.priority,
         pooling=_parse_pooling(packed.pooling) if packed.pooling else None,
     )
 
@@ -63,6 +67,8 @@ def _pack_sampling(sampling: SamplingParams) -> sampling_pb2.SamplingParams:
         bias_token_ids=[token for token, _ in sampling.logit_bias],
         bias_values=[value for _, value in sampling.logit_bias],
         bad_words=[sampling_pb2.BadWord(token_ids=word) for word in sampling.bad_words],
+        allowed_token_ids=sampling.allowed_token_ids,
+        logprob_token_ids=sampling.logprob_token_ids,
     )
 
 
@@ -79,4 +85,6 @@ def _parse_sampling(packed: sampling_pb2.SamplingParams) -> SamplingParams:
         repetition_penalty=packed.repetition_penalty if packed.HasField("repetition_penalty") else 1.0,
         logit_bias=tuple(zip(packed.bias_token_ids, packed.bias_values, strict=True)),
         bad_words=tuple(tuple(word.token_ids) for word in packed.bad_words),
+        allowed_token_ids=tuple(packed.allowed_token_ids),
+        logprob_token_ids=tuple(packed.logprob_token_ids),
     )

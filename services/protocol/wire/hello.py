@@ -45,6 +45,7 @@ def pack_worker_hello(hello: WorkerHello) -> worker_pb2.WorkerHello:
         incarnation=hello.worker_id,
         role=_ROLES[hello.role],
         transports=hello.transports,
+        knows=sorted(hello.knows),
     )
 
 
@@ -58,4 +59,5 @@ def parse_worker_hello(packed: worker_pb2.WorkerHello) -> WorkerHello:
         worker_id=WorkerId(packed.incarnation),
         role=role,
         transports=tuple(packed.transports),
+        knows=frozenset(packed.knows),
     )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kvtransfer.ids import WorkerId
 from services.config import HandoffMode, WorkerRole
+from services.gateway.dispatch.decision import Decision
 from services.gateway.dispatch.router import (
     TRIAL_EVERY,
     Candidate,
@@ -135,6 +136,37 @@ def test_auto_computes_a_short_rest_where_the_others_wait_less_than_a_handoff_ta
     nearly_cached = decode(2, Load(running=1, available_blocks=1000), depth=11)
     assert ids(auto(prefill(1), nearly_cached, num_tokens=195)) == (None, 2)
     assert ids(auto(prefill(1), decode(2, Load(running=1, available_blocks=1000)), num_tokens=195)) == (1, 2)
+
+
+def test_a_session_stays_with_its_worker_while_that_is_not_overloaded():
+    others = prefill(1), decode(2), decode(3)
+    for turn in range(2):
+        assert ids(plan(*others, turn=turn, stays_with=WorkerId(3))) == (1, 3)
+        assert ids(plan(*others[:2], turn=turn, stays_with=WorkerId(3))) == (1, 2)
+    behind, too_far = (Load(running=running, available_blocks=1000) for running in (128, 129))
+    assert ids(plan(prefill(1), decode(2), decode(3, behind), stays_with=WorkerId(3))) == (1, 3)
+    assert ids(plan(prefill(1), decode(2), decode(3, too_far), stays_with=WorkerId(3))) == (1, 2)
+    full = Load(running=1, waiting=1, available_blocks=1000)
+    assert ids(plan(prefill(1), decode(2), decode(3, full), stays_with=WorkerId(3))) == (1, 2)
+    draining = Load(available_blocks=1000, draining=True)
+    assert ids(plan(prefill(1), decode(2), decode(3, draining), stays_with=WorkerId(3))) == (1, 2)
+
+
+def test_a_worker_that_a_session_passes_over_is_told_apart():
+    workers, demand = [decode(2), decode(3, BUSY)], Demand(num_tokens=200, stays_with=WorkerId(3))
+    made = make_plan(workers, demand, Policy(NEVER), 0)
+    assert isinstance(made, Plan)
+    described = Decision(workers, demand, made).describe()["candidates"]
+    assert isinstance(described, list)
+    assert [each["verdict"] for each in described] == ["its session is at the other worker", "chosen"]
+
+
+def test_only_workers_that_know_what_the_request_needs_get_it():
+    knows = frozenset({"cache_salt"})
+    old, new = (prefill(1), decode(2)), (prefill(3, knows=knows), decode(4, knows=knows))
+    assert ids(plan(*old, *new, needs=knows)) == (3, 4)
+    assert plan(*old, needs=knows) is NoPlan.NO_WORKER
+    assert ids(plan(*old, needs=frozenset())) == (1, 2)
 
 
 def test_auto_with_all_but_a_block_cached_needs_no_figures():

@@ -71,6 +71,10 @@ def request(**fields: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(**fields)
 
 
+def tokenize(chat: dict[str, Any]) -> inference_pb2.TokenizeRequest:
+    return inference_pb2.TokenizeRequest(chat=chat)
+
+
 @pytest.fixture
 async def served() -> AsyncIterator[Served]:
     async with serving() as running:
@@ -278,10 +282,53 @@ async def test_absent_parameters_are_the_model_s_and_zero_is_not_absent(served: 
     assert zero.temperature == 0.0
 
 
-async def test_a_chat_takes_no_prompt_logprobs(served: Served):
-    refusal = await served.refusal(chat={"messages": [{"role": "user", "content": "Hi"}]}, prompt_logprobs=1)
-    assert refusal.code() is Code.INVALID_ARGUMENT
-    assert refusal.details() == "prompt_logprobs: 'prompt_logprobs' is not supported by this server."
+async def test_a_chat_s_prompt_has_logprobs_where_asked_for(served: Served):
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    scores = [TokenLogprobs(-0.5, ((7, -0.25),))] * (len((await served.stub.Tokenize(tokenize(chat))).token_ids) - 1)
+    served.generator.script = Script([Delta(served.tokens("a"), None, FinishReason.LENGTH, 0, 0, scores)])
+    (answer,) = await served.generate(chat=chat, prompt_logprobs=1)
+    assert len(answer.prompt_logprobs) == len(scores)
+
+
+async def test_fields_of_vllm_reach_the_capsule(served: Served):
+    await served.generate(
+        token_ids={"ids": [5, 6, 7, 8]},
+        truncate_prompt_tokens=2,
+        truncation_side="right",
+        cache_salt="salt",
+        session_id="session",
+        priority=-3,
+        allowed_token_ids=[5, 6],
+        logprob_token_ids=[6],
+        logprobs=0,
+    )
+    (found,) = served.generator.requests
+    (capsule,) = found.capsules
+    assert capsule.token_ids.tolist() == [5, 6]
+    assert (capsule.cache_salt, capsule.priority, found.session) == ("salt", -3, ("default", "session"))
+    assert (capsule.sampling.allowed_token_ids, capsule.sampling.logprob_token_ids) == ((5, 6), (6,))
+
+
+async def test_what_ended_a_choice_is_said(served: Served):
+    served.generator.script = Script(one_delta(served.tokens("one STOP two")))
+    (answer,) = await served.generate(stop=["STOP"], include_stop_str_in_output=True)
+    assert (answer.text, answer.stop_string) == ("one STOP", "STOP")
+    served.generator.script = Script(one_delta([*served.tokens("one"), 9], FinishReason.STOP))
+    (answer,) = await served.generate(stop_token_ids=[9], token_ids={"ids": [5, 6]}, return_token_ids=True)
+    assert (answer.stop_token_id, list(answer.prompt_token_ids)) == (9, [5, 6])
+    served.generator.script = Script(one_delta([*served.tokens("one"), 1], FinishReason.STOP))
+    (answer,) = await served.generate()
+    assert answer.WhichOneof("stop_reason") is None
+
+
+async def test_responses_wait_for_as_many_tokens_as_asked_for(served: Served):
+    tokens = served.tokens("one two three four five six")
+    served.generator.script = Script(delta_per_token(tokens))
+    answers = await served.generate(stream_interval=4, max_tokens=100)
+    sizes = [len(answer.token_ids) for answer in answers]
+    assert sizes[0] == 1
+    assert set(sizes[1:-1]) == {4}
+    assert sum(sizes) == len(tokens)
 
 
 async def test_a_chat_is_rendered_and_a_stop_string_ends_it(served: Served):
@@ -343,6 +390,13 @@ async def test_logprobs_come_beside_their_tokens(served: Served):
         ({"stop": ["a"] * 65}, "stop"),
         ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
         ({"min_tokens": 99}, "min_tokens"),
+        ({"cache_salt": "a b"}, "cache_salt"),
+        ({"session_id": "x" * 129}, "session_id"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation_side": "up"}, "truncation_side"),
+        ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"chat": {"messages": [{"role": "user", "content": "x"}], "chat_template": "x"}}, "chat.chat_template"),
     ],
 )
 async def test_a_bad_field_is_an_invalid_argument_by_its_name(served: Served, fields: dict[str, Any], param: str):

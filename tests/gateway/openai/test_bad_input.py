@@ -197,10 +197,20 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", None),
     ({"stream": True, "stream_options": {"nobody": 1}}, "stream_options.nobody", "unknown_parameter"),
     (
-        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
         "stream_options.continuous_usage_stats",
-        None,
+        "invalid_type",
     ),
+    ({"stream_interval": 0}, "stream_interval", "integer_below_min_value"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", None),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", None),
+    ({"truncation_side": "middle"}, "truncation_side", "invalid_value"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "empty_array"),
+    ({"allowed_token_ids": [100_000]}, "allowed_token_ids", None),
+    ({"logprob_token_ids": [5]}, "logprob_token_ids", None),
+    ({"session_id": "a b"}, "session_id", None),
+    ({"request_id": "x" * 129}, "request_id", None),
+    ({"priority": 2**31}, "priority", "integer_above_max_value"),
     ({"stream": "foo"}, "stream", "invalid_type"),
     ({"seed": 2**64}, "seed", None),
     ({"seed": -(2**63) - 1}, "seed", None),
@@ -219,8 +229,10 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"bad_words": "word"}, "bad_words", "invalid_type"),
     ({"bad_words": [""]}, "bad_words[0]", None),
     ({"bad_words": ["x"] * 129}, "bad_words", "array_above_max_length"),
-    ({"cache_salt": "x"}, "cache_salt", "unsupported_parameter"),
-    ({"cache_salt": ""}, "cache_salt", "unsupported_parameter"),
+    ({"cache_salt": "x" * 129}, "cache_salt", None),
+    ({"cache_salt": "a\nb"}, "cache_salt", None),
+    ({"cache_salt": "\u00e9"}, "cache_salt", None),
+    ({"cache_salt": ""}, "cache_salt", None),
     ({"guided_regex": "(a+)+$"}, "guided_regex", "unsupported_parameter"),
     ({"structured_outputs": {}}, "structured_outputs", None),
     ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", None),
@@ -282,7 +294,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
     ({"response_format": {"type": "poem"}}, "response_format.type", "invalid_value"),
     ({"kv_transfer_params": {"remote_host": "x"}}, "kv_transfer_params", "unknown_parameter"),
-    ({"priority": False}, "priority", "unsupported_parameter"),
+    ({"priority": False}, "priority", "invalid_type"),
     ({"metadata": {"a": 1}}, "metadata.a", "invalid_type"),
 ]
 
@@ -355,8 +367,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"thinking_token_budget": -1}, "thinking_token_budget", "integer_below_min_value"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
-    ({"echo": True}, "echo", "unsupported_parameter"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "integer_above_max_value"),
+    ({"documents": ["x"]}, "documents[0]", "invalid_type"),
     ({"chat_template": "{{ 1 }}"}, "chat_template", "unsupported_parameter"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", None),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs", "invalid_type"),
@@ -408,9 +420,21 @@ async def test_bad_completion(api: Api, fields: dict[str, Any], param: str, code
     assert_refused(await api.complete(**fields), param, code)
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 2}, {"suffix": "x"}])
-async def test_unsupported_in_completions(api: Api, fields: dict[str, Any]):
-    assert_refused(await api.complete(**fields), next(iter(fields)), "unsupported_parameter")
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 2}, "'n' choices"),
+    ({"suffix": "x"}, "after a prompt"),
+    ({"use_beam_search": True}, "without beam search"),
+    ({"length_penalty": 2.0}, "beam search"),
+    ({"guided_json": {}}, "'structured_outputs'"),
+    ({"guided_choice": ["a"]}, "'structured_outputs'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), UNSUPPORTED)
+async def test_what_is_not_supported_is_refused_by_name_and_says_what_to_do(
+    api: Api, fields: dict[str, Any], says: str
+):
+    assert_refused(await api.complete(**fields), next(iter(fields)), "unsupported_parameter", says=says)
 
 
 @pytest.mark.parametrize("length", [64, 65, 10_000])

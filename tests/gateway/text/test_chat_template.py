@@ -161,6 +161,26 @@ def test_template_file_comes_before_the_config(tmp_path: Path):
     assert template.render([{"role": "user", "content": "x"}]) == "file x"
 
 
+def test_a_file_takes_the_place_of_the_models_template(tmp_path: Path):
+    write(tmp_path, byte_level(), chat_template="the model's")
+    (tmp_path / "own.jinja").write_text("own {{ messages[0].content }}")
+    template = load_chat_template(open_model(tmp_path), {}, str(tmp_path / "own.jinja"))
+    assert template is not None
+    assert template.render([{"role": "user", "content": "x"}]) == "own x"
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_chat_template(open_model(tmp_path), {}, str(tmp_path / "missing.jinja"))
+
+
+def test_a_model_without_a_template_takes_those_of_requests_where_they_are_trusted(tmp_path: Path):
+    write(tmp_path, byte_level())
+    template = load_chat_template(open_model(tmp_path), {}, replaceable=True)
+    assert template is not None
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(TemplateError, match="send one"):
+        template.render(messages)
+    assert template.replaced("<{{ messages[0].content }}>").render(messages) == "<x>"
+
+
 def test_default_of_several_named_templates(tmp_path: Path):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write(tmp_path, byte_level(), chat_template=named)

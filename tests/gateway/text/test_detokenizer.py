@@ -6,6 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.tokenizer import Tokenizer
@@ -90,6 +91,19 @@ def test_special_tokens_are_no_text_unless_asked_for(kind: str):
     text = tokenizer.backend.encode("the", add_special_tokens=False).ids
     assert make_detokenizer(tokenizer, []).feed([special, *text, special]).strip() == "the"
     assert name in make_detokenizer(tokenizer, [], skip_special_tokens=False).feed([*text, special])
+
+
+@pytest.mark.parametrize(("spaces", "expected"), [(True, "the <s> </s> <s> the"), (False, "the <s></s><s> the")])
+def test_special_tokens_have_no_spaces_between_each_other_where_asked_for(spaces: bool, expected: str):
+    """In a vocabulary whose decoder puts a space before each token."""
+    backend = sentencepiece()
+    backend.decoder = decoders.WordPiece()
+    tokenizer = Tokenizer(backend, {})
+    word = backend.token_to_id("he")
+    assert word is not None
+    made = make_detokenizer(tokenizer, [], skip_special_tokens=False, spaces_between_special_tokens=spaces)
+    text = made.feed([word, 1, 2, 1, word])
+    assert text == expected.replace("the", "he")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,15 @@ class Wanted:
     masks: "DeviceMasks | None"
     widths: Tensor | None  # int32[N], of logprobs; None: no row wants them
     width: int  # the largest of `widths`
+    named: "DeviceNamed | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class DeviceNamed:
+    """`NamedLogprobs` on the device."""
+
+    rows: Tensor  # int64[M]
+    token_ids: Tensor  # int64[M, K]
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +54,9 @@ class GpuSampler:
             masks=None if batch.edits is None else _masks(batch.edits, buffer),
             widths=buffer.put(batch.num_logprobs) if batch.any_logprobs else None,
             width=int(batch.num_logprobs.max(initial=0)) if batch.any_logprobs else 0,
+            named=None
+            if batch.named is None
+            else DeviceNamed(buffer.put(batch.named.rows), buffer.put(batch.named.token_ids)),
         )
 
     def sample(self, logits: Tensor, wanted: Wanted) -> list[Tensor]:
@@ -61,7 +73,12 @@ class GpuSampler:
             greedy(logits, sampled)
         else:
             draw(logits, wanted.params, sampled)
-        return [sampled, *([] if wanted.widths is None else _logprobs(raw, sampled, wanted.widths, wanted.width))]
+        if wanted.widths is None:
+            return [sampled]
+        found = _logprobs(raw, sampled, wanted.widths, wanted.width)
+        if wanted.named is not None:
+            name_alternatives(raw, wanted.named, found)
+        return [sampled, *found]
 
 
 def score(logits: Tensor, tokens: Tensor, width: int) -> list[Tensor]:
@@ -100,6 +117,14 @@ def _masks(edits: LogitEdits, buffer: StepBuffer) -> DeviceMasks | None:
     if edits.masks is None:
         return None
     return DeviceMasks(buffer.put(edits.masks.rows), buffer.put(edits.masks.bits().view(np.int32)))
+
+
+def name_alternatives(logits: Tensor, named: DeviceNamed, found: list[Tensor]) -> None:
+    """Puts the alternatives that rows name in the place of the likeliest ones, in the tensors of `score`."""
+    _, top_ids, top = found
+    own = logits[named.rows].to(torch.float32).log_softmax(dim=-1).gather(1, named.token_ids)
+    top_ids[named.rows, : own.shape[1]] = named.token_ids.to(torch.int32)
+    top[named.rows, : own.shape[1]] = own
 
 
 def mask_logits(logits: Tensor, masks: DeviceMasks) -> None:

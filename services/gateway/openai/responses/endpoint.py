@@ -21,6 +21,7 @@ from services.gateway.openai.responses.request import ResponsesRequest
 from services.gateway.openai.responses.response import head
 from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses
+from services.gateway.openai.token_names import TokenNames
 
 _IN_A_PATH = re.compile(r"[A-Za-z0-9._:@+=~-]{1,128}")
 
@@ -38,7 +39,8 @@ class ResponsesEndpoint:
         self._limits = limits
         self._kept = kept
         self._running = running
-        self._answering = Answering(LogprobEntries(runners.tokenizer), runners.side, kept)
+        names = TokenNames(runners.tokenizer, by_id=False)
+        self._answering = Answering(LogprobEntries(runners.tokenizer, names), runners.side, kept)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
@@ -48,6 +50,7 @@ class ResponsesEndpoint:
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
         request, ignored = await self._call(takes_long(body), self._read, body)
+        exchange.take_request_id(request.request_id)
         exchange.record.ignored_fields = ignored
         about = self._about(request, exchange.record.request_id)
         conversation = await self._conversation(request, terms.tenant)

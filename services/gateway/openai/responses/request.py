@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid, unsupported
-from services.gateway.api.schema import CommonRequest, TokenCount, Top, WholeNumber
+from services.gateway.api.schema import AnswerTokens, CommonRequest, TokenCount, Top, WholeNumber
 from services.gateway.api.strict import Open, Strict
 from services.gateway.api.structured import ResponseFormat
 from services.gateway.openai.responses.items import MAX_ITEMS, AnyItem, unknown_fields
@@ -19,6 +19,8 @@ MAX_TOOLS = 128
 
 LOGPROBS = "message.output_text.logprobs"
 
+# Common fields for which a response has no place.
+_NO_PLACE = ("echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
 # Fields of a chat that have another name here.
 _ELSEWHERE = {"max_tokens": "max_output_tokens", "response_format": "text.format"}
 
@@ -98,7 +100,8 @@ class Reasoning(Strict):
 
 
 _Items = Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-_ONLY_NULL = WithJsonSchema({"type": "null", "description": "It has another name in this API."})
+_ONLY_NULL = WithJsonSchema({"type": "null", "description": "A response has no place for it, or another name."})
+_ONLY_FALSE = WithJsonSchema({"enum": [False, None]})
 _ToolChoiceJson = Literal["none", "auto", "required"] | ToolChoice | None  # as it comes
 
 
@@ -120,9 +123,13 @@ class ResponsesRequest(CommonRequest):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     # Refused by name, in check_combinations.
-    max_tokens: Annotated[TokenCount | None, _ONLY_NULL] = None
+    max_tokens: Annotated[AnswerTokens | None, _ONLY_NULL] = None
     response_format: Annotated[ResponseFormat | None, _ONLY_NULL] = None
     n: Annotated[WholeNumber | None, WithJsonSchema({"enum": [1, None]})] = None
+    echo: Annotated[bool | None, _ONLY_FALSE] = None
+    prompt_logprobs: Annotated[Top | None, _ONLY_NULL] = None
+    return_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
+    return_tokens_as_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Top | None = None
     truncation: Literal["disabled"] | None = None
@@ -155,6 +162,12 @@ class ResponsesRequest(CommonRequest):
         for name, here in _ELSEWHERE.items():
             if getattr(self, name) is not None:
                 raise unsupported(name, f"'{name}' is called '{here}' in this API.")
+        for name in _NO_PLACE:
+            if (value := getattr(self, name)) is not None and value is not False:
+                raise unsupported(name, f"'{name}' is not supported here: a response has no place for it.")
+        if self.continuous_usage:
+            words = "'continuous_usage_stats' is not supported here: the usage comes with a stream's last event."
+            raise unsupported("stream_options", words)
         if self.n not in (None, 1):
             raise unsupported("n", "A response has one choice: 'n' must be 1, or left out.")
         if self.top_logprobs and self.num_logprobs is None:

@@ -13,11 +13,13 @@ from services.gateway.api.choice import ToolCallPart, Update, joined
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.events import Events
 from services.gateway.openai.responses.output import ItemStatus, Nobody, Output
+from services.gateway.openai.token_names import TokenNames
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.frames import TokenLogprobs
 from tests.gateway.tokenizer_files import byte_level
 
-ENTRIES = LogprobEntries(Tokenizer(byte_level(), {}))
+TOKENIZER = Tokenizer(byte_level(), {})
+ENTRIES = LogprobEntries(TOKENIZER, TokenNames(TOKENIZER, by_id=False))
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 

@@ -125,6 +125,6 @@ def test_what_is_wrong_with_the_chat_is_named_as_in_the_request():
     body = {"input": "Hi", "structured_outputs": {"regex": "a"}, "max_output_tokens": 3}
     request = validate_request(body, ResponsesRequest, RESPONSES_NEUTRAL)
     with pytest.raises(ApiError) as refused:
-        chat_of(request.model_copy(update={"max_output_tokens": 0}), request.input)
+        chat_of(request.model_copy(update={"max_output_tokens": -1}), request.input)
     assert refused.value.param == "max_output_tokens"
     assert "'max_output_tokens'" in refused.value.message
