@@ -26,7 +26,7 @@ with atheris.instrument_imports(include=["services"]):
     from services.gateway.api.validation import parse_request, validate_request
     from services.gateway.grpc_api.message_size import TooManyFields, check_size
     from services.gateway.grpc_api.requests import other_fields, prompt_fields
-    from services.gateway.openai.exchange import unzipped
+    from services.gateway.http.exchange import unzipped
     from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
     from services.protocol.capsule import Capsule
     from services.protocol.messages import Abort, Commands, Submit, TakeFrom

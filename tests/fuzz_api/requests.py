@@ -82,6 +82,19 @@ _KNOWN: dict[str, list[Any]] = {
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}]}],
         [{}],
     ],
+    "input": ["Hi", [5, 6], ["a", [5]], [{"role": "user", "content": "Hi"}], [{"type": "function_call"}], [{}], 5],
+    "tools": [
+        [{"type": "function", "function": {"name": "f", "parameters": schema}} for schema in _SCHEMAS[:1]],
+        [{"type": "function", "name": "f", "parameters": _SCHEMAS[2]}],
+        [{"name": "f", "input_schema": _SCHEMAS[0]}],
+        [{"type": "web_search"}],
+    ],
+    "tool_choice": ["auto", "required", {"type": "any"}, {"type": "function", "function": {"name": "f"}}],
+    "system": ["a", [{"type": "text", "text": "a"}], [{"type": "image"}]],
+    "thinking": [{"type": "enabled", "budget_tokens": 4}, {"type": "disabled"}, {"type": "enabled"}],
+    "text": [{"format": {"type": "json_schema", "name": "a", "schema": schema}} for schema in _SCHEMAS],
+    "previous_response_id": ["resp_1"],
+    "truncate_prompt_tokens": [-1, 1, 5],
     "tokens": [[5, 6], [10**6], [-1], []],
     "stop": ["a", ["a", "b"], ["a"] * 65],
     "n": [1, 2, 128, 129],
@@ -162,11 +175,12 @@ def _http_requests(path: str, names: list[str]) -> st.SearchStrategy[HttpRequest
     prompts = [name for name in _PROMPTS if name in names]
     some_names = st.lists(st.sampled_from([*names, "nobody"]), max_size=4)
     prompt = st.sampled_from(prompts)
+    sane = {"max_tokens": 5} if path == "/v1/messages" else {}  # which needs it
 
     @st.composite
     def request(draw: st.DrawFn) -> HttpRequest:
         asked = draw(prompt)
-        value: dict[str, Any] = {asked: _KNOWN[asked][0]} if asked in _KNOWN else {}
+        value: dict[str, Any] = {asked: _KNOWN[asked][0], **sane} if asked in _KNOWN else {**sane}
         for name in draw(some_names):
             known = name in _KNOWN_VALUES and draw(_QUARTERS) > 0
             value[name] = draw(_KNOWN_VALUES[name] if known else _VALUES)

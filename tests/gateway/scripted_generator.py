@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from services.gateway.api.generation import Delta, GenerationError, GenerationRequest, Sink, Unavailable
 from services.protocol.capsule import Capsule
 from services.protocol.frames import TokenLogprobs

@@ -384,6 +384,7 @@ async def test_logprobs_come_beside_their_tokens(served: Served):
         ({"chat": {"messages": [{"role": "", "content": "x"}]}}, "chat.messages[0].role"),
         ({"chat": {"messages": [{"role": "user", "content": "x"}]}, "logprobs": 21}, "logprobs"),
         ({"chat": {**HELLO, "template_kwargs": {"a": [float("inf")]}}}, "chat.template_kwargs"),
+        ({"chat": {**HELLO, "documents": [{"a": float("nan")}]}}, "chat.documents"),
         ({"chat": {**HELLO, "template_kwargs": {"tools": None}}}, "chat.template_kwargs"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop": [""]}, "stop"),

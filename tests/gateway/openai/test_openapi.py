@@ -23,6 +23,7 @@ from services.gateway.http.operation import DescribedRoute, Operation
 from services.gateway.openai.openapi import describe_api
 from services.gateway.openai.responses.store import MemoryResponseStore
 from services.protocol.frames import TokenLogprobs
+from services.protocol.outcomes import FinishReason
 from tests.gateway.api_thread import api_in_thread
 from tests.gateway.running_api import Api, events, running_api
 from tests.gateway.scripted_generator import Script, delta_per_token
@@ -31,6 +32,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 INFO = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": None, "bos_token": "<|bos|>"}
 OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+WRITTEN = f"<think>\nSum them.\n</think>\n\nAdding.\n{CALL}"
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CHECKS = [
     not_a_server_error,
     checks.status_code_conformance,
@@ -94,7 +105,7 @@ async def test_every_answer_to_requests_drawn_from_it_is_one_that_it_describes(
 
         @seed(1)
         @settings(
-            max_examples=10,
+            max_examples=5 if mode is GenerationMode.POSITIVE else 3,
             database=None,
             deadline=None,
             phases=[Phase.generate],
@@ -133,14 +144,93 @@ async def test_completions_and_their_chunks_have_the_fields_that_it_says(api: Ap
     assert [event for event in events(streamed)[:-1] if not valid(document, "CompletionChunk", event)] == []
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tools_api() -> AsyncIterator[Api]:
+    """Whatever is asked, the model thinks, speaks and calls a tool."""
+    async with running_api(template=TEMPLATE, response_store=MemoryResponseStore(60, time.monotonic)) as running:
+        running.generator.script = Script(delta_per_token([*running.tokens(WRITTEN), 1], FinishReason.STOP))
+        yield running
+
+
+def data_of(response: httpx2.Response) -> list[Any]:
+    """The data of each server-sent event that has a name."""
+    return [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line.startswith("data: ")]
+
+
+async def test_chats_with_tools_and_reasoning_have_the_fields_that_it_says(tools_api: Api, document: dict[str, Any]):
+    fields: dict[str, Any] = {"tools": [TOOL], "return_token_ids": True}
+    whole = (await tools_api.chat(**fields)).json()
+    message = whole["choices"][0]["message"]
+    assert all(message[name] for name in ("tool_calls", "reasoning", "content"))
+    assert valid(document, "ChatCompletion", whole)
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(await tools_api.chat(**fields, stream=True, stream_options=usage))[:-1]
+    assert [chunk for chunk in chunks if not valid(document, "ChatCompletionChunk", chunk)] == []
+
+
+async def test_responses_and_their_events_have_the_fields_that_it_says(tools_api: Api, document: dict[str, Any]):
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    asked = {"input": "Hi", "tools": [tool], "text": {"format": {"type": "text"}}}
+    whole = (await tools_api.http.post("/v1/responses", json=asked)).json()
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call"]
+    assert valid(document, "Response", whole)
+    streamed = data_of(await tools_api.http.post("/v1/responses", json={**asked, "stream": True}))
+    assert [event for event in streamed if not valid(document, "ResponseEvent", event)] == []
+    output = {"type": "function_call_output", "call_id": whole["output"][-1]["call_id"], "output": "sun"}
+    turn = {"input": [output], "previous_response_id": whole["id"], "tools": [tool]}
+    second = (await tools_api.http.post("/v1/responses", json=turn)).json()
+    path = f"/v1/responses/{second['id']}"
+    assert valid(document, "Response", (await tools_api.http.get(path)).json())
+    listed = (await tools_api.http.get(f"{path}/input_items?limit=100")).json()
+    assert len(listed["data"]) == 5
+    assert valid(document, "InputItemList", listed)
+    refused = await tools_api.http.post(f"{path}/cancel")
+    assert refused.status_code == 400
+    assert valid(document, "ErrorAnswer", refused.json())
+    assert valid(document, "DeletedResponse", (await tools_api.http.delete(path)).json())
+
+
+async def test_messages_and_their_events_have_the_fields_that_it_says(tools_api: Api, document: dict[str, Any]):
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "max_tokens": 100,
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+    }
+    whole = (await tools_api.http.post("/v1/messages", json=asked)).json()
+    assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use"]
+    assert valid(document, "AnswerMessage", whole)
+    streamed = data_of(await tools_api.http.post("/v1/messages", json={**asked, "stream": True}))
+    assert [event for event in streamed if not valid(document, "MessageEvent", event)] == []
+    refused = await tools_api.http.post("/v1/messages", json={**asked, "max_tokens": 0})
+    assert refused.status_code == 400
+    assert valid(document, "MessagesError", refused.json())
+
+
+async def test_strings_and_lists_are_both_in_it_where_a_field_takes_both(document: dict[str, Any]):
+    turn = [{"role": "user", "content": "Hi"}]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("ResponsesRequest", {"input": "Hi", "tool_choice": "auto"}),
+        ("ResponsesRequest", {"input": turn, "tool_choice": {"type": "function", "name": "f"}}),
+        ("MessagesRequest", {"messages": turn, "max_tokens": 5, "system": "Hi"}),
+        ("MessagesRequest", {"messages": turn, "max_tokens": 5, "system": [{"type": "text", "text": "Hi"}]}),
+        ("EmbeddingRequest", {"input": "Hi"}),
+        ("EmbeddingRequest", {"input": [[5, 6], "Hi"]}),
+    ]
+    assert [(name, body) for name, body in bodies if not valid(document, name, body)] == []
+    renamed = {"input": "Hi", "max_tokens": 5}
+    assert not valid(document, "ResponsesRequest", renamed)
+
+
 async def test_limits_and_forms_of_fields_are_those_of_the_checks(document: dict[str, Any]):
     properties = document["components"]["schemas"]["ChatRequest"]["properties"]
     fields: list[tuple[str, list[Any], list[Any]]] = [
         ("temperature", [0, 1.5, None], [2.1, -1, "1", True]),
         ("stop", ["a", ["a"] * 64, [], None], ["", ["a"] * 65, [""], 5]),
         ("logit_bias", [{"5": 100}, {}, None], [{"a": 1}, {"5": 101}, [[5, 1]], {"5": "1"}]),
-        ("max_tokens", [1, 5.0, None], [0, 1.5, "1"]),
+        ("max_tokens", [0, 1, 5.0, None], [-1, 1.5, "1"]),
         ("messages", [[{"role": "x", "content": "y", "nobody": 1}]], [[], None, [{}], [{"role": 5}], [5]]),
+        ("truncate_prompt_tokens", [-1, 1, 5.0, None], [0, -2, 1.5]),
+        ("session_id", ["a:1", None], ["", "a b", "a" * 129, 5]),
         ("store", [False, None], [True, 0]),
         ("kv_transfer_params", [None], [{}]),
     ]
