@@ -89,7 +89,7 @@ class MessageStart(Described):
 
 
 class Ping(Described):
-    """Nothing has happened."""
+    """A sign of life."""
 
     type: Literal["ping"]
 

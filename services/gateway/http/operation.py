@@ -1,4 +1,4 @@
-"""What a route accepts and answers, in the form that /openapi.json is made of."""
+"""The description of a route: what it accepts and answers. /openapi.json is made of these."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -67,7 +67,7 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
         ({"max_tokens": 5}, "max_tokens", "unsupported_parameter"),
         ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
         ({"top_p": 0}, "top_p", "integer_below_min_value"),
-        ({"top_k": -2}, "top_k", "invalid_value"),
+        ({"top_k": -2}, "top_k", "integer_below_min_value"),
         ({"seed": 2**64}, "seed", None),
         ({"n": 2}, "n", "unsupported_parameter"),
         ({"stream": "x"}, "stream", "invalid_type"),
