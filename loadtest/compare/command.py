@@ -44,9 +44,9 @@ _NUM_CORES = 2
 def main(arguments: list[str]) -> int:
     """Returns exit code 0 when no request failed and no token was missing, 1 otherwise, 2 when there was no run."""
     options = _parser().parse_args(arguments)
-    if options.without_amx:
-        hide_amx()
     try:
+        if options.without_amx:
+            hide_amx()
         with tempfile.TemporaryDirectory(prefix="compare-weights-") as folder:
             return _compare(options, _matches(options, Path(folder)), ["python -m loadtest compare", *arguments])
     except (CannotRun, CheckpointError, subprocess.CalledProcessError, OSError) as error:

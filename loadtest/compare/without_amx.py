@@ -7,14 +7,23 @@ not for bfloat16.
 
 import os
 
-_ENVIRONMENT = {"BATON_CPU_ISA": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+from loadtest.cannot_run import CannotRun
+
+_CLASS, _HIDDEN = "BATON_CPU_ISA", "LOADTEST_AMX_HIDDEN"
 
 
 def hide_amx() -> None:
-    """Hides AMX from all processes that are started from now on. A class that BATON_CPU_ISA names stays."""
-    os.environ.update(_ENVIRONMENT | {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ})
+    """Hides AMX from all processes that are started from now on. A lower class that BATON_CPU_ISA names stays.
+
+    Raises CannotRun where it names AMX.
+    """
+    if os.environ.get(_CLASS) == "amx":
+        raise CannotRun(f"{_CLASS} names AMX, which --without-amx leaves unused")
+    os.environ.setdefault(_CLASS, "avx512")
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_BF16"
+    os.environ[_HIDDEN] = "1"
 
 
 def is_amx_hidden() -> bool:
-    """Returns True if `hide_amx` was called, or the environment says the same."""
-    return all(name in os.environ for name in _ENVIRONMENT)
+    """Returns True if `hide_amx` was called."""
+    return _HIDDEN in os.environ

@@ -32,12 +32,12 @@ class DecodeScheduler:
 
     def admit(self, sequences: Sequences, now: float) -> None:
         """Admits requests, after running sequences have grown."""
-        if self._grow(sequences):
+        if self._grow(sequences, now):
             self._admit(sequences, now)
 
     def plan(self, sequences: Sequences, now: float) -> StepPlan:
         """Grows, admits, and takes all decoding sequences and chunks of prompts."""
-        if not self._grow(sequences):
+        if not self._grow(sequences, now):
             return NOTHING
         self._admit(sequences, now)
         batch = sequences.batch
@@ -53,9 +53,9 @@ class DecodeScheduler:
         chunks = take_chunks(sequences, first, budget)
         return StepPlan(np.concatenate([decoding, chunks.slots]), np.concatenate([ones, chunks.counts]))
 
-    def _grow(self, sequences: Sequences) -> bool:
+    def _grow(self, sequences: Sequences, now: float) -> bool:
         """Gives every decoding sequence the block that it needs; where blocks run out, preempts the newest sequence of
-        those that come last by priority.
+        those that come last by rank.
 
         Returns False where blocks run out while a step is under way: its end may free blocks, and only then are all
         tokens of a sequence to preempt known.
@@ -65,7 +65,7 @@ class DecodeScheduler:
             if sequences.frees.steps_under_way:
                 return False
             running = np.concatenate([batch.slots_in(Phase.DECODE), batch.slots_in(Phase.PREFILL)])
-            last = np.lexsort((batch.arrival[running], batch.priority[running]))[-1]
+            last = np.lexsort((batch.arrival[running], rank_slots(batch, running, now)))[-1]
             sequences.preempt(int(running[last]))
         return True
 
@@ -75,7 +75,7 @@ class DecodeScheduler:
         No request passes one before it that waits for room.
         """
         requests = sequences.requests
-        if not requests.num_queued:
+        if not requests.num_queued or not sequences.batch.num_free_slots:
             return
         queued = [(rank(one, now), False, one.arrival, one) for one in requests.in_state(State.PREEMPTED)]
         queued += [(rank(one, now), True, one.arrival, one) for one in requests.in_state(State.WAITING)]

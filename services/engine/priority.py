@@ -10,7 +10,7 @@ from services.engine.batch_state import BatchState
 from services.engine.request import Request
 
 DUE_S = 30.0  # after which a request comes before all that are not due, so that nothing starves
-_DUE = -(2**31)
+_DUE = -(2**31)  # below every priority that the gateway takes
 
 
 def rank(request: Request, now: float) -> int:

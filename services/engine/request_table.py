@@ -26,7 +26,7 @@ class State(Enum):
 
     PARKED = auto()  # its producer has not announced blocks
     WAITING = auto()  # for admission
-    PREEMPTED = auto()  # waits for admission again, before those that WAIT
+    PREEMPTED = auto()  # waits for admission again
     RUNNING = auto()  # occupies a slot; `BatchState.phase` says what the slot is doing
     LEASED = auto()  # is not computed any more; its blocks are kept for the consumer
 

@@ -32,7 +32,7 @@ class PackedLogprobs:
     widths: np.ndarray  # int32[rows]; -1: the row has none
     sampled: np.ndarray  # float32[tokens of rows with logprobs]
     top_ids: np.ndarray  # int32[sum(width * count)]
-    top: np.ndarray  # float32, beside top_ids, best first
+    top: np.ndarray  # float32, beside top_ids
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +119,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """One token's log-probability and its alternatives, best first."""
+    """One token's log-probability and its alternatives: the best first, or those that were asked for by name."""
 
     sampled: float
     top: tuple[tuple[int, float], ...]  # (token id, log-probability)

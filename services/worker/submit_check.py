@@ -35,6 +35,8 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "a token id outside the vocabulary"
     if not 0 < submit.timeout_s < math.inf:
         return "a timeout that is no time"
+    if len(capsule.cache_salt) > _MAX_SALT:
+        return "too large a salt"
     if capsule.pooling is not None:
         return _wrong_embedding(submit)
     if capsule.max_len <= len(tokens):
@@ -43,8 +45,8 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "more tokens at least than at most"
     if submit.last_handle > MAX_HANDLE:
         return "more choices than there are handles"
-    if len(sampling.grammar) > MAX_GRAMMAR or len(capsule.cache_salt) > _MAX_SALT:
-        return "too large a grammar or salt"
+    if len(sampling.grammar) > MAX_GRAMMAR:
+        return "too large a grammar"
     return _wrong_choice(sampling) or _wrong_lists(sampling, vocab_size)
 
 

@@ -1,12 +1,17 @@
 """Prefixes of different salts never meet, in the trie and in the engine."""
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.engine.batch_state import Phase
 from services.engine.prefix_cache import NO_BLOCK, PrefixCache
-from tests.engine.harness import make_engine, reference
+from tests.engine.fuzz import Traffic
+from tests.engine.harness import Driven, make_engine, reference
 
 PROMPT = list(range(10, 22))
 SALTS = ["", "a", "b"]
@@ -45,6 +50,44 @@ def test_choices_and_preempted_sequences_keep_their_salt():
     driven.run()
     assert driven.cached[group + 1] == 0
     driven.assert_baseline()
+
+
+def test_no_block_is_shared_across_salts_in_random_traffic(monkeypatch: pytest.MonkeyPatch):
+    """Through admission, preemption, choices, handoffs and eviction: after each step, the blocks of a sequence that are
+    in the trie are below its own salt, and no other salt's sequence has them.
+    """
+    random_salts, submit, step = random.Random(1), Driven.submit, Driven.step
+    num_salted = 0
+
+    def submit_salted(driven: Driven, prompt: list[int], max_tokens: int, **fields: Any) -> int:
+        return submit(driven, prompt, max_tokens, **{"salt": random_salts.choice(SALTS), **fields})
+
+    def step_checked(driven: Driven) -> bool:
+        nonlocal num_salted
+        stepped = step(driven)
+        batch, cache = driven.engine.sequences.batch, driven.engine.sequences.pool.cache
+        salts: dict[int, str] = {}
+        for slot in np.flatnonzero(batch.phase != Phase.FREE).tolist():
+            salt = batch.request(slot).capsule.cache_salt
+            for block in batch.table(slot).tolist():
+                assert salts.setdefault(block, salt) == salt
+                if cache.is_node[block]:
+                    assert salt_above(cache, block) == salt
+                    num_salted += bool(salt)
+        return stepped
+
+    monkeypatch.setattr(Driven, "submit", submit_salted)
+    monkeypatch.setattr(Driven, "step", step_checked)
+    for seed in range(60):
+        Traffic(seed).run()
+    assert num_salted > 1000
+
+
+def salt_above(cache: PrefixCache, block: int) -> str:
+    """The salt of the first block of a cached block's prefix."""
+    while cache._parent[block] != NO_BLOCK:
+        block = int(cache._parent[block])
+    return cache._salts.get(block, "")
 
 
 @given(st.lists(st.tuples(st.sampled_from(SALTS), st.sampled_from([(1, 2), (1, 3), (4,)])), max_size=12))

@@ -142,6 +142,19 @@ def test_prompts_keep_all_cores_beside_a_step_that_decodes_which_takes_a_share(w
 
 
 @SHARED
+def test_a_step_of_prompts_knows_whether_it_shares_the_cores_with_another(workers: Workers) -> None:
+    workers.here.begin(prompts=True)
+    assert not workers.here.shares_prompts()
+    workers.tell("decode")
+    assert not workers.here.shares_prompts()
+    workers.tell("prompts")
+    assert workers.here.shares_prompts()
+    workers.here.end()
+    workers.here.begin(prompts=False)
+    assert not workers.here.shares_prompts()
+
+
+@SHARED
 def test_threads_that_have_to_go_during_a_step_are_put_to_sleep_first(workers: Workers) -> None:
     workers.here.begin(prompts=True)
     workers.tell("prompts")

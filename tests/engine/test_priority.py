@@ -69,3 +69,18 @@ def test_produced_prompts_have_priorities_too():
     plain, urgent = (driven.submit([at, 2, 3], 5, kind=Kind.PRODUCE, priority=-at) for at in (0, 1))
     driven.run()
     assert [announced.id.handle for announced in driven.announced][-2:] == [urgent, plain]
+
+
+def test_a_sequence_that_is_due_is_not_the_one_to_be_preempted():
+    """Else it would lose its place to those that it passed, and compute its prompt again and again."""
+    driven = make_engine(num_blocks=9, max_num_seqs=4)
+    due = driven.submit([1, 2, 3], 16, priority=5)
+    driven.step()
+    driven.now += DUE_S
+    for at in (5, 9):
+        driven.submit([at, at + 1, at + 2], 16)
+    preempted: set[AttemptId] = set()
+    while driven.step():
+        preempted |= {request.id for request in driven.engine.sequences.requests.in_state(State.PREEMPTED)}
+    assert preempted
+    assert AttemptId(GATEWAY, due) not in preempted

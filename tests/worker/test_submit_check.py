@@ -87,7 +87,10 @@ def test_a_value_out_of_range_is_refused(sampling: dict[str, Any]):
 
 
 def test_a_salt_of_any_length_is_refused():
-    assert what_is_wrong(replace(PLAIN, capsule=replace(PLAIN.capsule, cache_salt="a" * 1025)), VOCAB)
+    salted = replace(PLAIN.capsule, cache_salt="a" * 1025)
+    assert what_is_wrong(replace(PLAIN, capsule=salted), VOCAB)
+    embedded = replace(salted, pooling=Pooling.MEAN, sampling=SamplingParams(max_tokens=0))
+    assert "salt" in (what_is_wrong(replace(PLAIN, capsule=embedded, handoff=None, seeds=()), VOCAB) or "")
 
 
 @pytest.mark.parametrize(

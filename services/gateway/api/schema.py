@@ -169,7 +169,7 @@ class CommonRequest(Open, ABC):
     cache_salt: Label | None = None
     request_id: Label | None = None
     session_id: Label | None = None
-    priority: Annotated[int, Field(ge=-TOKEN_ID_LIMIT, lt=TOKEN_ID_LIMIT), BeforeValidator(_whole)] | None = None
+    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(_whole)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in logprobs, instead of texts
     include_stop_str_in_output: bool | None = None

@@ -206,7 +206,7 @@ def make_plan(
     ready = [worker for worker in fitting if why_not_ready(worker, demand) is None]
     prefills = _by_cost((worker for worker in ready if worker.role is WorkerRole.PREFILL), demand, turn)
     decodes = _by_cost((worker for worker in ready if worker.role is WorkerRole.DECODE), demand, turn)
-    decodes = _of_session(decodes, demand)
+    decodes = _of_session(prefills, decodes, demand, policy)
     if demand.suspect and decodes:
         return Plan(None, decodes[0], Why.SUSPECT)
     if demand.one_token and prefills and (policy.handoff is not HandoffMode.NEVER or not decodes):
@@ -253,17 +253,21 @@ def lacks(worker: Candidate, demand: Demand) -> str | None:
     return f"it knows no {unknown[0]}" if unknown else None
 
 
-def _of_session(decodes: list[Candidate], demand: Demand) -> list[Candidate]:
+def _of_session(prefills: list[Candidate], decodes: list[Candidate], demand: Demand, policy: Policy) -> list[Candidate]:
     """The worker that has the request's session alone, unless it is gone or overloaded; else all of them.
 
-    It is overloaded where sequences wait there, or where it costs far more than the cheapest one.
+    It is overloaded where sequences wait there, or where it costs far more than the cheapest one. It is also left where
+    a handoff is forced and only other workers can have one.
     """
-    for worker in decodes if demand.stays_with is not None else ():
-        if worker.id == demand.stays_with:
-            limit = _SESSION_LIMIT + cost(decodes[0], demand.num_tokens)
-            fair = not worker.load.waiting and cost(worker, demand.num_tokens) <= limit
-            return [worker] if fair else decodes
-    return decodes
+    own = [worker for worker in decodes if worker.id == demand.stays_with]
+    if not own or own[0].load.waiting:
+        return decodes
+    if cost(own[0], demand.num_tokens) > _SESSION_LIMIT + cost(decodes[0], demand.num_tokens):
+        return decodes
+    needs_pair = policy.handoff is HandoffMode.ALWAYS and not demand.without_handoff
+    if needs_pair and _best_pair(prefills, own, demand) is None:
+        return decodes
+    return own
 
 
 def why_not_ready(worker: Candidate, demand: Demand) -> str | None:

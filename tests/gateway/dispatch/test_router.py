@@ -150,6 +150,8 @@ def test_a_session_stays_with_its_worker_while_that_is_not_overloaded():
     assert ids(plan(prefill(1), decode(2), decode(3, full), stays_with=WorkerId(3))) == (1, 2)
     draining = Load(available_blocks=1000, draining=True)
     assert ids(plan(prefill(1), decode(2), decode(3, draining), stays_with=WorkerId(3))) == (1, 2)
+    failed = frozenset({(WorkerId(1), WorkerId(3))})
+    assert ids(plan(prefill(1), decode(2), decode(3), stays_with=WorkerId(3), avoid_pairs=failed)) == (1, 2)
 
 
 def test_a_worker_that_a_session_passes_over_is_told_apart():

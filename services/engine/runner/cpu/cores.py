@@ -115,6 +115,10 @@ class CoreLease:
         if self._prompts:
             self.adjust()
 
+    def shares_prompts(self) -> bool:
+        """Returns True if this step and one of another worker compute prompts."""
+        return self._prompts and self._fixed is None and self._share() < self._cores
+
     def _set(self, count: int) -> None:
         if count != self._current:
             self._openmp.set_num_threads(count)

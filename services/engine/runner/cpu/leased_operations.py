@@ -24,8 +24,11 @@ class LeasedOperations:
         self._cores = cores
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
-        """See `Operations.replay`."""
-        return self._operations.replay(key, inputs, body)
+        """See `Operations.replay`. Beside another worker's prompts, a step of prompts runs kernel by kernel and adapts.
+
+        One that began alone keeps its threads to its end.
+        """
+        return body() if self._cores.shares_prompts() else self._operations.replay(key, inputs, body)
 
     def by_rows(self, num_rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:
         """See `Operations.by_rows`."""
