@@ -206,6 +206,16 @@ async def test_history_and_tools_reach_the_template(api: Api, client: openai.Asy
     assert "<|im_start|>tool\nrain<|im_end|>" in shown
 
 
+async def test_earlier_calls_that_are_nested_too_deeply_are_refused():
+    """Where calls become JSON in the prompt, because the template knows none."""
+    deep = "[" * 1000 + "]" * 1000
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": deep}}
+    async with running_api(template=CHATML) as api:
+        response = await api.chat(messages=[*USER, {"role": "assistant", "tool_calls": [call]}, *USER])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    assert "nested too deeply" in response.json()["error"]["message"]
+
+
 async def test_grammars_of_choices(api: Api, client: openai.AsyncOpenAI):
     async def grammar(**fields: Any) -> str:
         write(api, "x")
