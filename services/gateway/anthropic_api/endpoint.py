@@ -65,7 +65,7 @@ class Messages:
             request, chat = await self._side.run(_parse, body, kind)
         else:
             request, chat = _parse(body, kind)
-        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
         with in_words_of_messages():
             self._runner.check(chat)
         return request, chat

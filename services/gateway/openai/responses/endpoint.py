@@ -48,7 +48,7 @@ class ResponsesEndpoint:
         body = await exchange.read_json(limits.max_body_bytes)
         request, ignored = await self._call(takes_long(body), self._read, body)
         exchange.take_request_id(request.request_id)
-        exchange.record.ignored_fields = ignored
+        exchange.record.note_ignored_fields(ignored)
         about = self._about(request)
         conversation = await self._conversation(request, terms.tenant)
         long = takes_long(body) or num_parts(conversation) > FEW_PARTS
