@@ -176,10 +176,14 @@ async def test_a_failure_before_and_in_the_middle_of_a_stream(api: Api, client: 
     api.generator.error = None
     api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), error=Failed("all attempts failed"))
     texts: list[str] = []
-    with pytest.raises(anthropic.APIStatusError) as middle:
+
+    async def read() -> None:
         async with client.messages.stream(**ASKED) as stream:
             async for text in stream.text_stream:
                 texts.append(text)
+
+    with pytest.raises(anthropic.APIStatusError) as middle:
+        await read()
     assert texts == ["Hel"]
     assert middle.value.body["error"]["type"] == "api_error"
     assert middle.value.body["request_id"] == middle.value.request_id

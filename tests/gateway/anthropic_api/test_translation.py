@@ -156,7 +156,11 @@ def test_the_choice_of_tools(choice: dict[str, Any], expected: dict[str, Any]):
 def test_thinking(thinking: dict[str, Any], expected: dict[str, Any]):
     assert translated(thinking=thinking) == {"messages": [HI], **expected}
     effort = {"effort": "low"}
-    assert translated(thinking=thinking, output_config=effort) == {"messages": [HI], "reasoning_effort": "low", **expected}
+    assert translated(thinking=thinking, output_config=effort) == {
+        "messages": [HI],
+        "reasoning_effort": "low",
+        **expected,
+    }
 
 
 @pytest.mark.parametrize(

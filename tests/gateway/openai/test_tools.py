@@ -240,9 +240,7 @@ def accepts(api: Api, grammar: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("budget", [None, 64])
-async def test_grammars_accept_the_calls_that_were_asked_for(
-    api: Api, client: openai.AsyncOpenAI, budget: int | None
-):
+async def test_grammars_accept_the_calls_that_were_asked_for(api: Api, client: openai.AsyncOpenAI, budget: int | None):
     def call(name: str, arguments: object) -> str:
         return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
