@@ -39,7 +39,7 @@ class TransportName(StrEnum):
 class ToolParser(StrEnum):
     """The form in which a model writes calls of tools."""
 
-    AUTO = "auto"  # as the model's own files say
+    AUTO = "auto"  # found from the model's files
     NONE = "none"  # calls are not told apart
     HERMES = "hermes"
     LLAMA3_JSON = "llama3-json"
@@ -52,7 +52,7 @@ class ToolParser(StrEnum):
 class ReasoningParser(StrEnum):
     """The form in which a model writes its reasoning."""
 
-    AUTO = "auto"  # as the model's own files say
+    AUTO = "auto"  # found from the model's files
     NONE = "none"  # reasoning is not told apart
     THINK = "think"
     MISTRAL_THINK = "mistral-think"

@@ -188,11 +188,11 @@ class ServingSettings:
     ] = False
     tool_parser: Annotated[
         ToolParser,
-        Option(help="How the model writes calls of tools. auto: as its own files say. none: not told apart."),
+        Option(help="How the model writes calls of tools. auto: found from the model's files. none: not told apart."),
     ] = ToolParser.AUTO
     reasoning_parser: Annotated[
         ReasoningParser,
-        Option(help="How the model writes its reasoning. auto: as its own files say. none: not told apart."),
+        Option(help="How the model writes its reasoning. auto: found from the model's files. none: not told apart."),
     ] = ReasoningParser.AUTO
     chat_template: Annotated[
         str | None,
@@ -222,7 +222,7 @@ class ServingSettings:
             metavar="SECONDS",
             min=0,
             help="How long responses of /v1/responses are kept for later turns: in Redis, or without it in the "
-            "gateway's memory. 0: none is kept.",
+            "gateway's memory. 0: no response is kept.",
         ),
     ] = 3600.0
     no_worker_wait_s: Annotated[

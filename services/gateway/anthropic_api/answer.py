@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import orjson
 from pydantic_core import from_json
 
 from services.gateway.api.choice import ToolCallPart, Update, Usage
@@ -156,7 +157,8 @@ def as_input(arguments: str) -> dict[str, Any]:
         return {}
     try:
         value = from_json(arguments, allow_partial=True)
-    except ValueError:
+        orjson.dumps(value)
+    except (ValueError, orjson.JSONEncodeError):  # no JSON, or numbers that answers cannot have
         value = arguments
     return value if isinstance(value, dict) else {"value": value}
 

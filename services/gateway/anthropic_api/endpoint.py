@@ -42,7 +42,7 @@ class Messages:
         self._records.begin(exchange.record, exchange.header)
         request, chat = await self._read(exchange, MessagesRequest)
         head = Head(f"msg_{exchange.record.request_id}", self._runner.model.name)
-        with in_words_of_messages():
+        with in_words_of_messages(request):
             async with (
                 exchange.while_connected(terms.timeout_s + READING_GRACE_S),
                 self._runner.run(chat, exchange.record, terms) as updates,
@@ -54,8 +54,8 @@ class Messages:
 
     async def count_tokens(self, exchange: Exchange) -> None:
         """Sends the number of a prompt's tokens. Raises ApiError, ClientGone."""
-        _, chat = await self._read(exchange, CountRequest)
-        with in_words_of_messages():
+        request, chat = await self._read(exchange, CountRequest)
+        with in_words_of_messages(request):
             (prompt,) = await self._runner.tokenize(chat)
         await exchange.respond(200, orjson.dumps({"input_tokens": len(prompt.token_ids)}))
 
@@ -65,8 +65,8 @@ class Messages:
             request, chat = await self._side.run(_parse, body, kind)
         else:
             request, chat = _parse(body, kind)
-        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
-        with in_words_of_messages():
+        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
+        with in_words_of_messages(request):
             self._runner.check(chat)
         return request, chat
 
@@ -75,7 +75,7 @@ def _parse(body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
     """Returns the request in a body, and the chat that it asks for. Raises ApiError."""
     request = parse_request(body, kind, NEUTRAL)
     request.check_combinations()
-    with in_words_of_messages():
+    with in_words_of_messages(request):
         chat = validate_request(chat_fields(request), ChatRequest, {})
     for name in chat.unknown_fields():  # a request asks for what chats do not have
         raise unsupported(own_name(name))

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from services.gateway.anthropic_api.request import CountRequest
 from services.gateway.api.errors import OVERLOADED, ApiError
 
 _TYPES = {
@@ -21,11 +22,11 @@ _TYPES = {
     529: "overloaded_error",
 }
 STATUS_OVERLOADED = 529
-# Chats' name of a field, and its name here, where they differ. Chats' own messages are others than the client's.
+# Chats' name of a field, and its name here, where they differ. A path in `messages` is left out: the messages of the
+# chat are not numbered as those of the request are.
 _NAMES = {
     "chat_template_kwargs": "thinking",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
-    "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
@@ -61,14 +62,14 @@ def _type(status: int) -> str:
 
 
 @contextmanager
-def in_words_of_messages() -> Iterator[None]:
+def in_words_of_messages(request: CountRequest) -> Iterator[None]:
     """Gives errors of the chat that a request became the names of the request's own fields."""
     try:
         yield
     except ApiError as error:
         if error.param is None:
             raise
-        own = own_name(error.param)
+        own = request.effort_field if error.param == "reasoning_effort" else own_name(error.param)
         message = error.message.replace(f"'{error.param}'", f"'{own}'")
         raise replace(error, param=own, message=message) from error
 

@@ -9,9 +9,8 @@ from services.gateway.anthropic_api.blocks import NAME, Blocks, CacheControl, Ne
 from services.gateway.api.chat import MAX_MESSAGES
 from services.gateway.api.errors import invalid
 from services.gateway.api.schema import Stops, TokenCount
+from services.gateway.api.tools import MAX_TOOLS
 from services.gateway.api.validation import Neutral
-
-MAX_TOOLS = 1024
 
 _NOTHING: tuple[object, ...] = ()
 # Fields that Anthropic's API knows and this server does not act on, with the values that ask for nothing.
@@ -142,6 +141,12 @@ class CountRequest(Nested):
             raise invalid("'output_format' and 'output_config.format' exclude each other.", "output_format")
         if any(block.type == "tool_use" for block in self.messages[-1].content):
             raise invalid("The last message has calls of tools, whose results must follow.", "messages")
+
+    @property
+    def effort_field(self) -> str:
+        """The field that says how much the model reasons."""
+        disabled = self.thinking is not None and self.thinking.type == "disabled"
+        return "thinking" if disabled else "output_config.effort"
 
     @property
     def form(self) -> OutputFormat | None:

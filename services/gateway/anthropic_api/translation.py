@@ -27,10 +27,10 @@ def chat_fields(request: CountRequest) -> dict[str, Any]:
         fields["tools"] = [_tool(tool) for tool in request.tools]
     if request.tool_choice is not None:
         fields |= _tool_choice(request.tool_choice)
-    if request.thinking is not None:
-        fields |= _thinking(request.thinking)
     if request.output_config is not None and request.output_config.effort is not None:
         fields["reasoning_effort"] = _EFFORTS[request.output_config.effort]
+    if request.thinking is not None:
+        fields |= _thinking(request.thinking)
     if request.form is not None:
         form = {"name": "answer", "schema": request.form.json_schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -108,6 +108,7 @@ def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
 
 
 def _thinking(thinking: Thinking) -> dict[str, Any]:
+    if thinking.type == "disabled":
+        return {"reasoning_effort": "none"}  # whatever the effort is
     # Templates of models that can do both read this variable.
-    wanted = {"chat_template_kwargs": {"enable_thinking": thinking.type != "disabled"}}
-    return {**wanted, "thinking_token_budget": thinking.budget_tokens}
+    return {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": thinking.budget_tokens}

@@ -12,6 +12,7 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.sampling import MAX_GRAMMAR
 
 _SPACE = r"/[ \n]{0,4}/"  # between reasoning and answer
+_ANYTHING = "anything"  # the name of a rule: any tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def answer_grammar(wanted: WantedAnswer, tokenizer: Tokenizer) -> str:
     elif wanted.form:
         answer = rules.grammar("form", wanted.form)
     else:
-        answer = rules.add("anything", "<[*]>*")
+        answer = rules.add(_ANYTHING, "<[*]>*")
     any_text = not wanted.must_call and not wanted.form
     rules.add("start", _after_reasoning(rules, wanted.reasoning, answer, tokenizer, any_text=any_text))
     grammar = rules.written()
@@ -114,7 +115,8 @@ def _after_reasoning(
     if reasoning.begun:
         return f"{thought} {answer}"
     token = rules.token(reasoning.field.open.literals[0])
-    if reasoning.budget is not None and any_text and token is not None:
+    if reasoning.budget is not None and answer == _ANYTHING and token is not None:
+        # Any tokens would be reasoning without a bound, too. Other answers never begin with this token.
         return f"{opening} {thought} {answer} | (<[^{token}]> {answer})?"
     return f"({opening} {thought})? {answer}"
 

@@ -19,7 +19,8 @@ ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
 class Rules:
     """Rules in llguidance's notation of Lark, and the grammars that they name.
 
-    added: the tokens that the tokenizer adds to its vocabulary, by their text. The text of one in a rule is that token.
+    added: the tokens that the tokenizer adds to its vocabulary, by their text. Where a rule has such a text, it asks
+    for the token, and not for the letters.
     """
 
     def __init__(self, added: Mapping[str, int]) -> None:
@@ -76,14 +77,17 @@ def add_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool)
 
 def add_text_with_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool) -> str:
     """Adds the rule of any text, in which what begins like a call is one; returns its name. Raises ApiError."""
-    rules.add("TEXT", r"/(.|\n)*/")
     if form.bare:
         first = re.escape(form.first_character)
-        rules.add("PLAIN", rf"/[^{first}](.|\n)*/")
-        return rules.add("answer", f"({add_calls(rules, form, tools, one=one)} | PLAIN)?")
-    token = rules.token(form.trigger)
+        rules.add("PLAIN", rf"/\s*[^{first}\s](.|\n)*/")  # white space does not hide a call from its reader
+        rules.add("BEFORE", r"/\s+/")
+        return rules.add("answer", f"(BEFORE? {add_calls(rules, form, tools, one=one)} | PLAIN | BEFORE)?")
+    token, trigger = rules.token(form.trigger), in_pattern(form.trigger)
+    # Where the mark is a token, letters do not spell it: the reader of calls sees only text.
+    unspelled = "" if token is None else rf" & ~/(.|\n)*{trigger}(.|\n)*/"
+    rules.add("TEXT", rf"/(.|\n)*/{unspelled}")
     if token is None:
-        head = rules.add("head[lazy]", rf"/(.|\n)*{in_pattern(form.trigger)}/")
+        head = rules.add("head[lazy]", rf"/(.|\n)*{trigger}/")
     else:
         head = rules.add("head", f"TEXT <[{token}]>")
     body, after = _add_body(rules, form, tools), rules.text(form.after)

@@ -188,6 +188,8 @@ class ChatDialect:
             )
         except TemplateError as error:
             raise invalid(str(error), "messages") from error
+        except RecursionError as error:  # tools and calls become JSON in the prompt
+            raise invalid("Invalid 'messages': they, or the 'tools', are nested too deeply.", "messages") from error
 
     def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect. An echo is the last message, where that is the assistant's: the answer goes on from it."""

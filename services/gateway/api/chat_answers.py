@@ -44,6 +44,8 @@ class ChatAnswers:
         effort = request.reasoning_effort
         if effort is not None and not self._takes(effort, template):
             words = f"the chat template of this model does not know '{effort}'."
+            if effort == "none":
+                words = "the chat template of this model cannot switch its reasoning off."
             raise unsupported("reasoning_effort", f"'reasoning_effort' is not supported with this model: {words}")
         if request.thinking_token_budget is not None and self._forms.reasoning is None:
             words = "the reasoning of this model is not told apart; see the gateway's --reasoning-parser."

@@ -6,6 +6,7 @@ A record has no text and no token of prompts or answers.
 import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -35,7 +36,8 @@ class RequestRecord:
     generates: bool = False
     status: int | str = 0
     error: str | None = None  # the code of the error that the client got
-    ignored_fields: tuple[str, ...] = ()  # of the request: nothing acts on them
+    num_ignored_fields: int = 0  # of the request: nothing acts on them
+    ignored_fields: tuple[str, ...] = ()  # the names of some
     tools_inserted: bool = False  # in the prompt, in our words
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -50,11 +52,16 @@ class RequestRecord:
     ended: float | None = None
     trace_context: dict[str, str] | None = None  # the client's, in W3C's headers; None: spans are not wanted
 
+    def note_ignored_fields(self, names: Sequence[str]) -> None:
+        """Counts the ignored fields and keeps the first names. They are the client's own: odd ones are left out."""
+        self.num_ignored_fields = len(names)
+        self.ignored_fields = tuple(name for name in names[:_MAX_SHOWN] if _FIELD.fullmatch(name))
+
     @property
     def shown_ignored_fields(self) -> str:
-        """The names of some ignored fields, for IGNORED_FIELDS. They are the client's own: odd ones are left out."""
-        sane = [name for name in self.ignored_fields[:_MAX_SHOWN] if _FIELD.fullmatch(name)]
-        return ", ".join(sane + (["..."] if len(sane) < len(self.ignored_fields) else []))
+        """The names of some ignored fields, for IGNORED_FIELDS."""
+        more = ("...",) if len(self.ignored_fields) < self.num_ignored_fields else ()
+        return ", ".join((*self.ignored_fields, *more))
 
     @property
     def ttft_s(self) -> float | None:

@@ -35,7 +35,7 @@ class RequestRecords:
     def end(self, record: RequestRecord) -> None:
         """Counts a request that ended. One that generates also gets its log line and its spans."""
         self._metrics.requests.labels(record.endpoint, str(record.status)).inc()
-        self._metrics.ignored_fields.inc(len(record.ignored_fields))
+        self._metrics.ignored_fields.inc(record.num_ignored_fields)
         if not record.generates:
             return
         record.ended = now = monotonic()

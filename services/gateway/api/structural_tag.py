@@ -6,7 +6,8 @@ formats; the older one has the tags that triggers begin. What has no sound count
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, model_validator
+from pydantic import Tag as Choice
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.forms import MAX_CHARS, Text
@@ -20,6 +21,16 @@ _Marks = Annotated[list[_Begin], Field(max_length=MAX_PARTS)]
 _Formats = Annotated[list["Format"], Field(min_length=1, max_length=MAX_PARTS)]
 
 
+def _schema(value: object) -> object:
+    if not isinstance(value, (dict, bool)):
+        raise PydanticCustomError("schema_type", "It must be an object or a boolean.")
+    return value
+
+
+def _one_or_several(value: object) -> str:
+    return "(several)" if isinstance(value, list) else "(one)"
+
+
 class ConstString(Strict):
     """Exactly this text."""
 
@@ -31,7 +42,7 @@ class JsonSchema(Strict):
     """JSON that matches a schema."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, Any] | bool
+    json_schema: Annotated[dict[str, Any] | bool, BeforeValidator(_schema)]
     style: Literal["json"] | None = None
     any_order: Literal[False] | None = None
 
@@ -84,7 +95,11 @@ class Tag(Strict):
     type: Literal["tag"] = "tag"
     begin: _Mark
     content: "Format"
-    end: _Mark | Annotated[list[_Mark], Field(min_length=1, max_length=16)]
+    end: Annotated[
+        Annotated[_Mark, Choice("(one)")]
+        | Annotated[list[_Mark], Field(min_length=1, max_length=16), Choice("(several)")],
+        Discriminator(_one_or_several),
+    ]
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -117,19 +132,56 @@ class SeparatedTags(Strict):
     stop_after_first: bool = False
 
 
+_REPEATED = ("optional", "star", "plus")
+_TYPES = (
+    "const_string",
+    "json_schema",
+    "regex",
+    "grammar",
+    "any_text",
+    "sequence",
+    "or",
+    *_REPEATED,
+    "tag",
+    "triggered_tags",
+    "tags_with_separator",
+)
+
+
+def _type(value: object) -> object:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _choice(value: object) -> str:
+    """Returns the choice for a format's type. The parentheses keep it out of the paths of fields."""
+    kind = _type(value)
+    return "(repeated)" if kind in _REPEATED else f"({kind})"
+
+
+def _known(value: object) -> object:
+    kind = _type(value)
+    if not isinstance(kind, str):
+        raise PydanticCustomError("format_type", "It must be an object with a 'type'.")
+    if kind not in _TYPES:
+        words = "Formats of type '{kind}' are not supported by this server, only {known}."
+        raise PydanticCustomError("unsupported", words, {"kind": kind[:64], "known": ", ".join(_TYPES)})
+    return value
+
+
 Format = Annotated[
-    ConstString
-    | JsonSchema
-    | Regex
-    | GrammarText
-    | AnyText
-    | Sequence
-    | Either
-    | Repeated
-    | Tag
-    | TriggeredTags
-    | SeparatedTags,
-    Field(discriminator="type"),
+    Annotated[ConstString, Choice("(const_string)")]
+    | Annotated[JsonSchema, Choice("(json_schema)")]
+    | Annotated[Regex, Choice("(regex)")]
+    | Annotated[GrammarText, Choice("(grammar)")]
+    | Annotated[AnyText, Choice("(any_text)")]
+    | Annotated[Sequence, Choice("(sequence)")]
+    | Annotated[Either, Choice("(or)")]
+    | Annotated[Repeated, Choice("(repeated)")]
+    | Annotated[Tag, Choice("(tag)")]
+    | Annotated[TriggeredTags, Choice("(triggered_tags)")]
+    | Annotated[SeparatedTags, Choice("(tags_with_separator)")],
+    Discriminator(_choice),
+    BeforeValidator(_known),
 ]
 
 

@@ -14,7 +14,8 @@ from services.gateway.api.strict import Open, Strict
 MAX_TOOLS = 128
 _MAX_CALLS = 512  # of one message
 
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+# OpenAI takes 64 characters, Anthropic 128.
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
 class Function(Open):

@@ -170,13 +170,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[RequestRecord]:
         """Gives the call its record, and sees to it that it is answered and counted."""
         record = RequestRecord(sane_or_new_id(_metadata(context)("x-request-id")), endpoint)
-        record.ignored_fields = _unknown_fields(request)
+        record.note_ignored_fields(unknown := _unknown_fields(request))
         context.set_trailing_metadata(_about(record))
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             self._metrics.in_flight.inc()
             try:
-                if self._strict_fields and record.ignored_fields:
-                    raise unknown_field(record.ignored_fields[0])
+                if self._strict_fields and unknown:
+                    raise unknown_field(unknown[0])
                 yield record
                 record.status = grpc.StatusCode.OK.name
                 _show_phases(record, context)
@@ -218,7 +218,7 @@ def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
 
 def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Makes the metadata that every answer ends with."""
-    ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.ignored_fields else []
+    ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.num_ignored_fields else []
     return (("x-request-id", record.request_id), *ignored)
 
 

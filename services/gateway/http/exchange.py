@@ -174,7 +174,7 @@ class Exchange:
         pairs = [(name.encode(), self.record.request_id.encode()) for name in self.envelope.id_headers]
         if self.record.first_token is not None:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
-        if self.record.ignored_fields:
+        if self.record.num_ignored_fields:
             pairs.append((IGNORED_FIELDS.encode(), self.record.shown_ignored_fields.encode()))
         if self.record.tools_inserted:
             pairs.append((TOOLS.encode(), b"inserted"))

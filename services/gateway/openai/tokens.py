@@ -73,7 +73,7 @@ class Tokens:
     async def detokenize(self, exchange: Exchange) -> None:
         """Sends the text of token ids, with the special tokens. Raises ApiError, ClientGone."""
         request = validate_request(await self._read(exchange), DetokenizeRequest, {})
-        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
         model = self._runners.chat.model
         model.check(request.model)
         if (largest := max(request.tokens)) >= model.vocab_size:
@@ -91,7 +91,7 @@ class Tokens:
         return check_object(value)
 
     async def _prompt(self, exchange: Exchange, runner: RequestRunner[Request], request: Request) -> Prompt:
-        exchange.record.ignored_fields = ignored_fields(request, self._limits.strict_fields)
+        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
         runner.check(request)
         (prompt,) = await runner.tokenize(request)
         return prompt

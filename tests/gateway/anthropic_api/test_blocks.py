@@ -169,6 +169,7 @@ def test_cached_tokens_are_not_input_tokens():
         ('{"a": [1, 2', {"a": [1, 2]}),
         ("[1]", {"value": [1]}),
         ("no JSON", {"value": "no JSON"}),
+        ('{"a": 123456789012345678901234567890}', {"value": '{"a": 123456789012345678901234567890}'}),
     ],
 )
 def test_the_input_of_a_tool_is_an_object(arguments: str, expected: dict[str, Any]):

@@ -175,11 +175,16 @@ async def test_a_failure_before_and_in_the_middle_of_a_stream(api: Api, client: 
     assert before.value.type == "api_error"
     api.generator.error = None
     api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), error=Failed("all attempts failed"))
-    texts = []
-    with pytest.raises(anthropic.APIStatusError) as middle:
+    texts: list[str] = []
+
+    async def read() -> None:
         async with client.messages.stream(**ASKED) as stream:
-            texts = [text async for text in stream.text_stream]
-    assert texts == []
+            async for text in stream.text_stream:
+                texts.append(text)
+
+    with pytest.raises(anthropic.APIStatusError) as middle:
+        await read()
+    assert texts == ["Hel"]
     assert middle.value.body["error"]["type"] == "api_error"
     assert middle.value.body["request_id"] == middle.value.request_id
 

@@ -91,11 +91,24 @@ async def test_thinking_may_be_omitted(api: Api, client: anthropic.AsyncAnthropi
     [
         ({"tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice"),
         ({"tools": [*ASKED["tools"], *ASKED["tools"]]}, "tools[1].name"),
+        ({"thinking": {"type": "disabled"}}, "thinking"),  # the template cannot
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"tools": [{"name": f"f{number}", "input_schema": {}} for number in range(129)]}, "tools"),
+        ({"tools": [{"name": "f" * 129, "input_schema": {}}]}, "tools[0].name"),
     ],
 )
-async def test_errors_of_tools_name_their_fields(
+async def test_errors_of_tools_and_thinking_name_their_fields(
     api: Api, client: anthropic.AsyncAnthropic, fields: dict[str, Any], param: str
 ):
     with pytest.raises(anthropic.BadRequestError) as refused:
         await ask(client, False, **fields)
-    assert refused.value.body["error"]["message"].startswith(f"{param}: ")
+    message = refused.value.body["error"]["message"]
+    assert message.startswith(f"{param}: ")
+    assert "reasoning_effort" not in message
+
+
+async def test_as_many_tools_and_as_long_names_as_are_taken(api: Api, client: anthropic.AsyncAnthropic):
+    api.generator.max_model_len = 1 << 20
+    names = [f"{number:f>128}" for number in range(128)]
+    await ask(client, False, tools=[{"name": name, "input_schema": {}} for name in names])
+    assert len(api.generator.requests) == 1

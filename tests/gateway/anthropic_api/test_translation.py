@@ -145,7 +145,7 @@ def test_the_choice_of_tools(choice: dict[str, Any], expected: dict[str, Any]):
 @pytest.mark.parametrize(
     ("thinking", "expected"),
     [
-        ({"type": "disabled"}, {"chat_template_kwargs": {"enable_thinking": False}}),
+        ({"type": "disabled"}, {"reasoning_effort": "none"}),
         ({"type": "adaptive"}, {"chat_template_kwargs": {"enable_thinking": True}}),
         (
             {"type": "enabled", "budget_tokens": 8, "display": "summarized"},
@@ -155,6 +155,12 @@ def test_the_choice_of_tools(choice: dict[str, Any], expected: dict[str, Any]):
 )
 def test_thinking(thinking: dict[str, Any], expected: dict[str, Any]):
     assert translated(thinking=thinking) == {"messages": [HI], **expected}
+    effort = {"effort": "low"}
+    assert translated(thinking=thinking, output_config=effort) == {
+        "messages": [HI],
+        "reasoning_effort": "low",
+        **expected,
+    }
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,40 @@ def test_calls_of_strict_tools_are_held_from_where_they_begin(form: str, tokens:
     assert [text for text in wrong if accepts(grammar, text, tokens)] == []
 
 
+@pytest.mark.parametrize("form", ["llama3-json", "pythonic"])
+def test_white_space_does_not_free_a_call_of_a_strict_tool(form: str) -> None:
+    one, _ = ONE_AND_TWO[form]
+    grammar = answer_grammar(wanted(form), PLAIN)
+    for space in (" ", "\n\n", "\t ", "\u2003"):
+        assert accepts(grammar, space + one)
+        assert accepts(grammar, space + "text")
+        assert accepts(grammar, space)
+        assert not accepts(grammar, space + one.replace("2", '"2"'))
+
+
+def test_a_mark_that_is_a_token_is_not_spelled() -> None:
+    def spelled(text: str) -> bool:
+        matcher = llguidance.LLMatcher(llguidance.LLTokenizer(SPECIAL.backend.to_str()), grammar, log_level=0)
+        ids = [token for letter in text for token in SPECIAL.backend.encode(letter, add_special_tokens=False).ids]
+        return matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    grammar = answer_grammar(wanted("hermes"), SPECIAL)
+    assert spelled("if a <tool then <tool_cal")
+    assert not spelled(hermes(G))
+
+
+@pytest.mark.parametrize("form", ONE_AND_TWO)
+@pytest.mark.parametrize("tokens", [PLAIN, SPECIAL], ids=["marks as text", "marks as tokens"])
+def test_a_budget_does_not_free_calls_of_strict_tools(form: str, tokens: Tokenizer) -> None:
+    one, _ = ONE_AND_TWO[form]
+    wrong = one.replace("2", '"2"')
+    grammar = answer_grammar(wanted(form, reasoning=thinking(begun=False, budget=4)), tokens)
+    right = ["Some text.", one, f"<think>ab</think>\n{one}", "<think>ab</think>Some text."]
+    assert [text for text in right if not accepts(grammar, text, tokens)] == []
+    freed = [wrong, f"<think>ab</think>\n{wrong}", "<think>far more than four tokens</think>yes"]
+    assert [text for text in freed if accepts(grammar, text, tokens)] == []
+
+
 def test_tools_that_are_not_strict_take_any_arguments() -> None:
     grammar = answer_grammar(wanted("hermes"), PLAIN)
     assert accepts(grammar, hermes('{"name": "f", "arguments": {"x": [1]}}'))

@@ -6,8 +6,10 @@ import llguidance
 import pytest
 from pydantic import ValidationError
 
+from services.gateway.api.chat import ChatRequest
 from services.gateway.api.errors import ApiError
 from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
+from services.gateway.api.validation import validate_request
 from services.gateway.text.tokenizer import Tokenizer
 from tests.gateway.tokenizer_files import byte_level
 
@@ -206,6 +208,33 @@ def test_tags_are_bounded_in_depth_and_in_characters() -> None:
 def test_tags_of_no_notation_are_refused(tag: Any) -> None:
     with pytest.raises(ValidationError):
         StructuredOutputs.model_validate({"structural_tag": tag})
+
+
+@pytest.mark.parametrize(
+    ("format", "param", "words"),
+    [
+        ({"type": "bogus"}, "", "Formats of type 'bogus' are not supported by this server, only const_string, "),
+        ({"value": "x"}, "", "It must be an object with a 'type'."),
+        (5, "", "It must be an object with a 'type'."),
+        ({"type": "regex"}, ".pattern", "Missing"),
+        ({"type": "sequence", "elements": [{**INTEGER, "json_schema": 5}]}, ".elements[0].json_schema", "boolean"),
+        ({"type": "star", "content": {"type": "tag", "begin": "<", "content": ANY}}, ".content.end", "Missing"),
+        (tag("<", ANY, 5), ".end", "a string"),
+        (tag("<", ANY, [">", 5]), ".end[1]", "a string"),
+        (tag("<", {"type": "plus", "content": text("")} | {"odd": 1}, ">"), ".content.odd", "Unrecognized"),
+    ],
+    ids=str,
+)
+def test_errors_name_the_fields_of_formats(format: Any, param: str, words: str) -> None:
+    for given, root in (
+        ({"response_format": {"type": "structural_tag", "format": format}}, "response_format.format"),
+        ({"structured_outputs": {"structural_tag": {"format": format}}}, "structured_outputs.structural_tag.format"),
+    ):
+        body = {"messages": [{"role": "user", "content": "Hi"}], **given}
+        with pytest.raises(ApiError) as refused:
+            validate_request(body, ChatRequest, {})
+        assert refused.value.param == root + param
+        assert words in refused.value.message
 
 
 async def test_a_grammar_is_read_as_nothing_but_lark() -> None:

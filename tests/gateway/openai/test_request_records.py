@@ -5,6 +5,7 @@ import re
 import pytest
 
 from services.gateway.api.generation import Unavailable
+from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import KEPT
 from tests.gateway.running_api import running_api
 
@@ -44,6 +45,14 @@ async def test_a_request_s_record_is_found_by_the_id_that_its_client_chose():
         assert (await api.http.get("/debug/requests/twice")).json()["arrived_at"] == max(twice)
         missing = await api.http.get("/debug/requests/no-such")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_request")
+
+
+def test_a_record_keeps_few_names_of_ignored_fields():
+    record = RequestRecord("x")
+    record.note_ignored_fields(["x" * 100_000, *(f"f{number}" for number in range(20_000))])
+    assert record.num_ignored_fields == 20_001
+    assert record.ignored_fields == tuple(f"f{number}" for number in range(9))
+    assert record.shown_ignored_fields == ", ".join([*record.ignored_fields, "..."])
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": "many"}, {}])

@@ -4,6 +4,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import llguidance
 import openai
 import pytest
 import pytest_asyncio
@@ -206,6 +207,16 @@ async def test_history_and_tools_reach_the_template(api: Api, client: openai.Asy
     assert "<|im_start|>tool\nrain<|im_end|>" in shown
 
 
+async def test_earlier_calls_that_are_nested_too_deeply_are_refused():
+    """Where calls become JSON in the prompt, because the template knows none."""
+    deep = "[" * 1000 + "]" * 1000
+    call = {"id": "1", "type": "function", "function": {"name": "clock", "arguments": deep}}
+    async with running_api(template=CHATML) as api:
+        response = await api.chat(messages=[*USER, {"role": "assistant", "tool_calls": [call]}, *USER])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    assert "nested too deeply" in response.json()["error"]["message"]
+
+
 async def test_grammars_of_choices(api: Api, client: openai.AsyncOpenAI):
     async def grammar(**fields: Any) -> str:
         write(api, "x")
@@ -218,9 +229,37 @@ async def test_grammars_of_choices(api: Api, client: openai.AsyncOpenAI):
     assert "weather" in required
     assert "clock" in required
     named = await grammar(tools=[WEATHER, CLOCK], tool_choice={"type": "function", "function": {"name": "clock"}})
+    assert "clock" in named
     assert "weather" not in named
+
+
+def accepts(api: Api, grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer(api.tokenizer.backend.to_str()), grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.consume_tokens(api.tokens(text)) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("budget", [None, 64])
+async def test_grammars_accept_the_calls_that_were_asked_for(api: Api, client: openai.AsyncOpenAI, budget: int | None):
+    def call(name: str, arguments: object) -> str:
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    assert "lazy" in await grammar(tools=[strict])
+    weather, wrong, clock = call("weather", {"town": "Ulm"}), call("weather", {"town": 1}), call("clock", {})
+    text = "It rains."
+    cases: list[tuple[Any, list[str], list[str]]] = [
+        ("required", [weather, clock, f"{weather}\n{clock}"], [wrong, text, ""]),
+        ({"type": "function", "function": {"name": "clock"}}, [clock], [weather, text]),
+        ("auto", [weather, clock, text, "", f"{text} {clock}"], [wrong, f"{text} {wrong}", call("other", {})]),
+    ]
+    for choice, right, refused in cases:
+        write(api, "x")
+        extra = {} if budget is None else {"extra_body": {"thinking_token_budget": budget}}
+        await whole(client, tools=[strict, CLOCK], tool_choice=choice, **extra)
+        grammar = api.generator.requests[-1].capsules[0].sampling.grammar
+        for thought in ("", "<think>hm</think>\n"):
+            assert [answer for answer in right if not accepts(api, grammar, thought + answer)] == []
+            assert [answer for answer in refused if accepts(api, grammar, thought + answer)] == []
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -11,10 +11,10 @@ import orjson
 import structlog
 
 from services.gateway.api.choice import Update, Usage
-from services.gateway.api.errors import ApiError
+from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.updates import Updates
-from services.gateway.http.exchange import Exchange
+from services.gateway.http.exchange import ClientGone, Exchange
 from services.gateway.http.http_protocol import StreamWriter
 from services.gateway.openai.answer import takes_long
 from services.gateway.openai.logprobs import LogprobEntries
@@ -66,7 +66,7 @@ class Answering:
         await exchange.respond(200, orjson.dumps(response))
 
     async def stream(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
-        """Answers with events. Raises ApiError before the first one; a later error is the response's own."""
+        """Answers with events. An error before the first one is raised; a later one is the response's own."""
         events = Events()
         output = Output(self._entries, events)
         begun = False
@@ -87,11 +87,12 @@ class Answering:
             outcome = Outcome(Status.CANCELLED)
             if not begun:
                 await _begin(exchange, turn, events)
-        except ApiError as error:
-            if not begun:
+        except Exception as error:
+            if not begun or isinstance(error, ClientGone):
                 raise
-            outcome = Outcome(Status.FAILED, error)
-            _note_error(exchange, error)
+            failure = _failure(error)
+            outcome = Outcome(Status.FAILED, failure)
+            exchange.record.status, exchange.record.error = failure.status, failure.code or failure.type
         usage = _usage(exchange, updates)
         response = await self._end(turn, running, output, outcome, usage)
         events.lifecycle(outcome.event, response)
@@ -141,10 +142,14 @@ def _usage(exchange: Exchange, updates: Updates | None) -> dict[str, Any]:
     return usage_json(usage)
 
 
-def _note_error(exchange: Exchange, error: ApiError) -> None:
-    exchange.record.status, exchange.record.error = error.status, error.code or error.type
+def _failure(error: Exception) -> ApiError:
+    """Returns the error that the client gets, and logs the reason of one that is the server's."""
+    if not isinstance(error, ApiError):
+        log.exception("request failed", exc_info=error)
+        return internal_error()
     if error.status >= 500:
         log.warning("request failed", reason=str(error.__cause__ or error.message))
+    return error
 
 
 class _EventSink:

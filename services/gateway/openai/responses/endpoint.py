@@ -1,6 +1,5 @@
 """POST /v1/responses: a request read, checked, turned into a chat, run and answered."""
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -22,8 +21,6 @@ from services.gateway.openai.responses.response import head
 from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses
 from services.gateway.openai.token_names import TokenNames
-
-_IN_A_PATH = re.compile(r"[A-Za-z0-9._:@+=~-]{1,128}")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,14 +48,15 @@ class ResponsesEndpoint:
         body = await exchange.read_json(limits.max_body_bytes)
         request, ignored = await self._call(takes_long(body), self._read, body)
         exchange.take_request_id(request.request_id)
-        exchange.record.ignored_fields = ignored
-        about = self._about(request, exchange.record.request_id)
+        exchange.record.note_ignored_fields(ignored)
+        about = self._about(request)
         conversation = await self._conversation(request, terms.tenant)
         long = takes_long(body) or num_parts(conversation) > FEW_PARTS
         del body
         chat, described = await self._call(long, self._begin, request, conversation, about)
         turn = Turn(described, conversation, terms.tenant)
-        with self._running.added(terms.tenant, turn.head["id"], turn.head) as running:
+        ids = turn.head["id"], f"resp_{exchange.record.request_id}"
+        with self._running.added(terms.tenant, ids, turn.head) as running:
             async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
                 answer = self._answering.stream if request.stream else self._answering.whole
                 await answer(exchange, turn, running, self._runner.run(chat, exchange.record, terms))
@@ -71,10 +69,10 @@ class ResponsesEndpoint:
         request.check_combinations()
         return request, ignored
 
-    def _about(self, request: ResponsesRequest, request_id: str) -> dict[str, Any]:
+    def _about(self, request: ResponsesRequest) -> dict[str, Any]:
         """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
         return {
-            "id": f"resp_{request_id}" if _IN_A_PATH.fullmatch(request_id) else new_id("resp"),
+            "id": new_id("resp"),
             "created_at": int(time.time()),
             "model": self._runner.model.name,
             "store": self._kept.asked(request.store),

@@ -17,7 +17,7 @@ from services.gateway.openai.responses.store import MAX_KEPT_BYTES, KeptResponse
 FEW_PARTS = 128  # of items, which are handled in a millisecond or two
 
 _RETRY_AFTER_S = 1
-_ID = re.compile(r"[A-Za-z0-9._:@+=~-]{1,200}")  # of a response: `resp_` and a request's id
+_ID = re.compile(r"[A-Za-z0-9._:@+=~-]{1,200}")  # of a response
 _ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[AnyItem])
 
 log = structlog.get_logger()

@@ -1,7 +1,7 @@
 """The responses that this gateway is generating, which can be read and cancelled by their ids."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -54,16 +54,20 @@ class RunningResponses:
         self._running: dict[tuple[str, str], RunningResponse] = {}
 
     @contextmanager
-    def added(self, tenant: str, response_id: str, described: Mapping[str, Any]) -> Iterator[RunningResponse]:
-        """Has a response found during the `with` block. Of two with one id the newer is found."""
-        key = tenant, response_id
-        self._running[key] = running = RunningResponse(described)
+    def added(
+        self, tenant: str, response_ids: Sequence[str], described: Mapping[str, Any]
+    ) -> Iterator[RunningResponse]:
+        """Has a response found by each of its ids during the `with` block. Of two with one id the newer is found."""
+        keys = [(tenant, response_id) for response_id in response_ids]
+        running = RunningResponse(described)
+        self._running.update(dict.fromkeys(keys, running))
         try:
             yield running
         finally:
             running.ended.set()
-            if self._running.get(key) is running:
-                del self._running[key]
+            for key in keys:
+                if self._running.get(key) is running:
+                    del self._running[key]
 
     def find(self, tenant: str, response_id: str) -> RunningResponse | None:
         """Returns the response with this id; None: it is not being generated here."""

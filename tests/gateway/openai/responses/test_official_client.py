@@ -223,21 +223,27 @@ async def test_a_response_that_waits_is_cancelled_by_the_id_of_its_request(
     assert (await client.responses.cancel("resp_mine")).status == "cancelled"
     found = await asking
     response = [event async for event in found][-1].response if stream else found
-    assert (response.id, response.status, response.output) == ("resp_mine", "cancelled", [])
+    assert (response.status, response.output) == ("cancelled", [])
+
+
+async def test_two_requests_with_one_id_are_two_responses(client: openai.AsyncOpenAI):
+    headers = {"x-request-id": "mine"}
+    first, second = [
+        await client.responses.create(model="m", input=text, extra_headers=headers) for text in ("one", "two")
+    ]
+    assert first.id != second.id
+    items = await client.responses.input_items.list(first.id)
+    assert [part.text for item in items.data for part in item.content] == ["one"]
 
 
 async def test_a_response_whose_client_leaves_is_not_kept(api: Api, client: openai.AsyncOpenAI):
-    api.generator.script = Script([], hangs=True)
-    headers = {"x-request-id": "mine"}
-    asking = asyncio.create_task(client.responses.create(model="m", input="Hi", extra_headers=headers))
-    while not api.generator.running:
-        await asyncio.sleep(0.01)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), hangs=True)
+    async with await client.responses.create(model="m", input="Hi", stream=True) as stream:
+        created = await anext(aiter(stream))
+        assert (await client.responses.retrieve(created.response.id)).status == "in_progress"
     await asyncio.wait_for(api.generator.left.wait(), 60)
     with pytest.raises(openai.NotFoundError):
-        await client.responses.retrieve("resp_mine")
+        await client.responses.retrieve(created.response.id)
 
 
 async def test_a_response_that_has_ended_is_not_cancelled(api: Api, client: openai.AsyncOpenAI):
@@ -253,13 +259,16 @@ async def test_an_error_before_the_first_token_is_an_http_error(api: Api, client
             await client.responses.create(model="m", input="Hi", stream=stream)
 
 
-async def test_an_error_after_that_is_the_response_s_own(api: Api, client: openai.AsyncOpenAI):
-    api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), error=Failed("x"))
+@pytest.mark.parametrize("error", [Failed("x"), RuntimeError("a mistake of ours")])
+async def test_an_error_after_that_is_the_response_s_own(api: Api, client: openai.AsyncOpenAI, error: Exception):
+    api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), error=error)
     events = [event async for event in await client.responses.create(model="m", input="Hi", stream=True)]
     assert events[-1].type == "response.failed"
     failed = events[-1].response
     assert failed.error.code == "server_error"
     assert failed.output_text == "Hel"
+    assert "mistake" not in failed.error.message
+    assert "request failed" in [line["event"] for line in api.logs]
     assert (await client.responses.retrieve(failed.id)).status == "failed"
     metrics = (await api.http.get("/metrics")).text
     assert 'baton_requests_total{endpoint="responses",status="500"} 1.0' in metrics
