@@ -12,6 +12,7 @@ from services.gateway.api.structured import grammar_of
 from services.gateway.api.tools import as_values, schemas
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.inserted_tools import with_tools
+from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
 from services.gateway.text.responses.parser import ParserTables
 from services.gateway.text.tokenizer import Tokenizer
@@ -91,14 +92,13 @@ class ChatAnswers:
             return None
         tables = self._tables(request)
         return Reading(
-            tables=tables,
+            start=AnswerText(tables, begun, schemas(tools), keeps_end=request.asks_for_a_form),
             marks=self._marks.of(tables),
-            begun=begun,
-            tools=schemas(tools),
             call_ids=self._forms.call_ids,
             single_call=bool(tools) and request.one_call,
             shows_reasoning=request.include_reasoning is not False,
             inserted=bool(tools) and self._forms.inserted,
+            reasons=self._forms.reasoning is not None,
         )
 
     def _tables(self, request: MessageRequest) -> ParserTables:
@@ -141,7 +141,7 @@ class ChatAnswers:
         if not (field.open and field.open.literals and field.close.literals):
             words = "the marks of this model's reasoning are patterns, of which no grammar can be made."
             raise unsupported("thinking_token_budget", f"This request is not supported with this model: {words}")
-        answer = reading.begin()
+        answer = reading.start
         if answer.reasoned and not answer.reasons:
             return None
         return ReasoningFirst(field=field, begun=answer.reasons, budget=request.thinking_token_budget)

@@ -2,12 +2,11 @@
 
 import secrets
 import string
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from services.gateway.text.responses.answer import AnswerText, Schemas
+from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.forms import AnswerForms
 from services.gateway.text.responses.parser import ParserTables
-from services.gateway.text.responses.template import Part
 from services.gateway.text.tokenizer import Tokenizer
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -17,28 +16,23 @@ _ALPHABET = string.ascii_letters + string.digits
 class Reading:
     """The way in which the choices of one request are read.
 
-    marks: special tokens whose text tells parts apart. begun: what the prompt has of the assistant's message.
-    call_ids: see ToolForm. single_call: the answer ends with its first call. shows_reasoning: else it is left out.
-    inserted: a text about the tools was put into the prompt.
+    start: the answer after the part of the assistant's message that the prompt has. marks: special tokens whose text
+    tells parts apart. call_ids: see ToolForm. single_call: the answer ends with its first call.
+    shows_reasoning: else it is left out. inserted: a text about the tools was put into the prompt.
+    reasons: the answer may have reasoning.
     """
 
-    tables: ParserTables
+    start: AnswerText
     marks: frozenset[int]
-    begun: str = ""
-    tools: Schemas = field(default_factory=dict)
     call_ids: int = 0
     single_call: bool = False
     shows_reasoning: bool = True
     inserted: bool = False
-
-    @property
-    def reasons(self) -> bool:
-        """True when the answer may have reasoning."""
-        return self.tables.template.field_of(Part.REASONING) is not None
+    reasons: bool = False
 
     def begin(self) -> AnswerText:
         """Returns what tells the text of one choice apart."""
-        return AnswerText(self.tables, self.begun, self.tools)
+        return self.start.copied()
 
     def new_call_id(self) -> str:
         """Returns an id for a call of a tool."""

@@ -53,6 +53,7 @@ MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
 MAX_NAMED_TOKENS = 1 << 17
 
 _AT_ONCE = 64  # choices that are made before other requests get their turn
+_SHORT_MESSAGE = 1024  # characters of a message that the prompt has begun, which are read in less than a millisecond
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
 
 
@@ -196,12 +197,17 @@ class RequestRunner(Generic[Request]):
         choices: list[Choice] = []
         num_choices = len(capsules) // len(prompts)
         for number, prompt in enumerate(prompts):
-            shown, reading = self.dialect.shown(request, prompt), self.dialect.reading(request, prompt)
+            shown, reading = self.dialect.shown(request, prompt), await self._reading(request, prompt)
             record.tools_inserted = reading is not None and reading.inserted
             for capsule in capsules[number * num_choices : (number + 1) * num_choices]:
                 choices.append(self._choice(len(choices), request, prompt, capsule, shown, reading))
                 await _let_others_run(len(choices))
         return choices
+
+    async def _reading(self, request: Request, prompt: Prompt) -> Reading | None:
+        if len(prompt.begun) <= _SHORT_MESSAGE:
+            return self.dialect.reading(request, prompt)
+        return await self.side.run(self.dialect.reading, request, prompt)
 
     def _choice(
         self,

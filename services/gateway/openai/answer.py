@@ -117,8 +117,8 @@ class ChunkTemplate:
         self._after = after_text
         self._plain_end = after_text + b',"logprobs":null,"finish_reason":null}]' + self._tail
 
-    def plain(self, choice: int, text: str) -> bytes:
-        """A chunk with text and nothing else."""
+    def plain(self, choice: int, text: object) -> bytes:
+        """A chunk with text, or a value in its place, and nothing else."""
         return (self._before.get(choice) or self._opened(choice)) + orjson.dumps(text) + self._plain_end
 
     def full(self, update: Update, logprobs: object, usage: Usage | None = None) -> bytes:

@@ -67,6 +67,9 @@ class ChatAnswer:
             (part,) = update.tool_calls
             if part.id is None and update.finish_reason is None:
                 return self._arguments_of(part.call).plain(update.choice, part.arguments)
+        alone = not (update.tool_calls or update.text) and update.logprobs is None and update.finish_reason is None
+        if alone and self._in_short:
+            return self._deltas.plain(update.choice, _reasoning(update.reasoning))
         *deltas, last = _deltas(update)
         bare = Update(update.choice, "", [], None, None)
         before = b"".join(self._deltas.of(bare, delta, usage=usage) for delta in deltas)

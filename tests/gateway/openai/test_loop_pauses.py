@@ -22,6 +22,7 @@ from services.protocol.outcomes import FinishReason
 from tests.gateway.openai.test_http_limits import answer_to
 from tests.gateway.running_api import MAX_BODY_BYTES, MODEL, Api, running_api
 from tests.gateway.scripted_generator import Script, one_delta
+from tests.gateway.tokenizer_files import CHATML
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -146,5 +147,67 @@ async def test_many_embeddings_do_not_hold_the_loop(api: Api, inputs: list[Any],
     body = orjson.dumps({"model": MODEL, "input": inputs, "encoding_format": form})
     longest_s, answered = await longest_turn(api, "/v1/embeddings", body)
     api.generator.script = Script(one_delta([7]))
+    assert answered == 200
+    assert longest_s < LONGEST_S
+
+
+TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+TOOLS = {"tools": [{"type": "function", "function": TOOL}]}
+HERMES = CHATML + "{# tools <tool_call> </think> #}"
+QWEN_CODER = CHATML + "{# tools <function= #}"
+PARAMETERS = "<tool_call><function=f>" + "<parameter=a>" * 4600
+
+
+def continued(prefix: str, **fields: Any) -> tuple[str, bytes]:
+    path, body = chat([HELLO, {"role": "assistant", "content": prefix}])
+    asked = {"continue_final_message": True, "add_generation_prompt": False, "max_tokens": 1, **fields}
+    return path, orjson.dumps({**orjson.loads(body), **asked})
+
+
+def message(prefix: str) -> tuple[str, bytes]:
+    turns = [HELLO, {"role": "assistant", "content": prefix}]
+    tools = [{"name": "f", "input_schema": TOOL["parameters"]}]
+    return "/v1/messages", orjson.dumps({"model": MODEL, "max_tokens": 1, "messages": turns, "tools": tools})
+
+
+@pytest.mark.parametrize(
+    ("template", "request_"),
+    [
+        (HERMES, continued('<tool_call>{"x":' + "[" * 60_000, n=32, **TOOLS)),
+        (HERMES, continued('<tool_call>{"x": "' + "a" * 60_000, n=32, **TOOLS)),
+        (HERMES, continued('<tool_call>{"name": "f", "arguments": ' + "[" * 60_000, n=32, **TOOLS)),
+        (HERMES, continued("<think></think>" * 4000, n=32)),
+        (HERMES, continued("<think></think>" * 4000, thinking_token_budget=5)),
+        (HERMES, message('<tool_call>{"x":' + "[" * 60_000)),
+        (QWEN_CODER, continued(PARAMETERS, n=32, **TOOLS)),
+        (QWEN_CODER, continued(PARAMETERS + "</function></tool_call>", **TOOLS)),
+    ],
+    ids=["nested", "string", "arguments", "thoughts", "budget", "messages", "parameters", "call"],
+)
+async def test_a_message_that_the_prompt_has_begun_does_not_hold_the_loop(template: str, request_: tuple[str, bytes]):
+    async with running_api(template=template) as api:
+        api.generator.max_model_len = 200_000
+        longest_s, answered = await longest_turn(api, *request_)
+    assert answered == 200
+    assert longest_s < LONGEST_S
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (HERMES, '<tool_call>{"x":' + "[" * 16_000),
+        (HERMES, "<think></think>" * 1000),
+        (QWEN_CODER, "<tool_call><function=f>" + "<parameter=a>" * 1200 + "</function></tool_call>"),
+    ],
+    ids=["nested", "thoughts", "parameters"],
+)
+async def test_what_a_model_writes_does_not_hold_the_loop(template: str, text: str):
+    async with running_api(template=template) as api:
+        api.generator.max_model_len = 200_000
+        tokens = api.tokens(text)
+        deltas = [Delta(tokens[at : at + 8], None, FinishReason.NONE, 0) for at in range(0, len(tokens), 8)]
+        api.generator.script = Script([*deltas, Delta([1], None, FinishReason.STOP, 0)])
+        path, body = chat([HELLO])
+        longest_s, answered = await longest_turn(api, path, orjson.dumps({**orjson.loads(body), **TOOLS}))
     assert answered == 200
     assert longest_s < LONGEST_S

@@ -290,6 +290,28 @@ async def test_a_form_begins_after_the_reasoning(api: Api, client: openai.AsyncO
     assert "reasoning" in api.generator.requests[-1].capsules[0].sampling.grammar
 
 
+async def test_white_space_of_a_form_and_after_the_prompts_part_is_kept(api: Api):
+    write(api, " yes ")
+    answer = await api.chat(structured_outputs={"choice": [" yes ", " no"]})
+    assert answer.json()["choices"][0]["message"]["content"] == " yes "
+    write(api, " world and")
+    turns = [*USER, {"role": "assistant", "content": "Hello"}]
+    answer = await api.chat(messages=turns, continue_final_message=True, add_generation_prompt=False)
+    assert answer.json()["choices"][0]["message"]["content"] == " world and"
+
+
+async def test_a_schema_without_sense_does_not_break_answers():
+    """What is no type leaves the texts of arguments as they are."""
+    call = "<tool_call><function=f><parameter=x>1</parameter></function></tool_call>"
+    schema = {"type": "object", "properties": {"x": {"anyOf": 5, "type": 5}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with running_api(template=CHATML + "{# tools <function= #}") as api:
+        write(api, call)
+        answer = await api.chat(tools=[tool])
+    calls = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert calls[0]["function"]["arguments"] == '{"x": "1"}'
+
+
 async def test_reasoning_may_be_left_out(api: Api, client: openai.AsyncOpenAI):
     write(api, CALLED)
     fields: dict[str, Any] = {"tools": [WEATHER, CLOCK], "extra_body": {"include_reasoning": False}}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -76,6 +77,8 @@ GOLDEN: list[tuple[str | None, str, str, str, Calls]] = [
     (None, "Just text, 1 < 2 and <b>.", "Just text, 1 < 2 and <b>.", "", []),
     (None, "<think>\nhm < x\n</think>\n\nYes \n", "Yes", "hm < x", []),
     (None, "<think>cut off </thin", "", "cut off </thin", []),
+    (None, " The mark <think> opens a thought.", " The mark <think> opens a thought.", "", []),
+    (None, " \n<think>a</think> <think>b</think> B <think>", "B <think>", "ab", []),
     (
         "hermes",
         f'<think>a</think>Sure.\n<tool_call>\n{{"name": "f", "arguments": {HARD}}}\n</tool_call>\n'
@@ -92,6 +95,29 @@ GOLDEN: list[tuple[str | None, str, str, str, Calls]] = [
     ("hermes", "A <tool_call>no JSON</tool_call> B", "A <tool_call>no JSON</tool_call> B", "", []),
     ("hermes", 'A <tool_call>{"name": 5}</tool_call>', 'A <tool_call>{"name": 5}</tool_call>', "", []),
     ("hermes", 'A <tool_call>{"name": "f", "argum', 'A <tool_call>{"name": "f", "argum', "", []),
+    ("hermes", '<tool_call>{"name": 5', '<tool_call>{"name": 5', "", []),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call><tool_call>{"name": "g"}]</tool_call>',
+        "",
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "arguments": {"b": 2}}</tool_call><tool_call>{"name": "g"}',
+        "",
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call><tool_call>{"name": "g"}</tool_call>',
+        "",
+        "",
+        [("f", '{"a": 1}'), ("g", "{}")],
+    ),
+    ("hermes", r'<tool_call>{"name": "f\ud800"}</tool_call>', r'<tool_call>{"name": "f\ud800"}</tool_call>', "", []),
     (
         "mistral",
         f'[TOOL_CALLS] [{{"name": "f", "arguments": {HARD}, "id": "123456789"}}, {{"name": "g", "arguments": {{}}}}]',
@@ -125,10 +151,24 @@ GOLDEN: list[tuple[str | None, str, str, str, Calls]] = [
         "",
         [("f", '{"a": 1, "b": "x)]", "c": [true, null, {"k": -1.5}]}'), ("g", '{"n": 2}')],
     ),
+    *(
+        ("pythonic", f"[f(x={value})]", f"[f(x={value})]", "", Calls())
+        for value in ("...", 'b"x"', "{1, 2}", "1j", "1e999", r'"\ud800"', "a.b")
+    ),
     ("pythonic", "[f(true)]", "[f(true)]", "", []),
     ("pythonic", "[h(a=1)]", "[h(a=1)]", "", []),
     ("pythonic", "[1, 2]", "[1, 2]", "", []),
     ("pythonic", "[f(a=1), g(n=", ", g(n=", "", [("f", '{"a": 1}')]),
+    *(
+        (
+            "qwen3-coder",
+            f"<tool_call><function=g><parameter=n>{value}</parameter></function></tool_call>",
+            "",
+            "",
+            [("g", json.dumps({"n": value}))],
+        )
+        for value in ("NaN", "Infinity", "1e999")
+    ),
     (
         "qwen3-coder",
         "Ok\n<tool_call>\n<function=g>\n<parameter=n>\n12\n</parameter>\n<parameter=b>\nTrue\n</parameter>\n"
@@ -151,7 +191,8 @@ COMPARED = (None, "hermes", "mistral", "mistral-args")  # forms that have nothin
 
 
 def is_sound(text: str) -> bool:
-    return not any(each in text for each in ("no JSON", "no list", '"name": 5', "1}</tool_call>", "tru", "argum"))
+    odd = ("no JSON", "no list", '"name": 5', "1}</tool_call>", "1}}}", "1}, ", "ud800", " <think>")
+    return not any(each in text for each in odd) and not text.endswith(("tru", "argum"))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +202,8 @@ def is_sound(text: str) -> bool:
 def test_the_standards_own_parser_agrees(form: str | None, text: str) -> None:
     """Arguments that it reads as a text are JSON here. It keeps the last of several texts that it may not join."""
     written = spec(form)
+    reasoning = written["fields"]["reasoning_content"]
+    written["fields"]["reasoning_content"] = {key: value for key, value in reasoning.items() if key != "leads"}
     written["fields"]["content"] = {"repeats": True, "join": ""}
     expected = parse_response(text, written, prefix="")
     parts = told(tables(form), [text])
@@ -271,6 +314,88 @@ def test_the_prompt_may_have_begun_the_message() -> None:
     template = shared.template
     assert template.begun("<|im_start|>assistant\nA<|im_end|>\n<|im_start|>assistant\n<think>\n") == "<think>\n"
     assert template.begun("no mark") == ""
+
+
+def test_the_space_after_the_prompts_part_is_kept() -> None:
+    shared = tables("hermes")
+    assert told(shared, list(" world and "), "Hello") == Parts(" world and", "", [])
+    assert told(shared, ["world"], "Hello ") == Parts("world", "", [])
+    assert told(shared, [" more</think>", "\nYes"], "<think>\nhm") == Parts("Yes", " more", [])
+
+
+def test_a_form_keeps_its_white_space() -> None:
+    def answer(*pieces: str) -> str:
+        answer = AnswerText(tables("hermes"), keeps_end=True)
+        return "".join(each.content for each in [*map(answer.feed, pieces), answer.finish()])
+
+    assert answer(" yes", " \n") == " yes \n"
+    assert answer("<think>hm</think>\n\n", "yes ") == "yes "
+
+
+@pytest.mark.parametrize(
+    ("form", "begun"),
+    [
+        ("hermes", '<tool_call>{"na'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"x": "'),
+        ("qwen3-coder", "<tool_call><function=f><parameter=a>1"),
+        ("pythonic", "[f(a=1), f("),
+    ],
+)
+def test_copies_go_on_by_themselves(form: str, begun: str) -> None:
+    start = AnswerText(tables(form), begun, SCHEMAS)
+    ends = ('me": "f"}</tool_call>', '"}}</tool_call>', "</parameter></function></tool_call>", "b=2)]", " other")
+    for end in ends:
+        copy, alone = start.copied(), AnswerText(tables(form), begun, SCHEMAS)
+        assert (copy.feed(end), copy.finish()) == (alone.feed(end), alone.finish())
+
+
+PARAMETER = "<tool_call><function=g><parameter={}>{}</parameter></function></tool_call>"
+
+
+@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"oneOf": {}}, {"type": 5}, {"type": {"a": 1}}, 5])
+def test_a_schema_that_names_no_type_leaves_texts(schema: Any) -> None:
+    answer = AnswerText(tables("qwen3-coder"), "", {"g": {"properties": {"x": schema}}})
+    calls = [*answer.feed(PARAMETER.format("x", "1")).calls, *answer.finish().calls]
+    assert [call.arguments for call in calls] == ["", '{"x": "1"}']
+
+
+@pytest.mark.parametrize("value", ["[" * 20_000, '["\\ud800"]', "[NaN]", "[1e999]"], ids=["deep", "half", "nan", "inf"])
+def test_what_is_no_array_stays_a_text(value: str) -> None:
+    answer = AnswerText(tables("qwen3-coder"), "", {"g": {"properties": {"x": {"type": "array"}}}})
+    calls = [*answer.feed(PARAMETER.format("x", value)).calls, *answer.finish().calls]
+    assert [call.arguments for call in calls] == ["", json.dumps({"x": value})]
+
+
+def test_a_deep_name_is_no_call() -> None:
+    text = f"[a{'.a' * 5000}(x=1)]"
+    assert told(tables("pythonic"), [text]) == Parts(text, "", [])
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"x":' + "[" * 60_000),
+        ("hermes", '<tool_call>{"name": "f", "arguments": ' + "[" * 60_000),
+        ("hermes", '<tool_call>{"x": "' + "a" * 60_000),
+        ("hermes", '<tool_call>{"x": [' + "1," * 30_000),
+        ("pythonic", "[f(x=" + "[" * 60_000),
+        ("qwen3-coder", "<tool_call><function=f>" + "<parameter=a>" * 4600 + "</function></tool_call>"),
+        ("qwen3-coder", "<tool_call><function=f>" + "<parameter=" * 5400 + "</parameter></function></tool_call>"),
+    ],
+)
+def test_no_text_takes_long(form: str, text: str) -> None:
+    begin = time.process_time()
+    told(tables(form), [text])
+    assert time.process_time() - begin < 0.5  # ten times of what is usual; seconds where it grows with the square
+
+
+def test_a_models_own_pattern_takes_no_longer() -> None:
+    own = json.loads(json.dumps(OWN))
+    own["fields"]["tool_calls"]["content_args"]["tag_pattern"] = r"(?P<key>\w+)=(?P<value>.*?)!"
+    begin = time.process_time()
+    parts = told(ParserTables(load_template(own)), ["<call:f>" + "a=" * 30_000 + "</call>"])
+    assert time.process_time() - begin < 0.5
+    assert not parts.calls
 
 
 def test_little_is_withheld() -> None:

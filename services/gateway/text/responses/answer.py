@@ -1,7 +1,8 @@
 """An answer's text, told apart while it comes: content, reasoning, and calls of tools."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from copy import copy
+from typing import Any, NamedTuple, Protocol, Self
 
 from services.gateway.text.responses.json_calls import CallPart, JsonCalls, layout_of
 from services.gateway.text.responses.parser import Event, ParserTables, ResponseParser, What
@@ -30,40 +31,56 @@ class _Calls(Protocol):
 
     def close(self) -> list[CallPart | str]: ...
 
+    def copied(self) -> Self: ...
+
 
 class _Stripped:
     """Text without the white space at its beginning and its end."""
 
-    def __init__(self) -> None:
-        self.begun = False
-        self._spaces = ""
+    def __init__(self, *, begun: bool = False, keeps_end: bool = False) -> None:
+        """begun: white space at the beginning is kept. keeps_end: that at the end too."""
+        self.begun = begun
+        self._keeps_end = keeps_end
+        self.spaces = ""
+        self.shown = False  # some of the text is
 
     def add(self, text: str) -> str:
         if self.passes(text):
+            self.shown = True
             return text
         if not self.begun:
             text = text.lstrip()
             self.begun = bool(text)
-        shown = text.rstrip()
+        shown = text if self._keeps_end else text.rstrip()
         if not shown:
-            self._spaces += text
+            self.spaces += text
             return ""
-        spaces, self._spaces = self._spaces, text[len(shown) :]
+        spaces, self.spaces, self.shown = self.spaces, text[len(shown) :], True
         return spaces + shown
+
+    def strip(self) -> None:
+        """Leaves out the white space with which the text begins, where none of it is shown yet."""
+        if not self.shown:
+            self.begun, self.spaces = False, ""
 
     def passes(self, text: str) -> bool:
         """True when a text is shown as it is."""
-        return self.begun and not self._spaces and text != "" and not text[-1].isspace()
+        return self.begun and not self.spaces and text != "" and (self._keeps_end or not text[-1].isspace())
 
 
 class AnswerText:
     """Tells the text of one choice apart."""
 
-    def __init__(self, tables: ParserTables, prompt: str = "", schemas: Schemas | None = None) -> None:
-        """prompt: what the prompt already has of the message. schemas: of the tools' parameters, by name."""
+    def __init__(
+        self, tables: ParserTables, prompt: str = "", schemas: Schemas | None = None, *, keeps_end: bool = False
+    ) -> None:
+        """prompt: what the prompt already has of the message. schemas: of the tools' parameters, by name.
+
+        White space around the content is left out after reasoning or a call, and at the end but for `keeps_end`.
+        """
         self._parser = ResponseParser(tables)
         self._schemas = schemas or {}
-        self._content, self._reasoning = _Stripped(), _Stripped()
+        self._content, self._reasoning = _Stripped(begun=True, keeps_end=keeps_end), _Stripped()
         self._calls: _Calls | None = None
         self._opening = ""  # the mark before the calls, until the first of them or a text that is none
         self._any_call = False  # in the field of calls that is open
@@ -72,7 +89,15 @@ class AnswerText:
         self.reasoned = False  # there is reasoning, or there was
         if prompt:
             self.feed(prompt)
-            self._content, self._reasoning = _Stripped(), _Stripped()
+            self._content.spaces = self._reasoning.spaces = ""
+            self._told = []
+
+    def copied(self) -> Self:
+        """Returns an answer that goes on by itself from the text so far."""
+        other = copy(self)
+        other._parser, other._content, other._reasoning = copy(self._parser), copy(self._content), copy(self._reasoning)
+        other._calls = None if self._calls is None else self._calls.copied()
+        return other
 
     @property
     def reasons(self) -> bool:
@@ -93,7 +118,10 @@ class AnswerText:
         field = self._parser.field
         if field is None or field.part is not Part.CONTENT or not self._content.passes(text):
             return False
-        return self._parser.passes(text)
+        if not self._parser.passes(text):
+            return False
+        self._content.shown = True
+        return True
 
     def _more(self, text: str) -> Told:
         """Takes a text that all belongs to the field of the last one."""
@@ -127,6 +155,7 @@ class AnswerText:
             self._told.append((event.field.part, event.text))
         elif event.field.part is Part.REASONING:
             self.reasoned = True
+            self._told.append((Part.REASONING, ""))
 
     def _take_calls(self, event: Event) -> None:
         if event.what is What.OPENED:
@@ -168,8 +197,10 @@ class AnswerText:
         calls: list[CallPart] = []
         for each in self._told:
             if isinstance(each, CallPart):
+                self._content.strip()
                 calls.append(each)
             elif each[0] is Part.REASONING:
+                self._content.strip()
                 reasoning += self._reasoning.add(each[1])
             else:
                 content += self._content.add(each[1])

@@ -2,12 +2,14 @@
 
 import ast
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import regex
 
 _PLACEHOLDER = regex.compile(r"\{(\w+(?:\.\w+)*)\}")
+_MAX_MATCHING_S = 0.1  # in which a model's own pattern has found the tags of a field
 _LITERALS = {"true": True, "false": False, "null": None}  # of JSON, which models write in Python's place too
 
 Arguments = Mapping[str, Any]
@@ -17,14 +19,27 @@ class ContentError(Exception):
     """The text of a field has not the form that its template says."""
 
 
+@contextmanager
+def reading() -> Iterator[None]:
+    """Translates whatever Python raises for a text that a model wrote. Raises ContentError."""
+    try:
+        yield
+    except (ValueError, TypeError, OverflowError, SyntaxError, RecursionError, MemoryError, TimeoutError) as error:
+        raise ContentError(str(error)) from error
+
+
 def read_content(text: str, name: str, arguments: Arguments) -> Any:
     """Returns the value of a field's text. Raises ContentError."""
-    try:
+    with reading():
         return CONTENTS[name](text, arguments)
-    except ContentError:
-        raise
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ContentError(str(error)) from error
+
+
+def as_json(value: Any) -> str:
+    """Returns a value as JSON. Raises ContentError for NaN, infinity, half a surrogate pair, or no value of JSON."""
+    with reading():
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        written.encode()
+        return written
 
 
 def transformed(shape: Any, names: Mapping[str, Any]) -> Any:
@@ -83,7 +98,10 @@ def _set_aside(string: str, strings: list[str]) -> str:
 
 def _tags(text: str, arguments: Arguments) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for found in regex.finditer(arguments.get("tag_pattern", ""), text, flags=regex.DOTALL):
+    if (end := arguments.get("tag_end")) is not None:
+        text = text[: text.rfind(end) + len(end)] if end in text else ""
+    pattern = arguments.get("tag_pattern", "")
+    for found in regex.finditer(pattern, text, flags=regex.DOTALL, timeout=_MAX_MATCHING_S):
         named = found.groupdict()
         if named.get("key") is None:
             raise ContentError("'tag_pattern' has no group 'key'")
@@ -111,29 +129,28 @@ def _value(text: str, arguments: Arguments) -> Any:
 
 def python_call(text: str) -> tuple[str, dict[str, Any]]:
     """Returns name and arguments of one call in Python: `f(a=1, b="x")`. Raises ContentError."""
-    try:
+    with reading():
         call = ast.parse(text.strip(), mode="eval").body
-    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-        raise ContentError(str(error)) from error
-    if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
-        raise ContentError("it is no call with named arguments")
-    return ast.unparse(call.func), {str(each.arg): _literal(each.value) for each in call.keywords}
+        if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+            raise ContentError("it is no call with named arguments")
+        return ast.unparse(call.func), {str(each.arg): _literal(each.value) for each in call.keywords}
 
 
 def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id in _LITERALS:
         return _LITERALS[node.id]
-    if isinstance(node, ast.List):
+    if isinstance(node, ast.List | ast.Tuple):
         return [_literal(each) for each in node.elts]
     if isinstance(node, ast.Dict) and None not in node.keys:
         return {str(_literal(key)): _literal(each) for key, each in zip(node.keys, node.values, strict=True) if key}
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError) as error:
-        raise ContentError("an argument is no literal") from error
+    value = ast.literal_eval(node)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ContentError("an argument is no literal that JSON has")
 
 
 # Those of the standard, then ours: JSON objects one after the other, and calls in Python, which are read as they come.
+# `tag_end` of xml-inline is ours too: the text with which every tag ends. No tag is looked for after the last of them.
 CONTENTS: dict[str, Callable[[str, Arguments], Any]] = {
     "text": _text,
     "int": lambda text, arguments: int(_text(text, arguments)),

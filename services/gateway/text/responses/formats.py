@@ -88,7 +88,10 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             "close_pattern": r"</function>\s*</tool_call>",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^<>\s]+)>\n?(?P<value>.*?)\n?</parameter>",
+                "tag_end": "</parameter>",
+            },
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
         },
         ("<function=",),
@@ -147,8 +150,8 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
 }
 
 REASONING_FORMS: Mapping[str, ReasoningForm] = {
-    "think": ReasoningForm({"open": "<think>", "close": "</think>"}, ("</think>",)),
-    "mistral-think": ReasoningForm({"open": "[THINK]", "close": "[/THINK]"}, ("[THINK]",)),
+    "think": ReasoningForm({"open": "<think>", "close": "</think>", "leads": True}, ("</think>",)),
+    "mistral-think": ReasoningForm({"open": "[THINK]", "close": "[/THINK]", "leads": True}, ("[THINK]",)),
 }
 
 # For models whose chat template knows no tools: the form that most models have seen.

@@ -3,15 +3,17 @@
 import json
 import re
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from services.gateway.text.responses.contents import placeholder
 
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 _SPACES = " \t\r\n"
+_MAX_DEPTH = 64  # of brackets around a call's arguments and beside them
 _SCALAR = re.compile(r"[-+.\w]")
 
 
@@ -56,7 +58,8 @@ class JsonCalls:
     """Reads the calls in one field.
 
     What has not the form of a call is text: all of the field where no call began in it. What follows the beginning of a
-    call's arguments is part of them, whatever it is.
+    call's arguments is part of them, whatever it is, until their brackets are closed. Where JSON ends after them, the
+    rest of the field is dropped, and so are closing brackets after a call.
     """
 
     def __init__(self, layout: JsonLayout, first_call: int, name: str | None, known: frozenset[str] | None) -> None:
@@ -66,7 +69,7 @@ class JsonCalls:
         self._known = known
         self.call = first_call  # the next one's number
         self.rejected = False
-        self._raw = ""  # since the last call ended
+        self._raw: list[str] = []  # the text since the last call ended
         self._containers: list[str] = []  # the brackets that are open
         self._keys: list[str | None] = []  # of the value that each of them has now
         self._expects = _Expects.VALUE
@@ -79,6 +82,7 @@ class JsonCalls:
         self._depth = 0  # of brackets in the arguments; 0: not inside them
         self._quoted = False
         self._seen = False  # the call has arguments
+        self._dropping = False  # the last call is whole, and nothing after it is read
         self._parts: list[CallPart | str] = []
 
     def feed(self, text: str) -> list[CallPart | str]:
@@ -86,6 +90,8 @@ class JsonCalls:
         self._parts = []
         if self.rejected:
             return [text]
+        if self._dropping:
+            return []
         position = 0
         try:
             while position < len(text):
@@ -97,18 +103,32 @@ class JsonCalls:
     def close(self) -> list[CallPart | str]:
         """Returns what is left when the field ends."""
         self._parts = []
-        if self._string is not None and self._scalar and not self._depth:
-            self._end_string()
-        if not self.rejected and self._expects is not _Expects.NEXT and not self._begun:
+        try:
+            if self._string is not None and self._scalar and not self._depth:
+                self._end_string()
+        except _NotJson:
+            self._reject("")
+        if self._begun:
+            self._begun = False
+            self.call += 1
+        elif not self.rejected and self._expects is not _Expects.NEXT:
             self._reject("")
         return self._parts
+
+    def copied(self) -> Self:
+        """Returns a reader that goes on by itself."""
+        other = copy(self)
+        other._raw = ["".join(self._raw)]
+        other._containers, other._keys = [*self._containers], [*self._keys]
+        other._string = None if self._string is None else ["".join(self._string)]
+        return other
 
     def _next(self, text: str, position: int) -> int:
         """Reads some of the text; returns where the rest begins. Raises _NotJson."""
         if self._depth:
             return self._read_arguments(text, position)
         if not self._begun:
-            self._raw += text[position]
+            self._raw.append(text[position])
         if self._string is not None:
             return self._read_string(text, position)
         if text[position] in _SPACES:
@@ -132,8 +152,8 @@ class JsonCalls:
                 self._expects = _Expects.KEY if self._containers[-1] == "{" else _Expects.VALUE
             case _Expects.COMMA_OR_END if char in "}]":
                 self._end_container(char)
-            case _Expects.NEXT if self._layout.sequence and char in ";,":
-                self._raw = ""
+            case _Expects.NEXT if char in "}]" or (self._layout.sequence and char in ";,"):
+                self._raw = []
             case _Expects.NEXT if self._layout.sequence and char == "{":
                 self._begin_value(char)
             case _:
@@ -141,13 +161,18 @@ class JsonCalls:
         return position + 1
 
     def _begin_value(self, char: str) -> None:
-        if self._is_at(self._layout.arguments) and char in "{[":
-            self._depth, self._seen = 1, True
-            self._add(char)
-            return
+        if self._is_at(self._layout.arguments):
+            if self._seen:
+                raise _NotJson  # arguments twice
+            if char in "{[":
+                self._depth, self._seen = 1, True
+                self._add(char)
+                return
         if not self._containers and char != ("[" if self._layout.listed else "{"):
             raise _NotJson
         if char in "{[":
+            if len(self._containers) == _MAX_DEPTH:
+                raise _NotJson
             self._containers.append(char)
             self._keys.append(None)
             self._expects = _Expects.KEY_OR_END if char == "{" else _Expects.VALUE_OR_END
@@ -160,15 +185,16 @@ class JsonCalls:
         """True when the value that comes now is the one at a path within its call."""
         if self._layout.listed and not self._containers:
             return False
-        keys = self._keys[1:] if self._layout.listed else self._keys
-        return tuple(keys) == path
+        first = 1 if self._layout.listed else 0
+        return len(self._keys) - first == len(path) and tuple(self._keys[first:]) == path
 
     def _read_string(self, text: str, position: int) -> int:
         assert self._string is not None
         char = text[position]
         if self._scalar and not _SCALAR.match(char):
             self._end_string()
-            self._raw = self._raw[:-1]
+            if self._raw:
+                self._raw.pop()
             return position
         if not self._scalar and char == '"' and not self._escaped:
             self._end_string()
@@ -215,7 +241,7 @@ class JsonCalls:
         listed_end = self._layout.listed and not self._containers
         if listed_end:
             self._expects = _Expects.NEXT
-            self._raw = ""
+            self._raw = []
         else:
             self._end_value()
 
@@ -226,7 +252,7 @@ class JsonCalls:
             raise _NotJson
         self.call += 1
         self._begun = self._seen = False
-        self._name, self._raw, self._early = self._given_name, "", ""
+        self._name, self._raw, self._early = self._given_name, [], ""
 
     def _read_arguments(self, text: str, position: int) -> int:
         """Finds the end of the arguments, or of the text."""
@@ -253,7 +279,7 @@ class JsonCalls:
                 end = position
                 break
         if not self._begun:
-            self._raw += text[begin:end]
+            self._raw.append(text[begin:end])
         self._add(text[begin:end])
         if not self._depth:
             self._end_value()
@@ -275,20 +301,22 @@ class JsonCalls:
             self._parts += [CallPart(self.call, self._name, ""), CallPart(self.call, None, arguments)]
 
     def _reject(self, rest: str) -> None:
-        """Ends the reading: the rest is text, or of the arguments of a call that began."""
+        """Ends the reading: the rest is text, or dropped after the arguments of a call, which is whole then."""
         if self._begun:
-            self._depth, self._quoted = 1 << 30, True  # nothing ends them any more
-            self._parts.append(CallPart(self.call, None, rest))
+            self._end_call()
+            self._dropping, self._expects = True, _Expects.NEXT
             return
         self.rejected = True
-        self._parts.append(self._raw + rest[1:] if self._raw else rest)
+        self._parts.append("".join(self._raw) + rest[1:] if self._raw else rest)
 
 
 def _decoded(written: str) -> str:
     try:
-        return str(json.loads(f'"{written}"', strict=False))
+        value = str(json.loads(f'"{written}"', strict=False))
+        value.encode()  # fails for half a surrogate pair, which no answer can have
     except ValueError:
         raise _NotJson from None
+    return value
 
 
 def layout_of(shape: object, content: str, *, each: bool) -> JsonLayout | None:

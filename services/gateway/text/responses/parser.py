@@ -65,6 +65,9 @@ class ParserTables:
         opening = [(field.open, field) for field in template.fields if field.open is not None]
         closing = [] if self.other is None or self.other.close is None else [(self.other.close, self.other)]
         self.between = _Watch([*opening, *closing])
+        self.later = self.between  # after other text
+        if any(field.leads for _, field in opening):
+            self.later = _Watch([*((mark, field) for mark, field in opening if not field.leads), *closing])
         self.inside = {field: _Watch([(field.close, field)] if field.close else []) for _, field in opening}
 
 
@@ -74,7 +77,8 @@ class ResponseParser:
     def __init__(self, tables: ParserTables) -> None:
         self._tables = tables
         self._other = tables.other
-        self._watch = tables.between
+        self._watch = self._between = tables.between
+        self._leading = None if tables.later is tables.between else tables.between  # the watch until there is content
         self.field: Field | None = self._other  # which the next text belongs to; None: to none
         self._before = ""  # the last text before `_withheld`
         self._withheld = ""
@@ -92,6 +96,8 @@ class ResponseParser:
         begins = self._watch.begins_later if self._before else self._watch.begins
         if begins.search(text) is not None:
             return False
+        if self._watch is self._leading:
+            self._leave_beginning(text)
         self._before = (self._before + text)[-_CONTEXT:]
         return True
 
@@ -112,6 +118,10 @@ class ResponseParser:
                 found, end = None, min(1, len(rest))
             if end > 0 and self.field is not None:
                 events.append(Event(What.TEXT, self.field, rest[:end]))
+            if self._leave_beginning(rest[:end]):
+                self._pass(rest[:end])
+                rest, num_empty = rest[end:], 0
+                continue
             if found is None and (num_empty <= _MAX_EMPTY or not rest):
                 self._pass(rest[:end])
                 self._withheld = rest[end:]
@@ -127,10 +137,17 @@ class ResponseParser:
     def _pass(self, text: str) -> None:
         self._before = (self._before + text)[-_CONTEXT:]
 
+    def _leave_beginning(self, text: str) -> bool:
+        """True when a text is the first outside of marked fields that is shown: other marks count after it."""
+        if self._watch is not self._leading or self.field is None or not text.strip():
+            return False
+        self._watch = self._between = self._tables.later
+        return True
+
     def _step(self, match: "regex.Match[str]", field: Field) -> Event:
         """Opens or closes a field."""
         if self.field is field:
-            self.field, self._watch = self._other, self._tables.between
+            self.field, self._watch = self._other, self._between
             return Event(What.CLOSED, field, match.group())
         self.field, self._watch = field, self._tables.inside[field]
         names = {name: text for name, text in match.groupdict().items() if text is not None}

@@ -19,6 +19,7 @@ _FIELD_KEYS = frozenset(
     {
         *("open", "open_pattern", "close", "close_pattern", "content", "content_args"),
         *("repeats", "join", "optional", "transform", "transform_each"),
+        "leads",  # ours: the field is not opened any more after other text
     }
 )
 
@@ -68,6 +69,11 @@ class Field:
     open: Mark | None
     close: Mark | None
     spec: Mapping[str, Any]
+
+    @property
+    def leads(self) -> bool:
+        """True when the field is opened only where nothing but white space is before it, or other fields."""
+        return bool(self.spec.get("leads"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

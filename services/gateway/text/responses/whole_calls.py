@@ -1,11 +1,18 @@
 """Calls of tools in forms that are read when they are whole: by a template's transform, or as calls in Python."""
 
-import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
-from services.gateway.text.responses.contents import ContentError, python_call, read_content, transformed
+from services.gateway.text.responses.contents import (
+    ContentError,
+    as_json,
+    python_call,
+    read_content,
+    reading,
+    transformed,
+)
 from services.gateway.text.responses.json_calls import CallPart
 
 _PYTHON = re.compile(r"""["'\\()\[\]{}]""")
@@ -38,13 +45,21 @@ class WholeCalls:
 
     def close(self) -> list[CallPart | str]:
         """Returns the calls."""
-        text = "".join(self._text)
+        text, first = "".join(self._text), self.call
         try:
-            calls = self._calls(text)
+            with reading():
+                calls = [_parts(first + number, *call) for number, call in enumerate(self._calls(text))]
         except ContentError:
             self.rejected = True
             return [text]
-        return [part for name, arguments in calls for part in self._parts(name, arguments)]
+        self.call += len(calls)
+        return [part for parts in calls for part in parts]
+
+    def copied(self) -> Self:
+        """Returns a reader that goes on by itself."""
+        other = copy(self)
+        other._text = ["".join(self._text)]
+        return other
 
     def _calls(self, text: str) -> list[tuple[str, Any]]:
         spec = self._spec
@@ -65,10 +80,6 @@ class WholeCalls:
         if not isinstance(name, str) or not name or (self._known is not None and name not in self._known):
             raise ContentError("it is no call of a tool")
         return name, typed(function.get("arguments", {}), self._schemas.get(name, {}))
-
-    def _parts(self, name: str, arguments: Any) -> list[CallPart | str]:
-        number, self.call = self.call, self.call + 1
-        return [*_parts(number, name, arguments)]
 
 
 class PythonCalls:
@@ -110,6 +121,10 @@ class PythonCalls:
         self.rejected = True
         return [self._text]
 
+    def copied(self) -> Self:
+        """Returns a reader that goes on by itself."""
+        return copy(self)
+
     def _ends_call(self, char: str) -> bool:
         """Follows brackets and quotes. True: a call ended, or all of them."""
         if char == "\\":
@@ -145,7 +160,9 @@ class PythonCalls:
 
 
 def _parts(number: int, name: str, arguments: Any) -> list[CallPart]:
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    """Returns the parts of a call. Raises ContentError where it cannot be sent."""
+    written = arguments if isinstance(arguments, str) else as_json(arguments)
+    as_json([name, written])
     return [CallPart(number, name, ""), CallPart(number, None, written)]
 
 
@@ -162,8 +179,9 @@ def _as_type(value: Any, schema: object) -> Any:
         return value
     for kind in _types(schema):
         try:
-            read = json.loads(value.strip() if kind != "boolean" else value.strip().lower())
-        except ValueError:
+            read = read_content(value.strip() if kind != "boolean" else value.strip().lower(), "json", {})
+            as_json(read)
+        except ContentError:
             continue
         if _is_a(read, kind):
             return int(read) if kind == "integer" else read
@@ -172,10 +190,14 @@ def _as_type(value: Any, schema: object) -> Any:
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
     named = schema.get("type")
-    found = [named] if isinstance(named, str) else [each for each in named or () if isinstance(each, str)]
-    for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+    found = [each for each in _listed(named) if isinstance(each, str)] if not isinstance(named, str) else [named]
+    for each in (*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))):
         found += _types(each) if isinstance(each, Mapping) else []
     return found
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _is_a(value: Any, kind: str) -> bool:
