@@ -488,3 +488,34 @@ def test_tokens_that_are_marks_are_known() -> None:
 
     assert shown("mistral-args") == ["[TOOL_CALLS]", "[ARGS]", "<think>"]
     assert shown("llama3-json") == ["<|python_tag|>", "<think>"]
+
+
+FRAGMENTS = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *(
+        '{"name": "f", "arguments": {"a": 1}}',
+        '{"name": "g", "parameters": {}}',
+        '"name"',
+        ":",
+        ",",
+        "{",
+        "}",
+        "[",
+        "]",
+    ),
+    *("[f(a=1)", ", g()]", "(", ")", '"', "'", "\\", "null", "-1.5e3", "é🙂", "<function=g>", "</function>", "f"),
+]
+
+
+@pytest.mark.parametrize("form", TOOL_FORMS)
+def test_whatever_is_written_is_told_apart_in_one_way(form: str) -> None:
+    """Nothing that a model can write raises, nor depends on how it comes."""
+    shared, draw = tables(form), random.Random(3)
+    for _ in range(150):
+        text = "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 14)))
+        whole = told(shared, [text])
+        assert told(shared, list(text)) == whole, text
+        if not whole.calls and "<think>" not in text:
+            assert whole.content == text.strip(), "nothing is lost"
+        at = draw.randrange(len(text))
+        assert told(shared, [text[:at], text[at:]]) == whole, text

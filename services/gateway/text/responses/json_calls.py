@@ -67,6 +67,7 @@ class JsonCalls:
         self._layout = layout
         self._given_name = name
         self._known = known
+        self._first_call = first_call
         self.call = first_call  # the next one's number
         self.rejected = False
         self._raw: list[str] = []  # the text since the last call ended
@@ -240,6 +241,8 @@ class JsonCalls:
         self._keys.pop()
         listed_end = self._layout.listed and not self._containers
         if listed_end:
+            if self.call == self._first_call:  # a list of no calls
+                raise _NotJson
             self._expects = _Expects.NEXT
             self._raw = []
         else:
