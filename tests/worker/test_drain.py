@@ -152,7 +152,7 @@ async def test_a_drain_by_grpc_answers_when_it_is_over():
         submit = gateway.submit([1, 2, 3], LONG)
         await stream.send(submit)
         await stream.until(lambda: stream.rows[submit.handle])
-        reply = await client.Drain(worker_pb2.DrainRequest(timeout_s=2.0), timeout=60)
+        reply = await client.Drain(worker_pb2.DrainRequest(timeout_s=0.5), timeout=60)  # sooner than LONG ends
         assert (reply.done, reply.moved) == (True, 1)
         assert worker.ended.done()
 
