@@ -87,5 +87,7 @@ def _structured_outputs(request: CommonRequest) -> dict[str, Any] | None:
         return request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
     if wanted is None or wanted.type == "text":
         return None
+    if wanted.type == "structural_tag":
+        return {"structural_tag": wanted.model_dump(by_alias=True, exclude_none=True)}
     schema = None if wanted.json_schema is None else wanted.json_schema.json_schema
     return {"json_object": True} if schema is None else {"json": schema}

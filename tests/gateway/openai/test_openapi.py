@@ -320,6 +320,10 @@ async def test_render_of_several_prompts_is_a_list(api: Api):
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "array"}}}},
             {"json": {"type": "array"}},
         ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+            {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+        ),
         ({"response_format": {"type": "text"}}, None),
     ],
     ids=json.dumps,
