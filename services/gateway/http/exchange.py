@@ -5,8 +5,8 @@ Streams write straight to the server: no middleware wraps `send`, so a chunk cos
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from urllib.parse import parse_qs
 
@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
+from services.gateway.http.cut_short import cut_short
 from services.gateway.http.envelope import Envelope, OpenAIEnvelope
 from services.gateway.http.http_protocol import STREAM_WRITER, StreamWriter
 
@@ -109,28 +110,16 @@ class Exchange:
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
 
-    @asynccontextmanager
-    async def while_connected(self, at_most_s: float) -> AsyncIterator[None]:
+    def while_connected(self, at_most_s: float) -> AbstractAsyncContextManager[None]:
         """Cancels the `async with` block and raises ClientGone when the client is gone, and also after `at_most_s`.
 
         The request's body must have been read.
         """
-        try:
-            async with asyncio.timeout(at_most_s) as deadline:
-                watcher = asyncio.create_task(self._expire_when_gone(deadline))
-                try:
-                    yield
-                finally:
-                    watcher.cancel()
-        except TimeoutError as error:
-            if not deadline.expired():
-                raise
-            raise ClientGone from error
+        return cut_short(self._until_gone, ClientGone, at_most_s)
 
-    async def _expire_when_gone(self, deadline: asyncio.Timeout) -> None:
+    async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        deadline.reschedule(asyncio.get_running_loop().time())
 
     async def respond(
         self,

@@ -1,9 +1,11 @@
 """The responses that this gateway is generating, which can be read and cancelled by their ids."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
+
+from services.gateway.http.cut_short import cut_short
 
 
 class ResponseCancelled(Exception):
@@ -18,24 +20,9 @@ class RunningResponse:
         self.ended = asyncio.Event()
         self._cancelled = asyncio.Event()
 
-    @asynccontextmanager
-    async def generating(self) -> AsyncIterator[None]:
+    def generating(self) -> AbstractAsyncContextManager[None]:
         """Cancels the `async with` block and raises ResponseCancelled when the response is cancelled."""
-        try:
-            async with asyncio.timeout(None) as time_left:
-                watcher = asyncio.create_task(self._expire_when_cancelled(time_left))
-                try:
-                    yield
-                finally:
-                    watcher.cancel()
-        except TimeoutError as error:
-            if not time_left.expired():
-                raise
-            raise ResponseCancelled from error
-
-    async def _expire_when_cancelled(self, time_left: asyncio.Timeout) -> None:
-        await self._cancelled.wait()
-        time_left.reschedule(asyncio.get_running_loop().time())
+        return cut_short(self._cancelled.wait, ResponseCancelled)
 
     def cancel(self) -> None:
         """Has the generation end, if it has not ended already; `ended` is set when it has."""
