@@ -61,10 +61,8 @@ class Messages:
 
     async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
         body = await exchange.read_json(self._limits.max_body_bytes)
-        if takes_long(body) or len(body) > _FEW_BYTES:
-            request, chat = await self._side.run(_parse, body, kind)
-        else:
-            request, chat = _parse(body, kind)
+        long = takes_long(body) or len(body) > _FEW_BYTES
+        request, chat = await self._side.run_if(long, _parse, body, kind)
         exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
         with in_words_of_messages(request):
             self._runner.check(chat)

@@ -154,10 +154,7 @@ class ChatDialect:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
         num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
         costly = request.chat_template_kwargs or request.documents or request.chat_template or request.tools
-        if num_parts <= _FEW_PARTS and not costly:
-            text = self._render(request)
-        else:
-            text = await self._side.run(self._render, request)
+        text = await self._side.run_if(num_parts > _FEW_PARTS or bool(costly), self._render, request)
         if (kept := request.kept_tokens(max_tokens)) is None:
             check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
         whole = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))

@@ -63,10 +63,7 @@ class EmbeddingRunner:
 
     async def parse(self, body: bytes, neutral: Neutral) -> EmbeddingRequest:
         """Returns the checked request of a body. Raises ApiError."""
-        if takes_long(body):
-            request = await self.side.run(parse_request, body, EmbeddingRequest, neutral)
-        else:
-            request = parse_request(body, EmbeddingRequest, neutral)
+        request = await self.side.run_if(takes_long(body), parse_request, body, EmbeddingRequest, neutral)
         self.check(request)
         return request
 

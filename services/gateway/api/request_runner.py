@@ -80,10 +80,7 @@ class RequestRunner(Generic[Request]):
 
     async def parse(self, body: bytes, neutral: Neutral) -> Request:
         """Returns the checked request of a body. Raises ApiError."""
-        if takes_long(body):
-            request = await self.side.run(parse_request, body, self.dialect.kind, neutral)
-        else:
-            request = parse_request(body, self.dialect.kind, neutral)
+        request = await self.side.run_if(takes_long(body), parse_request, body, self.dialect.kind, neutral)
         self.check(request)
         return request
 
@@ -168,12 +165,12 @@ class RequestRunner(Generic[Request]):
             names = "'logit_bias', 'stop_token_ids', 'bad_words' and lists of token ids name more than"
             raise invalid(f"{names} {MAX_NAMED_TOKENS} tokens, counted once for each of {num_sequences} choices.", "n")
         capsules = []
+        salt, priority = request.cache_salt or "", request.priority or 0
         for number, prompt in enumerate(prompts):
             token_ids = prompt.token_ids
             sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first
             for index in range(num_choices):
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
-                salt, priority = request.cache_salt or "", request.priority or 0
                 capsules.append(Capsule(token_ids, len(token_ids), own, salt, priority))
                 await _let_others_run(len(capsules))
         return tuple(capsules)
@@ -205,9 +202,7 @@ class RequestRunner(Generic[Request]):
         return choices
 
     async def _reading(self, request: Request, prompt: Prompt) -> Reading | None:
-        if len(prompt.begun) <= _SHORT_MESSAGE:
-            return self.dialect.reading(request, prompt)
-        return await self.side.run(self.dialect.reading, request, prompt)
+        return await self.side.run_if(len(prompt.begun) > _SHORT_MESSAGE, self.dialect.reading, request, prompt)
 
     def _choice(
         self,

@@ -25,3 +25,7 @@ class SideThread:
         context = contextvars.copy_context()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: context.run(call, *args, **kwargs))
+
+    async def run_if(self, takes_long: bool, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Does `run` where the call takes long; else makes the call at once, on the event loop."""
+        return await self.run(call, *args, **kwargs) if takes_long else call(*args, **kwargs)

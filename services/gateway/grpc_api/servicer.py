@@ -96,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
         async with self._answering("grpc.embed", request, context) as record:
             self._runners.records.begin(record, _metadata(context))
-            translated = translate() if request.ByteSize() <= _SMALL_BYTES else await runner.side.run(translate)
+            translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             runner.check(translated)
             terms = self._terms(context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
@@ -133,7 +133,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             fields = {"model": request.model or self._model.name, **prompt_fields(request), **other_fields(request)}
             return validate_request(fields, runner.dialect.kind, _NO_FIELDS)
 
-        translated = translate() if request.ByteSize() <= _SMALL_BYTES else await runner.side.run(translate)
+        translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
         runner.check(translated)
         return translated
 

@@ -37,11 +37,9 @@ class EmbeddingEndpoint:
         record.note_ignored_fields(ignored_fields(request, limits.strict_fields))
         async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
             answer = await self._runner.run(request, record, terms)
-            if sum(map(len, answer.vectors)) <= _FEW_NUMBERS:
-                written = answer_body(answer, request, self._runner.model.name)
-            else:
-                written = await self._runner.side.run(answer_body, answer, request, self._runner.model.name)
-            await exchange.respond(200, written)
+            long = sum(map(len, answer.vectors)) > _FEW_NUMBERS
+            side, model = self._runner.side, self._runner.model.name
+            await exchange.respond(200, await side.run_if(long, answer_body, answer, request, model))
 
 
 def answer_body(answer: EmbeddingAnswer, request: EmbeddingRequest, model: str) -> bytes:

@@ -67,7 +67,7 @@ async def _stream(
     events = _Events(answer, updates, request)
     sink = EventSink(exchange.stream, updates, events.of, answer.text_chunk)
     usage = events.usage()
-    first = await side.run(answer.chunk, update, usage) if takes_long(update) else answer.chunk(update, usage)
+    first = await side.run_if(takes_long(update), answer.chunk, update, usage)
     sink.unwritten = answer.opening(updates.num_choices) + first
     while not updates.done:
         await exchange.write(sink.unwritten)
@@ -101,8 +101,5 @@ async def _collect(exchange: Exchange, updates: Updates, answer: Answer, side: S
     for update in await collected(updates):
         parts[update.choice].append(update)
     choices = [joined(choice) for choice in parts]
-    if len(choices) > _FEW_CHOICES or any(map(takes_long, choices)):
-        body = await side.run(answer.body, choices, updates.usage())
-    else:
-        body = answer.body(choices, updates.usage())
-    await exchange.respond(200, body)
+    long = len(choices) > _FEW_CHOICES or any(map(takes_long, choices))
+    await exchange.respond(200, await side.run_if(long, answer.body, choices, updates.usage()))

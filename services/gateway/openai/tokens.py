@@ -85,7 +85,7 @@ class Tokens:
     async def _read(self, exchange: Exchange) -> Mapping[str, Any]:
         body = await exchange.read_json(self._limits.max_body_bytes)
         try:
-            value = await self._runners.side.run(read_value, body) if takes_long(body) else read_value(body)
+            value = await self._runners.side.run_if(takes_long(body), read_value, body)
         except orjson.JSONDecodeError as error:
             raise not_json() from error
         return check_object(value)

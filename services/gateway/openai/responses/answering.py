@@ -77,7 +77,7 @@ class Answering:
                     update = await updates.next()
                     begun = True
                     await _begin(exchange, turn, events)
-                    await self._take(update, output)
+                    await self._side.run_if(takes_long(update), output.take, update)
                     sink = _EventSink(exchange.stream, updates, output, events)
                     while not updates.done:
                         await exchange.write(events.taken())
@@ -101,16 +101,11 @@ class Answering:
     async def _collect(self, updates: Updates, output: Output) -> None:
         num_taken = 0
         while not updates.done:
-            await self._take(await updates.next(), output)
+            update = await updates.next()
+            await self._side.run_if(takes_long(update), output.take, update)
             num_taken += 1
             if num_taken % _UPDATES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-
-    async def _take(self, update: Update, output: Output) -> None:
-        if takes_long(update):
-            await self._side.run(output.take, update)
-        else:
-            output.take(update)
 
     async def _end(
         self, turn: Turn, running: RunningResponse, output: Output, outcome: Outcome, usage: dict[str, Any]

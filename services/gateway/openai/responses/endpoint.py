@@ -1,8 +1,7 @@
 """POST /v1/responses: a request read, checked, turned into a chat, run and answered."""
 
 import time
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.large_json import takes_long
@@ -21,9 +20,6 @@ from services.gateway.openai.responses.response import head
 from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses
 from services.gateway.openai.token_names import TokenNames
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class ResponsesEndpoint:
@@ -46,14 +42,14 @@ class ResponsesEndpoint:
         terms = Terms(limits.request_timeout_s, slo_s)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
-        request, ignored = await self._call(takes_long(body), self._read, body)
+        request, ignored = await self._side.run_if(takes_long(body), self._read, body)
         exchange.take_request_id(request.request_id)
         exchange.record.note_ignored_fields(ignored)
         about = self._about(request)
         conversation = await self._conversation(request, terms.tenant)
         long = takes_long(body) or num_parts(conversation) > FEW_PARTS
         del body
-        chat, described = await self._call(long, self._begin, request, conversation, about)
+        chat, described = await self._side.run_if(long, self._begin, request, conversation, about)
         turn = Turn(described, conversation, terms.tenant)
         ids = turn.head["id"], f"resp_{exchange.record.request_id}"
         with self._running.added(terms.tenant, ids, turn.head) as running:
@@ -96,7 +92,3 @@ class ResponsesEndpoint:
         with in_words_of_responses():
             self._runner.check(chat)
         return chat, head(request, about, self._runner.model.defaults)
-
-    async def _call(self, takes_long: bool, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Returns what the call returns, which is made beside the event loop where it takes long."""
-        return await self._side.run(call, *args, **kwargs) if takes_long else call(*args, **kwargs)

@@ -41,10 +41,7 @@ class KeptResponses:
         assert self._store is not None
         if sum(len(text) for item in items for text in item.texts) > MAX_KEPT_BYTES:
             return False  # before it is made
-        if num_parts(items) > FEW_PARTS:
-            packed = await self._side.run(_packed, response, items)
-        else:
-            packed = _packed(response, items)
+        packed = await self._side.run_if(num_parts(items) > FEW_PARTS, _packed, response, items)
         return await self._store.put(tenant, response["id"], packed)
 
     async def find(self, tenant: str, response_id: str, param: str | None = None) -> KeptResponse:
@@ -73,18 +70,15 @@ class KeptResponses:
     async def input_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
         """Returns the items that a response answers, as JSON values. Raises ApiError."""
         kept = await self.find(tenant, response_id)
-        if takes_long(kept.input):
-            return await self._side.run(_listed, kept)
-        return _listed(kept)
+        return await self._side.run_if(takes_long(kept.input), _listed, kept)
 
     async def conversation(self, tenant: str, response_id: str) -> list[Item]:
         """Returns the items up to the end of a response, for a request that continues it. Raises ApiError."""
         param = "previous_response_id"
         kept = await self.find(tenant, response_id, param)
         try:
-            if takes_long(kept.response) or takes_long(kept.input):
-                return await self._side.run(_items, kept)
-            return _items(kept)
+            long = takes_long(kept.response) or takes_long(kept.input)
+            return await self._side.run_if(long, _items, kept)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("a kept response is not as a gateway writes it", response_id=response_id, reason=str(error))
             raise not_found(response_id, param) from error
