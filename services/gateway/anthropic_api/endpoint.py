@@ -13,7 +13,6 @@ from services.gateway.api.chat import ChatRequest
 from services.gateway.api.errors import unsupported
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
-from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields, parse_request, validate_request
 from services.gateway.http.exchange import Exchange
@@ -36,9 +35,7 @@ class Messages:
 
     async def create(self, exchange: Exchange) -> None:
         """Answers one request with a message. Raises ApiError, ClientGone."""
-        limits = self._limits
-        slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
-        terms = Terms(limits.request_timeout_s, slo_s)
+        terms = self._limits.terms(exchange.header)
         self._records.begin(exchange.record, exchange.header)
         request, chat = await self._read(exchange, MessagesRequest)
         head = Head(f"msg_{exchange.record.request_id}", self._runner.model.name)

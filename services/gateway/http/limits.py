@@ -1,6 +1,9 @@
 """The limits of requests over HTTP."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,3 +14,7 @@ class Limits:
     ttft_slo_s: float | None = None
     max_body_bytes: int = 8 << 20
     strict_fields: bool = False  # fields that nobody knows are refused, and not ignored
+
+    def terms(self, header: Callable[[str], str]) -> Terms:
+        """Returns the terms of a request. header: the value of one of its headers, by name. Raises ApiError."""
+        return Terms(self.request_timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self.ttft_slo_s))

@@ -9,7 +9,6 @@ from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.api.embeddings import EmbeddingAnswer, EmbeddingRunner
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S
-from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
@@ -29,7 +28,7 @@ class EmbeddingEndpoint:
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits, record = self._limits, exchange.record
-        terms = Terms(limits.request_timeout_s, parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s))
+        terms = limits.terms(exchange.header)
         self._records.begin(record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
         request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)

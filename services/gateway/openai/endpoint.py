@@ -8,7 +8,6 @@ from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
-from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
@@ -37,8 +36,7 @@ class GenerationEndpoint(Generic[Request]):
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits = self._limits
-        slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
-        terms = Terms(limits.request_timeout_s, slo_s)
+        terms = limits.terms(exchange.header)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._format.neutral)

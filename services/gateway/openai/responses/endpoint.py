@@ -6,7 +6,6 @@ from typing import Any
 from services.gateway.api.errors import invalid
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
-from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import ignored_fields, parse_request
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
@@ -38,8 +37,7 @@ class ResponsesEndpoint:
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits = self._limits
-        slo_s = parse_ttft_slo(exchange.header(TTFT_SLO_HEADER), limits.ttft_slo_s)
-        terms = Terms(limits.request_timeout_s, slo_s)
+        terms = limits.terms(exchange.header)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
         request, ignored = await self._side.run_if(takes_long(body), self._read, body)
