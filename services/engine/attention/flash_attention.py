@@ -49,7 +49,7 @@ class FlashPlan:
     contexts: list[_Context]
 
     def kernel_inputs(self) -> None:
-        """See `SeveralPlan`."""
+        """See `SeveralPlan.kernel_inputs`."""
 
 
 class FlashAttention:

@@ -24,7 +24,7 @@ class TilePlan:
     passes: list[Tiles]  # computed one after the other
 
     def kernel_inputs(self) -> KernelInputs:
-        """See `SeveralPlan`."""
+        """See `SeveralPlan.kernel_inputs`."""
         numbers, tensors = [self.tables.stride(0)], [self.tables]
         for tiles in self.passes:
             numbers += len(tiles.rows), tiles.window, int(tiles.begun)

@@ -37,7 +37,7 @@ class OptConfig(ModelConfig):
 
     @property
     def output_size(self) -> int:
-        """See ModelConfig: `project_out` comes last."""
+        """Returns the width that `project_out`, which comes last, leads back to."""
         return self.embedding_size
 
     @property

@@ -14,6 +14,8 @@ T = TypeVar("T")
 class LeasedOperations:
     """`Operations` that adapt the number of threads to other workers' steps, while prompts are computed.
 
+    A recorded step runs all its kernels in one call and adapts to nothing.
+
     If rows are computed in blocks, all adjustments come before the blocks, some 10 ms of work for 2,048 tokens: threads
     in excess then share the cores for that time, and take blocks when they run. Elsewhere, some matrix products lie
     between any two operations.
@@ -24,9 +26,9 @@ class LeasedOperations:
         self._cores = cores
 
     def replay(self, key: Hashable, inputs: Sequence[Tensor], body: Callable[[], T]) -> T:
-        """See `Operations.replay`. Beside another worker's prompts, a step of prompts runs kernel by kernel and adapts.
+        """Does `Operations.replay`; but a step of prompts beside another worker's runs kernel by kernel, and adapts.
 
-        One that began alone keeps its threads to its end.
+        A step that began alone keeps its threads to its end.
         """
         return body() if self._cores.shares_prompts() else self._operations.replay(key, inputs, body)
 
