@@ -1,7 +1,8 @@
 """What a node does with the containers of the chart, with a local process in the place of each.
 
-Everything but the walls: the image's entry point, arguments and environment as rendered, with what they refer to; the
-probes; and how a pod is told to end. Every pod has the address 127.0.0.1, and so has every Service.
+Everything but the walls: the image's entry point, arguments and environment as rendered, with what they refer to;
+Secrets as files in directories of their own; the probes; and how a pod is told to end. Every pod has the address
+127.0.0.1, and so has every Service.
 """
 
 import base64
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.process import lifeline
 from tests.e2e.forked import WorkerProcess
-from tests.helm.chart import ROOT, Manifest, deployment, of_kind
+from tests.helm.chart import ROOT, Manifest, environment_of, of_kind, pod_of, workload
 
 POD_IP = "127.0.0.1"
 
@@ -43,12 +45,16 @@ class Program:
         """False once it has ended."""
         return self._process.poll() is None
 
-    def end(self, timeout_s: float) -> int | None:
-        """SIGTERM; the exit code, or None where it has not ended in time."""
-        self._process.terminate()
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code, or None where it has not ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.returncode
+
+    def end(self, timeout_s: float) -> int | None:
+        """SIGTERM; the exit code, or None where it has not ended in time."""
+        self._process.terminate()
+        return self.wait(timeout_s)
 
     def kill(self) -> None:
         """SIGKILL, if it has not ended."""
@@ -56,16 +62,53 @@ class Program:
         self._process.wait()
 
 
+class Node:
+    """A machine that runs pods of a release, with the Secrets of its namespace: those that are rendered, and others."""
+
+    def __init__(self, manifests: list[Manifest], directory: Path, secrets: Mapping[str, Mapping[str, bytes]]) -> None:
+        self.manifests = manifests
+        self._directory = directory
+        rendered = of_kind(manifests, "Secret").items()
+        decoded = {name: {key: base64.b64decode(text) for key, text in each["data"].items()} for name, each in rendered}
+        self._secrets = {**decoded, **secrets}
+
+    def secret(self, name: str, key: str) -> str:
+        """The value of one key, as a variable has it."""
+        return self._secrets[name][key].decode()
+
+    def mount(self, component: str) -> dict[str, Path]:
+        """Directories in the place of the pod's mounted Secrets and, for Redis, of the one for temporary files."""
+        pod = pod_of(workload(self.manifests, component))
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+        found = {}
+        for mount in pod["containers"][0].get("volumeMounts", []):
+            volume = volumes.get(mount["name"], {})
+            if "secret" in volume or (component == "redis" and "emptyDir" in volume):
+                found[mount["mountPath"]] = directory = self._directory / component / mount["name"]
+                directory.mkdir(parents=True)
+                self.write(volume.get("secret", {}).get("secretName"), directory)
+        return found
+
+    def write(self, secret: str | None, directory: Path) -> None:
+        """The files of a Secret, for this user alone."""
+        for key, value in self._secrets.get(secret or "", {}).items():
+            (directory / key).write_bytes(value)
+            (directory / key).chmod(0o400)
+
+
 class Container:
     """The one container of a component's pod."""
 
-    def __init__(self, manifests: list[Manifest], component: str) -> None:
-        self._pod = deployment(manifests, component)["spec"]["template"]["spec"]
+    def __init__(self, node: Node, component: str) -> None:
+        self._pod = pod_of(workload(node.manifests, component))
         (self._spec,) = self._pod["containers"]
-        named = _environment(self._spec, manifests)
-        self.environment = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment(), **named}
+        self.mounts = node.mount(component)
+        named = _environment(self._spec, node)
+        here = {name: self._at_mount(value) for name, value in named.items()}
+        self.environment = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment(), **here}
         command = [*self._spec.get("command", _entrypoint()), *self._spec["args"]]
-        self.process = _start([_expand(argument, named) for argument in command], self.environment)
+        expanded = [self._at_mount(_expand(argument, named)) for argument in command]
+        self.process = _start(expanded, self.environment)
 
     @property
     def probes(self) -> list[str]:
@@ -93,7 +136,13 @@ class Container:
         return self.process.end(self._pod["terminationGracePeriodSeconds"])
 
     def _run(self, command: list[str]) -> bool:
-        return subprocess.run(command, env=self.environment, timeout=60).returncode == 0
+        here = [self._at_mount(argument) for argument in command]
+        return subprocess.run(here, env=self.environment, timeout=60).returncode == 0
+
+    def _at_mount(self, text: str) -> str:
+        for path, directory in self.mounts.items():
+            text = re.sub(rf"{re.escape(path)}(?=/|\b)", str(directory), text)
+        return text
 
     def _port(self, name: str) -> int:
         (number,) = (port["containerPort"] for port in self._spec["ports"] if port["name"] == name)
@@ -108,20 +157,20 @@ def _start(command: list[str], environment: dict[str, str]) -> Program | WorkerP
     return Program(command, environment)
 
 
-def _environment(container: Manifest, manifests: list[Manifest]) -> dict[str, str]:
+def _environment(container: Manifest, node: Node) -> dict[str, str]:
     """What `env` says, in its order: a value may name those before it."""
     environment: dict[str, str] = {}
-    for variable in container["env"]:
+    for variable in environment_of(container):
         source = variable.get("valueFrom")
-        plain = _named(source, container, manifests) if source else _expand(variable["value"], environment)
-        environment[variable["name"]] = _resolve(plain, manifests)
+        plain = _named(source, container, node) if source else _expand(variable["value"], environment)
+        environment[variable["name"]] = _resolve(plain, node.manifests)
     return environment
 
 
-def _named(source: dict[str, Any], container: Manifest, manifests: list[Manifest]) -> str:
+def _named(source: dict[str, Any], container: Manifest, node: Node) -> str:
     match source:
         case {"secretKeyRef": {"name": name, "key": key}}:
-            return base64.b64decode(of_kind(manifests, "Secret")[name]["data"][key]).decode()
+            return node.secret(name, key)
         case {"fieldRef": {"fieldPath": "status.podIP"}}:
             return POD_IP
         case {"resourceFieldRef": {"resource": "limits.cpu"}}:
@@ -131,13 +180,14 @@ def _named(source: dict[str, Any], container: Manifest, manifests: list[Manifest
 
 
 def _expand(text: str, environment: dict[str, str]) -> str:
-    return re.sub(r"\$\((\w+)\)", lambda reference: environment[reference[1]], text)
+    """As kubelet does it: what is no variable stays as it is, and $$ is a single $."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda found: environment.get(found[1], found[0]) if found[1] else "$", text)
 
 
 def _resolve(text: str, manifests: list[Manifest]) -> str:
-    """The cluster's DNS: names of Services, where a port follows."""
+    """The cluster's DNS: names of Services, alone or where a port follows."""
     for name in of_kind(manifests, "Service"):
-        text = re.sub(rf"\b{re.escape(name)}(?=:\d)", POD_IP, text)
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?=:\d|$)", POD_IP, text)
     return text
 
 
