@@ -94,6 +94,7 @@ def ready_lines(config: UpConfig) -> str:
     rows = {
         "Baton is ready": f"{url}/v1",
         "gRPC": f"{local_url(serving.host, serving.grpc_port).removeprefix('http://')} (baton.v1.Inference)",
+        "admin": f"{local_url(serving.admin_host, serving.admin_port)}/metrics, /debug/ledger",
         "model": f"{serving.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),

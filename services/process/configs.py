@@ -136,6 +136,10 @@ class ServingSettings:
     grpc_port: Annotated[
         int, Option(min=0, max=65535, help="Port to listen on for gRPC clients, at --host too; 0: a free one.")
     ] = 9000
+    admin_host: Annotated[
+        str, Option(help="Address to listen on for those who run the gateway: /metrics, /debug, /health, /ready.")
+    ] = "127.0.0.1"
+    admin_port: Annotated[int, Option(min=0, max=65535, help="Port for those who run it; 0: a free one.")] = 9001
     handoff: Annotated[
         HandoffMode,
         Option(
@@ -292,8 +296,10 @@ class GatewayConfig:
         ),
     ] = ()
     max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 429.")] = 4096
-    # A socket bound to the port for HTTP, of a launcher that also starts this gateway's successor at the same ports.
+    # Sockets bound to the port for HTTP and to the admin port, of a launcher that also starts this gateway's successor
+    # at the same ports.
     http_fd: int | None = None
+    admin_fd: int | None = None
     serving: ServingSettings
     process: ProcessSettings = field(default_factory=ProcessSettings)
 

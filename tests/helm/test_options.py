@@ -21,6 +21,8 @@ VALUES = {
         "--host": "gateway.host",
         "--port": "gateway.port",
         "--grpc-port": "gateway.grpcPort",
+        "--admin-host": "gateway.host",
+        "--admin-port": "gateway.adminPort",
         "--handoff": "gateway.handoff",
         "--handoff-threshold": "gateway.handoffThreshold",
         "--request-timeout": "gateway.requestTimeoutSeconds",
@@ -45,6 +47,7 @@ OWN_DEFAULTS = {"gateway.host", "allowPlaintext", "prefill.kvMemory", "logFormat
 OWN_LIMITS = {
     "gateway.port",
     "gateway.grpcPort",
+    "gateway.adminPort",
     "prefill.port",
     "gateway.requestTimeoutSeconds",
     "drainTimeoutSeconds",

@@ -1,20 +1,16 @@
-"""The gateway's HTTP application: routes, one log line and one count for every request, and errors as envelopes."""
+"""The gateway's HTTP applications: the API's routes, and those of the admin port."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import structlog
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from services.gateway.api.errors import ApiError, internal_error
 from services.gateway.api.generation import Generator
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import Runners
-from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.http.application import Application
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
 from services.gateway.http.routes import described, route
@@ -34,8 +30,6 @@ from services.gateway.openai.responses.pages import ResponsePages
 from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +55,10 @@ class AppParts:
 
 
 def create_app(parts: AppParts) -> ASGIApp:
-    """Returns an ASGI application."""
+    """Returns the ASGI application at the API's port."""
     runners, limits, generator, metrics = parts.runners, parts.limits, parts.generator, parts.metrics
-    models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, parts.describe_ledger)
+    models, probes = Models(runners.chat.model, generator), _probes(parts)
     tokens = Tokens(runners, limits)
-    requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
     embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
@@ -88,10 +81,6 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/ping", probes.health, operations.HEALTH),
         route("/health", probes.health, operations.HEALTH),
         route("/ready", probes.ready, operations.READY),
-        route("/metrics", probes.metrics, operations.METRICS),
-        route("/debug/ledger", probes.ledger, operations.LEDGER),
-        route("/debug/requests", requests.list, operations.REQUESTS),
-        route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
     ]
     routes += _document_routes(routes, limits, parts.tokenizer_info)
     app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
@@ -104,6 +93,24 @@ def create_app(parts: AppParts) -> ASGIApp:
         allow_headers=["*"],
         expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],
     )
+
+
+def create_admin_app(parts: AppParts) -> ASGIApp:
+    """Returns the ASGI application at the admin port: what those need who run the gateway, and no client."""
+    probes, requests = _probes(parts), RecentRequests(parts.runners.records)
+    routes = [
+        route("/health", probes.health, operations.HEALTH),
+        route("/ready", probes.ready, operations.READY),
+        route("/metrics", probes.metrics, operations.METRICS),
+        route("/debug/ledger", probes.ledger, operations.LEDGER),
+        route("/debug/requests", requests.list, operations.REQUESTS),
+        route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
+    ]
+    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners.records)
+
+
+def _probes(parts: AppParts) -> Probes:
+    return Probes(parts.generator, parts.metrics, parts.describe_ledger)
 
 
 def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
@@ -130,52 +137,3 @@ def _document_routes(
     documents = Documents(document, tokenizer_info)
     handlers = (documents.openapi, documents.page, documents.tokenizer_info)
     return [route(path, handler, operation) for (path, operation), handler in zip(own, handlers, strict=False)]
-
-
-class Application:
-    """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
-
-    def __init__(self, router: Router, metrics: GatewayMetrics, records: RequestRecords) -> None:
-        self._router = router
-        self._metrics = metrics
-        self._records = records
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] != "http":
-            await self._router(scope, receive, send)
-            return
-        exchange = Exchange(scope, receive, send)
-        # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
-        inner = {**scope, "app": self, "exchange": exchange}
-        with structlog.contextvars.bound_contextvars(request_id=exchange.record.request_id):
-            self._metrics.in_flight.inc()
-            try:
-                await self._answer(exchange, self._router(inner, receive, send))
-            finally:
-                self._metrics.in_flight.dec()
-                self._records.end(exchange.record)
-
-    async def _answer(self, exchange: Exchange, handling: Awaitable[None]) -> None:
-        try:
-            await handling
-        except ClientGone:
-            exchange.record.status = STATUS_CLIENT_GONE
-        except ApiError as error:
-            if error.status >= 500 and exchange.record.generates:
-                log.warning("request failed", reason=str(error.__cause__ or error.message))
-            await exchange.fail(error)
-        except HTTPException as error:
-            await exchange.fail(_from_router(error))
-        except Exception:
-            log.exception("request failed")
-            await exchange.fail(internal_error())
-
-
-def _from_router(error: HTTPException) -> ApiError:
-    headers: Mapping[str, str] = error.headers or {}
-    if error.status_code == 405:
-        return ApiError(
-            405, f"This path takes {headers.get('Allow')} only.", headers={"allow": headers.get("Allow", "")}
-        )
-    return ApiError(error.status_code, "There is nothing at this path.", code="unknown_url")
