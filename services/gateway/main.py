@@ -24,6 +24,9 @@ from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serve, serving_beside
+from services.gateway.keys.authentication import Keys
+from services.gateway.keys.file import KeysFileError
+from services.gateway.keys.reload import FollowedKeys
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
 from services.gateway.openai.app import AppParts, create_admin_app, create_app
@@ -72,7 +75,7 @@ def run(config: GatewayConfig) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch, log_writer))
-    except (ModelError, ListenError, TracingError) as error:
+    except (ModelError, ListenError, TracingError, KeysFileError) as error:
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0
@@ -97,10 +100,13 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    parts = _parts(config, runners, dispatcher, metrics, redis)
-    servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
+    followed, keys = _keys(config.serving)
+    parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
+    servicer = InferenceServicer(
+        runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields, keys
+    )
     grpc_server = GrpcServer(
-        servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
+        servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None, keys=keys
     )
     with _listening(config) as listeners:
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
@@ -112,6 +118,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         ):
             running = (dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe))
             background = [group.create_task(part) for part in running]
+            if followed is not None:
+                background.append(group.create_task(followed.follow()))
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))
@@ -148,6 +156,14 @@ def _parts(
         other_apis=messages_routes(runners, limits),
         tokenizer_info=_tokenizer_info(config),
     )
+
+
+def _keys(serving: ServingSettings) -> tuple[FollowedKeys | None, Keys | None]:
+    """Returns what follows the keys file, if there is one, and the keys, if any are asked for. Raises KeysFileError."""
+    if serving.keys_file is not None:
+        followed = FollowedKeys(serving.keys_file, serving.api_keys)
+        return followed, followed.keys
+    return None, Keys(serving.api_keys) if serving.api_keys else None
 
 
 def _spare_collections() -> None:

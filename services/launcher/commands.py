@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from services.config import REDIS_URL_VARIABLE, WorkerRole
+from services.config import API_KEY_VARIABLE, KEYS_VARIABLE, REDIS_URL_VARIABLE, WorkerRole
 from services.launcher import ports, readiness
 from services.launcher.child import ChildSpec
 from services.process import child_config, lifeline
@@ -92,7 +92,8 @@ def gateway_config(config: UpConfig, addresses: tuple[str, ...], fds: GatewayFds
 def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
     """The environment of all children, when so many workers share this machine."""
     child = {**inherited, **lifeline.environment()}
-    child.pop(REDIS_URL_VARIABLE, None)  # the stack's Redis is another one, or is in the children's configurations
+    for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE):
+        child.pop(variable, None)  # is in the configurations of the children that it is for; the Redis may be another
     if workers > 1:
         # OpenMP threads that spin while they wait take the cores from the other worker's threads: on a small machine
         # that costs far more than waking a thread. A user who sets the variable knows better. (Intel's OpenMP, where it

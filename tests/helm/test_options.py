@@ -41,7 +41,7 @@ VALUES = {
         "--log-format": "logFormat",
     },
 }
-FROM_THE_POD = {"gateway": set[str](), "worker": {"--host", "--num-threads"}}
+FROM_THE_POD = {"gateway": {"--allow-anonymous"}, "worker": {"--host", "--num-threads"}}
 # Where the chart chooses otherwise than a process would: for pods, and for programs that read their logs.
 OWN_DEFAULTS = {"gateway.host", "allowPlaintext", "prefill.kvMemory", "logFormat"}
 OWN_LIMITS = {

@@ -9,6 +9,8 @@ from typing import TypeVar
 import pytest
 
 from services.config import (
+    API_KEY_VARIABLE,
+    KEYS_VARIABLE,
     REDIS_URL_VARIABLE,
     DeviceKind,
     Dtype,
@@ -74,6 +76,8 @@ SERVING = ServingSettings(
     grpc_port=82,
     admin_host="10.0.0.1",
     admin_port=83,
+    api_keys=("secret-key",),
+    keys_file=Path("/etc/keys.json"),
     handoff=HandoffMode.NEVER,
     handoff_threshold=7,
     generation_overrides={"temperature": 0.25},
@@ -182,6 +186,15 @@ def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
     stack = commands.stack(UP, PORTS, None, FDS)
     urls = {taken(child, WorkerConfig).process.redis_url for child in stack.workers}
     assert urls | {taken(stack.gateway, GatewayConfig).process.redis_url} == {PROCESS.redis_url}
+
+
+def test_workers_hear_of_no_key() -> None:
+    """The gateway has the keys in its configuration."""
+    given = {API_KEY_VARIABLE: "secret-key", KEYS_VARIABLE: "/etc/keys.json"}
+    stack = commands.stack(UP, PORTS, None, FDS)
+    for worker in stack.workers:
+        assert "secret-key" not in str({**commands.environment(given, 1), **worker.environment})
+    assert taken(stack.gateway, GatewayConfig).serving.api_keys == ("secret-key",)
 
 
 def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:

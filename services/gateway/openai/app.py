@@ -7,10 +7,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from services.config import Right
+from services.gateway.api.caller import Authenticator
 from services.gateway.api.generation import Generator
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.request_runner import Runners
-from services.gateway.http.application import Application
+from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
 from services.gateway.http.routes import described, route
@@ -31,6 +33,10 @@ from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
+# At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how.
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppParts:
@@ -41,6 +47,7 @@ class AppParts:
     other_apis: the routes of other vendors' APIs.
     response_store: None keeps no responses.
     tokenizer_info: what /tokenizer_info shows; None: there is no such page.
+    keys: None asks for no key.
     """
 
     runners: Runners
@@ -52,11 +59,12 @@ class AppParts:
     other_apis: Sequence[Route] = ()
     response_store: ResponseStore | None = None
     tokenizer_info: Mapping[str, object] | None = None
+    keys: Authenticator | None = None
 
 
 def create_app(parts: AppParts) -> ASGIApp:
     """Returns the ASGI application at the API's port."""
-    runners, limits, generator, metrics = parts.runners, parts.limits, parts.generator, parts.metrics
+    runners, limits, generator = parts.runners, parts.limits, parts.generator
     models, probes = Models(runners.chat.model, generator), _probes(parts)
     tokens = Tokens(runners, limits)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
@@ -82,8 +90,8 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/health", probes.health, operations.HEALTH),
         route("/ready", probes.ready, operations.READY),
     ]
-    routes += _document_routes(routes, limits, parts.tokenizer_info)
-    app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
+    routes += _document_routes(routes, parts)
+    app = _application(parts, routes, Right.API, OPEN_PATHS)
     if not parts.allowed_origins:
         return app
     return CORSMiddleware(
@@ -106,7 +114,12 @@ def create_admin_app(parts: AppParts) -> ASGIApp:
         route("/debug/requests", requests.list, operations.REQUESTS),
         route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
     ]
-    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners.records)
+    return _application(parts, routes, Right.ADMIN, OPEN_ADMIN_PATHS)
+
+
+def _application(parts: AppParts, routes: Sequence[Route], right: Right, open_paths: frozenset[str]) -> Application:
+    gate = None if parts.keys is None else Gate(parts.keys, right, open_paths)
+    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners.records, gate)
 
 
 def _probes(parts: AppParts) -> Probes:
@@ -125,15 +138,15 @@ def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | No
     ]
 
 
-def _document_routes(
-    routes: Sequence[Route], limits: Limits, tokenizer_info: Mapping[str, object] | None
-) -> list[Route]:
+def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:
     """Returns the routes that describe all `routes`, themselves among them."""
+    limits, tokenizer_info = parts.limits, parts.tokenizer_info
     own = [("/openapi.json", operations.OPENAPI), ("/docs", operations.DOCS)]
     if tokenizer_info is not None:
         own.append(("/tokenizer_info", operations.TOKENIZER_INFO))
     all_routes = [*described(routes), *(DescribedRoute(path, "GET", operation) for path, operation in own)]
-    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields)
+    open_paths = None if parts.keys is None else OPEN_PATHS
+    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths)
     documents = Documents(document, tokenizer_info)
     handlers = (documents.openapi, documents.page, documents.tokenizer_info)
     return [route(path, handler, operation) for (path, operation), handler in zip(own, handlers, strict=False)]
