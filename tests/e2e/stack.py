@@ -31,20 +31,23 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: st
 
 
 class Endpoint:
-    """A gateway's ports, and what a person could ask there."""
+    """A gateway's ports, and what a person could ask there. options: those that give a gateway these ports."""
 
     def __init__(self) -> None:
-        self.port, self.grpc_port = free_ports(2)
+        self.port, self.grpc_port, self.admin_port = free_ports(3)
+        self.options = ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
+        self.options += ["--admin-port", str(self.admin_port)]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def get(self, path: str) -> tuple[int, str]:
-        """GET: status and body; 0 when nobody answers."""
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        """GET at the admin port: status and body; 0 when nobody answers."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}", headers=dict(headers or {}))
         try:
-            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -85,7 +88,7 @@ class Gateway(Endpoint):
     def __init__(self, model: Path, options: list[str]) -> None:
         super().__init__()
         self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
-        self._arguments += ["--port", str(self.port), "--grpc-port", str(self.grpc_port), *options]
+        self._arguments += [*self.options, *options]
         self.start()
 
     def start(self) -> None:

@@ -80,9 +80,10 @@ class EmbeddingRunner:
         self._metrics.prompt_tokens.inc(record.prompt_tokens)
         record.tokenized = monotonic()
         pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
+        salt, priority = terms.caller.cache_salt(None), terms.caller.request_priority(None)
         wanted = GenerationRequest(
             record.request_id,
-            tuple(Capsule(prompt, len(prompt), _NO_TOKENS, pooling=pooling) for prompt in prompts),
+            tuple(Capsule(prompt, len(prompt), _NO_TOKENS, salt, priority, pooling=pooling) for prompt in prompts),
             terms.timeout_s,
             ttft_slo_s=terms.ttft_slo_s,
             tenant=terms.tenant,

@@ -1,7 +1,7 @@
 """baton.v1.Inference: gRPC in front of the runners that serve the OpenAI API too."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -11,6 +11,8 @@ import structlog
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import inference_pb2, inference_pb2_grpc
+from services.config import Right
+from services.gateway.api.caller import ANYBODY, Authenticator
 from services.gateway.api.choice import Update, Usage
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.api.embeddings import EmbeddingAnswer
@@ -22,12 +24,14 @@ from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, 
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
+from services.gateway.grpc_api.authentication import CODES, header_of
 from services.gateway.grpc_api.requests import embedding_fields, grpc_message, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 from services.protocol.frames import TokenLogprobs
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    **CODES,
     404: grpc.StatusCode.NOT_FOUND,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -58,8 +62,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_timeout_s: float,
         ttft_slo_s: float | None = None,
         strict_fields: bool = False,
+        keys: Authenticator | None = None,
     ) -> None:
-        """strict_fields: calls with fields that are not in inference.proto are refused."""
+        """strict_fields: calls with fields that are not in inference.proto are refused. keys: None asks for no key."""
+        self._keys = keys
         self._strict_fields = strict_fields
         self._runners = runners
         self._model = runners.chat.model
@@ -74,7 +80,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Answers one call. inference.proto has its description."""
         async with self._answering("grpc.generate", request, context) as record:
-            self._runners.records.begin(record, _metadata(context))
+            self._runners.records.begin(record, header_of(context.invocation_metadata()))
             if request.WhichOneof("prompt") == "chat":
                 chat = await self._checked(self._runners.chat, request)
                 await self._generate(self._runners.chat, chat, record, context)
@@ -95,10 +101,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return validate_request(fields, EmbeddingRequest, _NO_FIELDS)
 
         async with self._answering("grpc.embed", request, context) as record:
-            self._runners.records.begin(record, _metadata(context))
+            self._runners.records.begin(record, header_of(context.invocation_metadata()))
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             runner.check(translated)
-            terms = self._terms(context)
+            terms = self._terms(record, context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
                 return _embeddings(await runner.run(translated, record, terms))
 
@@ -149,7 +155,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
-        terms = self._terms(context)
+        terms = self._terms(record, context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
             runner.run(request, record, terms) as updates,
@@ -159,17 +165,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if update.finish_reason is not None or update.tokens:
                     await context.write(_response(update, updates.usage() if updates.done else None))
 
-    def _terms(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
+    def _terms(self, record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
+        header = header_of(context.invocation_metadata())
+        caller = ANYBODY if self._keys is None else self._keys.caller(header, Right.API)
+        record.key_id = caller.key_id
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
-        return Terms(timeout_s, parse_ttft_slo(_metadata(context)(TTFT_SLO_HEADER), self._ttft_slo_s))
+        return Terms(timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self._ttft_slo_s), caller)
 
     @asynccontextmanager
     async def _answering(
         self, endpoint: str, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[RequestRecord]:
         """Gives the call its record, and sees to it that it is answered and counted."""
-        record = RequestRecord(sane_or_new_id(_metadata(context)("x-request-id")), endpoint)
+        record = RequestRecord(sane_or_new_id(header_of(context.invocation_metadata())("x-request-id")), endpoint)
         record.note_ignored_fields(unknown := _unknown_fields(request))
         context.set_trailing_metadata(_about(record))
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
@@ -193,12 +202,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             finally:
                 self._metrics.in_flight.dec()
                 self._runners.records.end(record)
-
-
-def _metadata(context: "grpc.aio.ServicerContext[Any, Any]") -> Callable[[str], str]:
-    """Returns a function from the name of a header to the client's value, or to an empty text."""
-    sent = dict(context.invocation_metadata() or ())
-    return lambda name: str(sent.get(name, ""))
 
 
 def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
