@@ -45,11 +45,11 @@ END
 {{- end }}
 
 {{- define "baton.redisGatewayCommands" -}}
-+ping +select +client|setinfo +evalsha +script|load +time +hget +zrangebyscore +get +set +del +pexpire
++ping +select +evalsha +script|load +time +hget +zrangebyscore +get +set +del +pexpire
 {{- end }}
 
 {{- define "baton.redisWorkerCommands" -}}
-+ping +select +client|setinfo +evalsha +script|load +time +hget +hset +hdel +hscan +zadd +zrem +zscore +zrangebyscore +sadd +srem +smembers +scan +set +expire +del
++ping +select +evalsha +script|load +time +hget +hset +hdel +hscan +zadd +zrem +zscore +zrangebyscore +sadd +srem +smembers +scan +set +expire +del
 {{- end }}
 
 {{- define "baton.redisCliArgs" -}}
