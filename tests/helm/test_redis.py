@@ -22,7 +22,7 @@ from services.prefix_index.registry import Registry, WorkerRecord
 from services.protocol.block_hash import BlockHash
 from tests.e2e.stack import wait_until
 from tests.helm.chart import Helm, arguments_of
-from tests.helm.kubelet import POD_IP, Container, Node
+from tests.helm.kubelet import SERVICE_IP, Container, Node
 
 TIMEOUT_S = 60
 WORKER = WorkerId(7)
@@ -39,7 +39,7 @@ class Running:
     passwords: dict[str, str]
 
     def url(self, user: str) -> str:
-        return f"redis://{user}:{self.passwords[user]}@{POD_IP}:{self.port}"
+        return f"redis://{user}:{self.passwords[user]}@{SERVICE_IP}:{self.port}"
 
     def connection(self, user: str) -> redis.Redis:
         return redis.Redis.from_url(self.url(user))
@@ -48,7 +48,7 @@ class Running:
 @pytest.fixture(scope="module")
 def server(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (port,) = free_ports(1)
-    node = Node(helm.render(None, "--set", f"redis.port={port}"), tmp_path_factory.mktemp("redis"), {})
+    node = Node(helm.render(None, "--set", f"redis.port={port}"), tmp_path_factory.mktemp("redis"))
     pod = Container(node, "redis")
     passwords = {user: node.secret("demo-baton-redis", user) for user in ("gateway", "worker")}
     try:
