@@ -4,10 +4,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import kubernetes_validate
 import pytest
 import yaml
-from jsonschema import Draft202012Validator
 
 from tests.helm.chart import CASES, Helm, Manifest, workload
 
@@ -66,7 +66,7 @@ def problems_of(manifest: Manifest) -> list[str]:
 
 @cache
 def validator_of(resource: str) -> Any:
-    return Draft202012Validator(CUSTOM_RESOURCES[resource]["spec"])
+    return jsonschema.Draft202012Validator(CUSTOM_RESOURCES[resource]["spec"])
 
 
 @each_case

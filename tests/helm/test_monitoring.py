@@ -19,9 +19,9 @@ _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
 _GROUPED = re.compile(r"\bby\s*\(([\w, ]*)\)")
 
 
-def samples() -> dict[str, set[str]]:
+def samples() -> dict[str, frozenset[str]]:
     """The names of all samples, and the labels of each."""
-    found: dict[str, set[str]] = {}
+    found: dict[str, frozenset[str]] = {}
     for name, kind, labels in registered_metrics():
         names = [name] if kind != "histogram" else [f"{name}_{suffix}" for suffix in ("bucket", "sum", "count")]
         found |= {each: labels | PLACE | ({"le"} if each.endswith("_bucket") else set()) for each in names}
@@ -30,11 +30,11 @@ def samples() -> dict[str, set[str]]:
 
 def problems(query: str) -> list[str]:
     """What in a query names no metric, or a label that the metric does not have."""
-    known = samples()
+    known, none = samples(), frozenset[str]()
     found = [f"no metric {name}" for name, _ in _METRIC.findall(query) if name not in known]
     for name, selector in _METRIC.findall(query):
-        found += [f"{name} has no {label}" for label in _LABEL.findall(selector) if label not in known.get(name, set())]
-    named = set().union(*(known.get(name, set()) for name, _ in _METRIC.findall(query)))
+        found += [f"{name} has no {label}" for label in _LABEL.findall(selector) if label not in known.get(name, none)]
+    named = none.union(*(known.get(name, none) for name, _ in _METRIC.findall(query)))
     grouped = {label.strip() for labels in _GROUPED.findall(query) for label in labels.split(",")}
     return found + [f"no label {label}" for label in sorted(grouped - named)]
 

@@ -8,6 +8,7 @@ from tests.helm.chart import (
     CPU,
     EVERYTHING,
     GPU,
+    MINIMAL,
     MTLS,
     Helm,
     Manifest,
@@ -50,10 +51,13 @@ def test_every_container_runs_without_rights(helm: Helm, case: Path | None):
         assert container["resources"]["requests"]
         assert container["resources"]["limits"]["memory"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        kinds = {kind for volume in pod.get("volumes", []) for kind in volume if kind != "name"}
+        allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+        assert kinds <= allowed | ({"hostPath"} if case == MINIMAL else set())  # which the value's comment says
     for account in of_kind(manifests, "ServiceAccount").values():
         assert not account["automountServiceAccountToken"]
-    (account,) = of_kind(manifests, "ServiceAccount")
-    assert {pod["serviceAccountName"] for pod, _ in containers(manifests)} == {account}
+    accounts = set(of_kind(manifests, "ServiceAccount"))
+    assert {pod["serviceAccountName"] for pod, _ in containers(manifests)} == accounts
 
 
 @each_case

@@ -10,6 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from services.launcher.authority import Authority
 from tests.e2e.conftest import write_model
@@ -70,7 +72,8 @@ def hasty(manifests: list[Manifest]) -> list[Manifest]:
 
 def check_that_strangers_are_refused(ports: dict[str, int]) -> None:
     """Plain text reaches nothing but the ports for health."""
-    with redis.Redis(port=ports["redis.port"], retry=None) as stranger, pytest.raises(redis.ConnectionError):
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis(port=ports["redis.port"], retry=once) as stranger, pytest.raises(redis.ConnectionError):
         stranger.ping()
     for port in ("prefill.port", "gateway.grpcPort"):
         with grpc.insecure_channel(f"{SERVICE_IP}:{ports[port]}") as channel, pytest.raises(grpc.FutureTimeoutError):
@@ -93,7 +96,7 @@ def shown_by(pod: Container) -> bytes:
     """The certificate of Redis, as openssl sees it."""
     port = pod.port("redis")
     directory = pod.mounts["/etc/baton/mtls"]
-    files = ["-CAfile", directory / "ca.crt", "-cert", directory / "tls.crt", "-key", directory / "tls.key"]
+    files = ["-CAfile", f"{directory}/ca.crt", "-cert", f"{directory}/tls.crt", "-key", f"{directory}/tls.key"]
     command = ["openssl", "s_client", "-connect", f"{SERVICE_IP}:{port}", "-tls1_3", *files]
     seen = b""
     with contextlib.suppress(subprocess.TimeoutExpired):
