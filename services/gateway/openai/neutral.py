@@ -54,7 +54,6 @@ COMPLETIONS_NEUTRAL: Neutral = {
 RESPONSES_NEUTRAL: Neutral = {
     **_COMMON,
     "access_programs": _NOTHING,
-    "background": (False,),
     "context_management": ([],),
     "conversation": _NOTHING,
     "enable_response_messages": (False,),

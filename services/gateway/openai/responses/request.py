@@ -133,6 +133,7 @@ class ResponsesRequest(CommonRequest):
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Top | None = None
     truncation: Literal["disabled"] | None = None
+    background: bool | None = None
     max_tool_calls: TokenCount | None = None  # of built-in tools, of which there are none
 
     def unknown_fields(self) -> Iterator[str]:
@@ -168,6 +169,10 @@ class ResponsesRequest(CommonRequest):
         if self.continuous_usage:
             words = "'continuous_usage_stats' is not supported here: the usage comes with a stream's last event."
             raise unsupported("stream_options", words)
+        if self.background and self.store is False:
+            raise invalid(
+                "'background' needs a response that is kept: 'store' must be true, or left out.", "background"
+            )
         if self.n not in (None, 1):
             raise unsupported("n", "A response has one choice: 'n' must be 1, or left out.")
         if self.top_logprobs and self.num_logprobs is None:
