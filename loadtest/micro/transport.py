@@ -21,6 +21,7 @@ from loadtest.tables import Record, spread
 from protos import kv_pb2_grpc
 from services.config import TransportName
 from services.protocol.grpc_options import SERVER_OPTIONS
+from services.tls.grpc_ends import Channels
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from services.worker.transports import make_transports
 
@@ -115,7 +116,7 @@ def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server, port = asyncio.run_coroutine_threadsafe(_listen(source), loop).result()
-    (transport,) = make_transports(name)(source, lambda address: GrpcByteChannel(address, loop))
+    (transport,) = make_transports(name)(source, lambda address: GrpcByteChannel(address, loop, Channels()))
     try:
         yield source, transport, f"127.0.0.1:{port}"
     finally:

@@ -24,16 +24,6 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
 
 
-def check_worker_host(host: str, allow_plaintext: bool) -> None:
-    """Raises Refusal for an address that other machines reach, unless the user allows plaintext."""
-    if allow_plaintext or host == "localhost" or _is_loopback(host):
-        return
-    raise Refusal(
-        f"--host {host} needs --allow-plaintext: workers speak without TLS and authentication, so anyone on that "
-        "network could read and write prompts and KV, and control the worker"
-    )
-
-
 def advertised_host(host: str, given: str | None, redis_url: str | None) -> str | None:
     """The address that a worker registers in Redis; None without Redis. given: by --advertise-host. Raises Refusal."""
     if redis_url is None:
@@ -45,7 +35,10 @@ def advertised_host(host: str, given: str | None, redis_url: str | None) -> str 
     return given or host
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: who knows where it leads

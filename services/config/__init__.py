@@ -7,6 +7,7 @@
 from enum import StrEnum
 
 REDIS_URL_VARIABLE = "BATON_REDIS_URL"  # in the environment: where --redis-url is not given
+MTLS_VARIABLE = "BATON_MTLS"  # in the environment: where --mtls is not given
 GC_DEBUG_VARIABLE = "BATON_GC_DEBUG"  # in the environment: off, on, top=N
 CPU_ISA_VARIABLE = "BATON_CPU_ISA"  # in the environment: auto, or a class of processors (`kernels/cpu/isa.py`)
 

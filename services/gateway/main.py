@@ -18,7 +18,7 @@ from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
-from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
@@ -39,6 +39,7 @@ from services.prefix_index.malformed import MalformedEntries
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
+from services.prefix_index.redis_tls import with_certificate
 from services.prefix_index.registry import Registry
 from services.process.configs import GatewayConfig, ServingSettings
 from services.process.gc_watch import GcWatch
@@ -48,6 +49,10 @@ from services.process.loop_watch import watch_loop
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
+from services.tls.contexts import server_context
+from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
@@ -72,7 +77,7 @@ def run(config: GatewayConfig) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch, log_writer))
-    except (ModelError, ListenError, TracingError) as error:
+    except (ModelError, ListenError, TlsError, TracingError) as error:
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0
@@ -83,7 +88,9 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     malformed = MalformedEntries()
     process_metrics = ProcessMetrics(metrics.registry, gc_watch, malformed, log_writer)
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
-    redis = None if config.process.redis_url is None else connect(config.process.redis_url, _REGISTRY_TIMEOUT_S)
+    tls = _client_tls(config.serving)
+    redis_url = with_certificate(config.process.redis_url, config.process.mtls)
+    redis = None if redis_url is None else connect(redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
     dispatcher = Dispatcher(
         config.worker_addresses,
@@ -91,17 +98,15 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         config.max_waiting,
         _index(redis, malformed),
         metrics,
-        model,
-        config.serving.no_worker_wait_s,
+        WorkerAccess(model, config.serving.no_worker_wait_s, _channels(config)),
     )
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
     app = _app(config, runners, dispatcher, metrics, redis)
     servicer = InferenceServicer(runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields)
-    grpc_server = GrpcServer(
-        servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None
-    )
+    shares_port = config.http_fd is not None
+    grpc_server = GrpcServer(servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port, tls)
     with _listener(config) as listener:
         host, port = listener.getsockname()[:2]
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
@@ -121,7 +126,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
                 dispatcher.drain(budget_s - min(_LAST_WORDS_S, budget_s / 2))
                 group.create_task(grpc_server.stop(budget_s))
 
-            await serve(app, listener, budget_s, on_stopping=drain)
+            await serve(app, listener, budget_s, on_stopping=drain, tls=None if tls is None else server_context(tls))
             await grpc_server.stop(0)
             for task in background:
                 task.cancel()
@@ -148,6 +153,20 @@ def _app(
             tokenizer_info=_tokenizer_info(config),
         )
     )
+
+
+def _client_tls(serving: ServingSettings) -> CertificateFiles | None:
+    if serving.tls_cert is None or serving.tls_key is None:
+        return None
+    return CertificateFiles(CertificatePaths(serving.tls_cert, serving.tls_key))
+
+
+def _channels(config: GatewayConfig) -> Channels:
+    """The channels to workers."""
+    if config.process.mtls is None:
+        return Channels()
+    paths = CertificatePaths.in_directory(config.process.mtls)
+    return Channels(CertificateFiles(paths, [CertificateRole.GATEWAY]))
 
 
 def _spare_collections() -> None:

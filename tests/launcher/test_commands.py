@@ -161,11 +161,12 @@ def test_workers_know_how_many_they_are() -> None:
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:
-    config = commands.with_redis(replace(UP, process=ProcessSettings()), 21004)
-    stack = commands.stack(config, PORTS, 21004, FD)
+    socket = Path("/run/user/1/baton-1/redis.sock")
+    config = commands.with_redis(replace(UP, process=ProcessSettings()), socket)
+    stack = commands.stack(config, PORTS, socket, FD)
     assert [child.name for child in stack.in_order()[0]] == ["redis"]
     gateway = taken(stack.gateway, GatewayConfig)
-    assert (gateway.process.redis_url, gateway.worker_addresses) == ("redis://127.0.0.1:21004", ())
+    assert (gateway.process.redis_url, gateway.worker_addresses) == (f"unix://{socket}", ())
 
 
 def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
@@ -187,4 +188,4 @@ def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:
     [("127.0.0.1", "http://127.0.0.1:80"), ("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80")],
 )
 def test_the_url_to_paste_is_one_that_this_machine_reaches(host: str, url: str) -> None:
-    assert commands.local_url(host, 80) == url
+    assert commands.local_url(replace(SERVING, host=host, port=80)) == url

@@ -15,6 +15,8 @@ from services.protocol.frames import Failure, Frame, Load, Row, Timing
 from services.protocol.messages import BlockEvents, GatewayHello, GatewayMessage, HandTo, Submit, TakeFrom, WorkerHello
 from services.protocol.sampling import SamplingParams
 from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 
 
 class Stream:
@@ -88,9 +90,9 @@ class TestGateway:
         self.highest = 0
 
     @contextlib.asynccontextmanager
-    async def connect(self, port: int) -> AsyncIterator[Stream]:
+    async def connect(self, port: int, channels: Channels | None = None) -> AsyncIterator[Stream]:
         address = f"127.0.0.1:{port}"
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with (channels or Channels()).open(address, CertificateRole.WORKER, ()) as channel:
             stream = Stream(channel.stream_stream("/baton.v1.Worker/Connect")(), address)
             await stream.send(GatewayHello(self.id, self.highest))
             reader = asyncio.create_task(stream.read())

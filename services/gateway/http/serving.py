@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,9 @@ KEEP_ALIVE_S = 75
 log = structlog.get_logger()
 
 
-def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, drain_timeout_s: float, stopping: Shutdown, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
     """uvicorn's settings for the gateway. drain_timeout_s: until answers in progress are cut off."""
     return uvicorn.Config(
         app,
@@ -36,18 +39,23 @@ def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvi
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         proxy_headers=False,  # nothing here asks for the client's address
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
     )
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, drain_timeout_s: float, on_stopping: Callable[[], object] = lambda: None
+    app: ASGIApp,
+    listener: socket.socket,
+    drain_timeout_s: float,
+    on_stopping: Callable[[], object] = lambda: None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most `drain_timeout_s`.
 
-    `on_stopping` is called between the two.
+    `on_stopping` is called between the two. tls: None: plain text.
     """
     stopping = Shutdown()
-    server = _Server(http_config(app, drain_timeout_s, stopping), stopping, on_stopping)
+    server = _Server(http_config(app, drain_timeout_s, stopping, tls), stopping, on_stopping)
     await server.serve(sockets=[listener])
 
 
