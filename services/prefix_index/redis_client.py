@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
-from services.prefix_index.redis_tls import LOWEST_VERSION, use_fresh_connections
+from services.prefix_index.redis_tls import LOWEST_VERSION, use_fresh_connections, use_fresh_connections_of_cluster
 from services.protocol.block_hash import BlockHash
 
 TREES = "baton:index:{*}"
@@ -121,7 +121,9 @@ def connect(url: str, timeout_s: float) -> Client:
     if url.startswith(_TLS):
         options["ssl_min_version"] = LOWEST_VERSION
     if _CLUSTER in url:
-        return Client(RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), **options), timeout_s)
+        cluster = RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), **options)
+        use_fresh_connections_of_cluster(cluster)
+        return Client(cluster, timeout_s)
     options |= {"retry": Retry(NoBackoff(), 0), "max_connections": _MAX_CONNECTIONS, "timeout": None}
     pool = BlockingConnectionPool.from_url(url, **options)
     use_fresh_connections(pool)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio import ConnectionPool
+from redis.asyncio import ConnectionPool, RedisCluster
 from redis.asyncio.connection import RedisSSLContext, SSLConnection
 
 from services.tls.files import CertificatePaths
@@ -63,6 +63,17 @@ def use_fresh_connections(pool: ConnectionPool) -> None:
     if pool.connection_class is SSLConnection:
         pool.connection_class = FreshConnection
         pool.connection_kwargs["contexts"] = Contexts()
+
+
+def use_fresh_connections_of_cluster(cluster: RedisCluster) -> None:
+    """The same for a cluster's client, before it is used: for its first nodes and those that it will find."""
+    manager = cluster.nodes_manager
+    if manager.connection_kwargs["connection_class"] is SSLConnection:
+        contexts = Contexts()
+        manager.connection_kwargs.update(connection_class=FreshConnection, contexts=contexts)
+        for node in manager.startup_nodes.values():
+            node.connection_class = FreshConnection
+            node.connection_kwargs["contexts"] = contexts
 
 
 def _context(settings: RedisSSLContext) -> ssl.SSLContext:

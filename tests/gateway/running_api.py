@@ -29,6 +29,8 @@ from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.tls.contexts import server_context
+from services.tls.files import CertificateFiles
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
 from tests.gateway.tokenizer_files import CHATML, byte_level
 
@@ -71,8 +73,9 @@ async def running_api(
     tokenizer_info: dict[str, Any] | None = None,
     response_store: ResponseStore | None = None,
     trusts_templates: bool = False,
+    tls: CertificateFiles | None = None,
 ) -> AsyncIterator[Api]:
-    """A gateway on a free port of loopback."""
+    """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
@@ -99,15 +102,16 @@ async def running_api(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    config = http_config(app, 5, Shutdown())  # a test that failed may have left a client behind
+    context = None if tls is None else server_context(tls)
+    config = http_config(app, 5, Shutdown(), context)  # a test that failed may have left a client behind
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    base_url = f"http://127.0.0.1:{port}"
+    base_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     grpc_servers: list[GrpcServer] = []
 
     async def start_grpc() -> int:
         servicer = InferenceServicer(runners, metrics, request_timeout_s)
-        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES))
+        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, tls=tls))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 
     try:
