@@ -13,7 +13,7 @@ from pathlib import Path
 from services.tls.files import CertificatePaths
 from services.tls.roles import CertificateRole
 
-_ROLES: Mapping[CertificateRole, tuple[CertificateRole, ...]] = {
+ROLES: Mapping[CertificateRole, tuple[CertificateRole, ...]] = {
     CertificateRole.GATEWAY: (CertificateRole.GATEWAY,),
     CertificateRole.PREFILL: (CertificateRole.PREFILL, CertificateRole.WORKER),
     CertificateRole.DECODE: (CertificateRole.DECODE, CertificateRole.WORKER),
@@ -29,7 +29,7 @@ def make(directory: Path, host: str) -> None:
     authority = Authority()
     directory.mkdir(mode=0o700, exist_ok=True)
     ca_file(directory).write_bytes(authority.certificate)
-    for role, names in _ROLES.items():
+    for role, names in ROLES.items():
         authority.issue([name.dns_name for name in names], of_role(directory, role))
     reached_as = socket.gethostname() if host in _EVERY_ADDRESS else host
     authority.issue(dict.fromkeys(["localhost", "127.0.0.1", "::1", reached_as]), directory / "clients")

@@ -52,10 +52,11 @@ class FreshConnection(SSLConnection):
         super().__init__(**options)
         self._contexts = contexts
 
-    async def connect(self) -> None:
-        """See redis.asyncio.Connection."""
-        self.ssl_context.context = self._contexts.current(self.ssl_context)
-        await super().connect()  # type: ignore[no-untyped-call]
+    async def connect_check_health(self, *arguments: Any, **options: Any) -> None:
+        """See redis.asyncio.Connection. `connect` comes here, and so does a command that finds no connection."""
+        if not self.is_connected:
+            self.ssl_context.context = self._contexts.current(self.ssl_context)
+        await super().connect_check_health(*arguments, **options)
 
 
 def use_fresh_connections(pool: ConnectionPool) -> None:

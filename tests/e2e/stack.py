@@ -118,6 +118,7 @@ class Stack:
     kv_memory: str = "16MiB"
     listen_on: str = "127.0.0.1"  # of the workers; elsewhere, something at 127.0.0.1 leads there
     environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
+    mtls: Path | None = None  # has the certificates of each role, in a directory of its name
     prepare: Callable[[], None] | None = None  # called in each worker before it begins
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
@@ -127,6 +128,7 @@ class Stack:
         arguments = [name.partition("-")[0], "--model", str(self.model), "--port", str(self.ports[name])]
         arguments += ["--host", self.listen_on, "--num-threads", "1"]
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
+        arguments += [] if self.mtls is None else ["--mtls", str(self.mtls / arguments[0])]
         arguments += ["--device", "cpu", "--kv-memory", self.kv_memory, *self.options, *options]
         self.workers[name] = WorkerProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
@@ -141,7 +143,8 @@ class Stack:
     def _gateway(self, options: Sequence[str]) -> Gateway:
         addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
-        return Gateway(self.model, [*found_by, "--handoff", "always", *options])
+        mtls = [] if self.mtls is None else ["--mtls", str(self.mtls / "gateway")]
+        return Gateway(self.model, [*found_by, *mtls, "--handoff", "always", *options])
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[None]:

@@ -16,8 +16,8 @@ import pytest
 from protos import inference_pb2, inference_pb2_grpc
 from services.launcher.authority import Authority
 from services.tls.files import CertificateFiles, CertificatePaths
+from tests.certificates import Certificates
 from tests.gateway.running_api import MODEL, Api, running_api
-from tests.tls.conftest import Certificates
 
 NAMES = ("localhost", "127.0.0.1", "::1")
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from services.launcher.authority import Authority
 from services.tls.files import CertificateFiles, CertificatePaths, TlsError
 from services.tls.roles import CertificateRole
-from tests.tls.conftest import Certificates
+from tests.certificates import Certificates
 
 GATEWAY, PREFILL, WORKER = CertificateRole.GATEWAY, CertificateRole.PREFILL, CertificateRole.WORKER
 PAST = datetime.timedelta(days=-1)

@@ -19,8 +19,8 @@ from services.prefix_index.redis_client import UNREACHABLE, Client, connect
 from services.prefix_index.redis_tls import with_certificate
 from services.process.configs import parse_redis_url
 from services.tls.roles import CertificateRole
+from tests.certificates import Certificates
 from tests.machine import REDIS, needs
-from tests.tls.conftest import Certificates
 
 GATEWAY = CertificateRole.GATEWAY
 PAST = datetime.timedelta(days=-1)

@@ -28,9 +28,9 @@ from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 from services.worker.callers import CALLERS
+from tests.certificates import Certificates
 from tests.engine.harness import reference
 from tests.gateway.dispatch_stack import Counts
-from tests.tls.conftest import Certificates
 from tests.tls.relay import Relay
 from tests.worker.client import TestGateway
 from tests.worker.conftest import make_worker, serving
