@@ -46,5 +46,5 @@ def of_role(directory: Path, role: CertificateRole) -> Path:
 
 
 def of_clients(directory: Path) -> CertificatePaths:
-    """What the gateway shows its clients."""
+    """The certificate that the gateway shows its clients."""
     return CertificatePaths.in_directory(directory / "clients")

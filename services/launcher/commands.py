@@ -97,6 +97,8 @@ def gateway_config(config: UpConfig, addresses: tuple[str, ...], http_fd: int) -
 def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
     """The environment of all children, when so many workers share this machine."""
     child = {**inherited, **lifeline.environment()}
+    # UCX, below NIXL, listens at a TCP port of every interface, where anyone could come. These workers are on one host.
+    child.setdefault("UCX_NET_DEVICES", "lo")
     child.pop(REDIS_URL_VARIABLE, None)  # the stack's Redis is another one, or is in the children's configurations
     if workers > 1:
         # OpenMP threads that spin while they wait take the cores from the other worker's threads: on a small machine

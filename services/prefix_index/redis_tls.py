@@ -53,7 +53,7 @@ class FreshConnection(SSLConnection):
         self._contexts = contexts
 
     async def connect_check_health(self, *arguments: Any, **options: Any) -> None:
-        """See redis.asyncio.Connection. `connect` comes here, and so does a command that finds no connection."""
+        """Connects, unless it is connected. `connect` comes here, and so does a command that finds no connection."""
         if not self.is_connected:
             self.ssl_context.context = self._contexts.current(self.ssl_context)
         await super().connect_check_health(*arguments, **options)
@@ -67,7 +67,7 @@ def use_fresh_connections(pool: ConnectionPool) -> None:
 
 
 def use_fresh_connections_of_cluster(cluster: RedisCluster) -> None:
-    """The same for a cluster's client, before it is used: for its first nodes and those that it will find."""
+    """Has a cluster's client do likewise, before it is used: for its first nodes and those that it will find."""
     manager = cluster.nodes_manager
     if manager.connection_kwargs["connection_class"] is SSLConnection:
         contexts = Contexts()
@@ -78,7 +78,7 @@ def use_fresh_connections_of_cluster(cluster: RedisCluster) -> None:
 
 
 def _context(settings: RedisSSLContext) -> ssl.SSLContext:
-    """What the library makes, but for the system's authorities, which count where the URL names none."""
+    """The context that the library makes, but for the system's authorities, which count where the URL names none."""
     context = ssl.create_default_context(cafile=settings.ca_certs, capath=settings.ca_path, cadata=settings.ca_data)
     context.check_hostname = settings.check_hostname
     context.verify_mode = settings.cert_reqs

@@ -57,7 +57,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _checked(handler: Any, check: Callable[[Any], Awaitable[None]]) -> Any:
-    """The same method, which checks its caller first."""
+    """Returns the same method, which checks its caller first."""
     kind = "_".join(
         "stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming)
     )

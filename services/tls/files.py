@@ -97,7 +97,7 @@ class CertificateFiles:
 
 
 def _stamp(paths: CertificatePaths) -> _Stamp | None:
-    """What changes with any of the files; None: one cannot be looked at."""
+    """A value that changes with any of the files; None: one cannot be looked at."""
     try:
         found = [path.stat() for path in paths.all]
     except OSError:

@@ -22,7 +22,7 @@ class Channels:
         self._files = files
 
     def certificate(self) -> Certificate | None:
-        """What a channel that is opened now shows. It is another object when the files have changed."""
+        """The certificate that a channel shows which is opened now: another object when the files have changed."""
         return None if self._files is None else self._files.current()
 
     def open(self, address: str, role: CertificateRole, options: Options) -> grpc.aio.Channel:

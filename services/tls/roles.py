@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class CertificateRole(StrEnum):
-    """What a certificate lets its holder be. Its DNS name is `gateway.baton.internal` and so on."""
+    """A role that a certificate lets its holder have, by a DNS name: `gateway.baton.internal` and so on."""
 
     GATEWAY = "gateway"
     WORKER = "worker"  # of either role, beside the next two

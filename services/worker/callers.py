@@ -1,4 +1,4 @@
-"""Who may use which method of a worker, where it speaks TLS: by the roles in the caller's certificate."""
+"""The roles whose certificates may use a method of a worker, where it speaks TLS."""
 
 from grpc_health.v1 import health
 

@@ -19,6 +19,7 @@ VALUES = {
         "--model": "model.path",
         "--served-model-name": "model.servedName",
         "--host": "gateway.host",
+        "--allow-plaintext": "allowPlaintext",
         "--port": "gateway.port",
         "--grpc-port": "gateway.grpcPort",
         "--handoff": "gateway.handoff",

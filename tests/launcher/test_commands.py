@@ -22,7 +22,7 @@ from services.config import (
     WorkerRole,
 )
 from services.config.engine import EngineConfig
-from services.launcher import commands
+from services.launcher import certificates, commands
 from services.launcher.child import ChildSpec
 from services.process import child_config
 from services.process.configs import (
@@ -125,6 +125,18 @@ def test_a_configuration_comes_out_as_it_went_in(
     assert repr(found) == repr(config)  # types too: an enum's member is equal to its text
 
 
+def test_each_process_has_a_certificate_of_its_own_role(tmp_path: Path) -> None:
+    """And the launcher one that can ask workers. The gateway shows clients another one."""
+    certificates.make(tmp_path, "127.0.0.1")
+    config = commands.with_certificates(replace(UP, process=ProcessSettings()), tmp_path)
+    stack = commands.stack(config, PORTS, None, FD)
+    roles = [taken(child, WorkerConfig).process.mtls for child in stack.workers]
+    assert roles == [tmp_path / "prefill", tmp_path / "decode", tmp_path / "decode"]
+    gateway = taken(stack.gateway, GatewayConfig)
+    assert (gateway.process.mtls, gateway.serving.tls_cert) == (tmp_path / "gateway", tmp_path / "clients" / "tls.crt")
+    assert commands.local_url(config.serving) == "https://127.0.0.1:81"
+
+
 def test_command_lines_have_role_and_port_and_no_secret() -> None:
     stack = commands.stack(UP, PORTS, None, FD)
     lines = [" ".join(child.command) for child in (*stack.workers, stack.gateway)]
@@ -175,6 +187,11 @@ def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
     stack = commands.stack(UP, PORTS, None, FD)
     urls = {taken(child, WorkerConfig).process.redis_url for child in stack.workers}
     assert urls | {taken(stack.gateway, GatewayConfig).process.redis_url} == {PROCESS.redis_url}
+
+
+def test_nixl_of_workers_of_one_machine_listens_on_loopback_alone() -> None:
+    assert commands.environment({}, 2)["UCX_NET_DEVICES"] == "lo"
+    assert commands.environment({"UCX_NET_DEVICES": "all"}, 2)["UCX_NET_DEVICES"] == "all"
 
 
 def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:

@@ -56,7 +56,7 @@ class DispatchObserver(LedgerObserver, PlacementObserver, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccess:
-    """What a gateway needs of a worker to connect to it, and how it does that."""
+    """The way in which a gateway connects to workers, and its terms."""
 
     model: str = ""  # workers that name another model are refused; empty: no worker is
     # Where no worker that could run a request is connected, the request waits so long, unless no worker is known.
