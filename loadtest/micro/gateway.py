@@ -69,18 +69,19 @@ _WORKS = (
 )
 
 
-async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Record]:
+async def measure(rounds: int, model: Path | None, dynamo: Path | None, tls: int) -> list[Record]:
     """Measures rounds of all gateways in turn, and returns medians; then the cost of some of the work alone.
 
     model: a Hugging Face directory with a tokenizer and a chat template; None: the random model.
-    dynamo: a virtual environment where it is installed; None: it is left out.
+    dynamo: a virtual environment where it is installed; None: it is left out. tls: 1: gateways that speak TLS with
+    their workers as well.
     """
     model = model or random_model.made()
     prompts = _Prompts(load_tokenizer(open_model(model)))
     measured: dict[tuple[str, Work], list[Record]] = {}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
         for _ in range(rounds):
-            for name, start in _servers(model, dynamo).items():
+            for name, start in _servers(model, dynamo, tls == 1).items():
                 async with start() as server:
                     await _run(client, server, _WARM_UP, prompts)
                     for work in _WORKS:
@@ -89,11 +90,11 @@ async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[
     return medians + _without_gateway(model, prompts.text(1200))
 
 
-def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
-    ours: dict[str, _Start] = {
-        "baton, handed off": partial(gateway_servers.baton, model, HandoffMode.ALWAYS, _STEP_MS),
-        "baton, decode alone": partial(gateway_servers.baton, model, HandoffMode.NEVER, _STEP_MS),
-    }
+def _servers(model: Path, venv: Path | None, tls: bool) -> dict[str, _Start]:
+    ours: dict[str, _Start] = {}
+    for name, mtls in (("", False), (", TLS", True))[: 2 if tls else 1]:
+        for kind, handoff in {"handed off": HandoffMode.ALWAYS, "decode alone": HandoffMode.NEVER}.items():
+            ours[f"baton, {kind}{name}"] = partial(gateway_servers.baton, model, handoff, _STEP_MS, mtls=mtls)
     return ours if venv is None else {**ours, "dynamo": partial(gateway_servers.dynamo, venv, model)}
 
 

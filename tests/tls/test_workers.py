@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from kvtransfer.transports.memory import MemoryFabric
@@ -38,7 +37,6 @@ from tests.worker.test_transports import having
 
 GATEWAY, PREFILL, DECODE = CertificateRole.GATEWAY, CertificateRole.PREFILL, CertificateRole.DECODE
 WORKER, OPERATOR = CertificateRole.WORKER, CertificateRole.OPERATOR
-HEALTH_REQUEST = health_pb2.HealthCheckRequest()
 
 
 @dataclass
@@ -76,10 +74,15 @@ CALLS: dict[str, Callable[[grpc.aio.Channel], Any]] = {
         iter([kv_pb2.ConsumerMessage()])
     ),
     "/baton.v1.KvBytes/Read": lambda channel: kv_pb2_grpc.KvBytesStub(channel).Read(kv_pb2.ReadRequest()),
-    "/grpc.health.v1.Health/Check": lambda channel: health_pb2_grpc.HealthStub(channel).Check(HEALTH_REQUEST),
-    "/grpc.health.v1.Health/Watch": lambda channel: health_pb2_grpc.HealthStub(channel).Watch(HEALTH_REQUEST),
-    "/baton.v1.Worker/Else": lambda channel: channel.unary_unary("/baton.v1.Worker/Else")(b""),
+    "/grpc.health.v1.Health/Check": lambda channel: raw(channel.unary_unary, "/grpc.health.v1.Health/Check"),
+    "/grpc.health.v1.Health/Watch": lambda channel: raw(channel.unary_stream, "/grpc.health.v1.Health/Watch"),
+    "/baton.v1.Worker/Else": lambda channel: raw(channel.unary_unary, "/baton.v1.Worker/Else"),
 }
+
+
+def raw(kind: Callable[[str], Any], method: str) -> Any:
+    """A call with an empty message, whatever it is."""
+    return kind(method)(b"")
 
 
 async def use(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
