@@ -23,6 +23,7 @@ from services.config import (
 )
 from services.config.engine import EngineConfig
 from services.launcher import certificates, commands
+from services.launcher.authority import Authority
 from services.launcher.child import ChildSpec
 from services.process import child_config
 from services.process.configs import (
@@ -33,6 +34,7 @@ from services.process.configs import (
     WorkerConfig,
     WorkerSettings,
 )
+from services.tls.roles import CertificateRole
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -135,6 +137,14 @@ def test_each_process_has_a_certificate_of_its_own_role(tmp_path: Path) -> None:
     gateway = taken(stack.gateway, GatewayConfig)
     assert (gateway.process.mtls, gateway.serving.tls_cert) == (tmp_path / "gateway", tmp_path / "clients" / "tls.crt")
     assert commands.local_url(config.serving) == "https://127.0.0.1:81"
+
+
+def test_a_certificate_that_the_user_names_is_everybody_s(tmp_path: Path) -> None:
+    names = [role.dns_name for role in CertificateRole]
+    mtls = Authority().issue(names, tmp_path).chain.parent
+    stack = commands.stack(replace(UP, process=ProcessSettings(mtls=mtls)), PORTS, None, FD)
+    assert {taken(child, WorkerConfig).process.mtls for child in stack.workers} == {mtls}
+    assert taken(stack.gateway, GatewayConfig).process.mtls == mtls
 
 
 def test_command_lines_have_role_and_port_and_no_secret() -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import datetime
 import os
+import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -14,10 +16,11 @@ import openai
 import pytest
 
 from protos import inference_pb2, inference_pb2_grpc
+from services.gateway.http.http_protocol import GOODBYE_S, IDLE_S
 from services.launcher.authority import Authority
 from services.tls.files import CertificateFiles, CertificatePaths
 from tests.certificates import Certificates
-from tests.gateway.running_api import MODEL, Api, running_api
+from tests.gateway.running_api import MAX_BODY_BYTES, MODEL, Api, running_api
 
 NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -81,6 +84,60 @@ async def test_http_is_spoken_over_tls_1_3_alone(api: Api, authority: Authority)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with pytest.raises((ssl.SSLError, ConnectionError)):
         await asyncio.open_connection("127.0.0.1", api.port, ssl=context)
+
+
+async def test_a_client_that_still_sends_gets_its_refusal(api: Api, authority: Authority) -> None:
+    """TLS has no end for one direction alone: the connection stays until the client has read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port, ssl=trusting(authority))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: {8 << 20}"
+    writer.write(head.encode() + b"\r\n\r\n" + bytes(MAX_BODY_BYTES + 1))
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in answer.lower()
+    writer.close()
+
+
+SERVING = """
+import asyncio, sys
+import uvloop
+from pathlib import Path
+from services.gateway.http.serving import serve
+from services.gateway.listening import listen
+from services.tls.contexts import server_context
+from services.tls.files import CertificateFiles, CertificatePaths
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"end"})
+
+async def main():
+    listener = listen("127.0.0.1", 0)
+    print(listener.getsockname()[1], flush=True)
+    paths = CertificatePaths.in_directory(Path(sys.argv[1]))
+    files = CertificateFiles(CertificatePaths(paths.chain, paths.key))
+    await serve(app, listener, 120, tls=server_context(files))
+
+asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
+"""
+
+
+def test_a_client_that_says_no_goodbye_does_not_hold_up_a_server_that_stops(
+    certificates: Certificates, authority: Authority
+) -> None:
+    command = [sys.executable, "-c", SERVING, str(certificates.paths(*NAMES).chain.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        with (
+            socket.create_connection(("127.0.0.1", port)) as plain,
+            trusting(authority).wrap_socket(plain, server_hostname="127.0.0.1") as client,
+        ):
+            client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+            started = time.monotonic()
+            server.terminate()
+            assert server.wait(60) == 0
+            assert time.monotonic() - started < IDLE_S + GOODBYE_S + 8  # and not 30 s later
 
 
 async def test_plain_text_gets_no_answer(api: Api) -> None:
