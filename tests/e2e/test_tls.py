@@ -26,9 +26,12 @@ from services.launcher.authority import Authority
 from services.launcher.certificates import ROLES
 from services.process import lifeline
 from services.tls.roles import CertificateRole
+from tests.certificates import Certificates
 from tests.e2e.conftest import clear_prompt, generate
 from tests.e2e.stack import Stack, wait_until, worker_ports
 from tests.e2e.test_pair import GREEDY, text_of
+from tests.machine import REDIS, needs
+from tests.tls.test_redis import running as running_redis_with_tls
 
 NUM_TOKENS = 12
 NUM_CLIENTS = 3
@@ -113,6 +116,21 @@ def test_certificates_and_authorities_change_under_load_and_nothing_is_lost(llam
             stack.gateway.wait_for_workers(len(stack.ports))
             load.more()
     assert {answer.rstrip("\ufffd") for answer in load.answers} == {expected}
+
+
+@needs(REDIS)
+def test_gateway_and_workers_meet_in_a_redis_that_asks_for_certificates(llama: Path, tmp_path: Path) -> None:
+    """With those of --mtls: neither the URL nor the environment names files."""
+    authority = Authority()
+    issue(authority, tmp_path, authority.certificate)
+    prompt = clear_prompt(llama, 89, 100, NUM_TOKENS)
+    with running_redis_with_tls(Certificates(authority, tmp_path), tmp_path) as server:
+        url = f"rediss://127.0.0.1:{server.port}"
+        stack = Stack(llama, worker_ports(1, 1), ["--transport", "grpc"], url, mtls=tmp_path)
+        with stack.running():
+            answer = stack.gateway.client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
+    expected = text_of(llama, generate(llama, prompt, NUM_TOKENS).tokens)
+    assert answer.choices[0].text.rstrip("\ufffd") == expected
 
 
 @dataclass
