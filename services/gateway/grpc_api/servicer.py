@@ -8,23 +8,21 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.api.choice import Update, Usage
 from services.gateway.api.embedding_inputs import EmbeddingRequest
-from services.gateway.api.embeddings import EmbeddingAnswer
 from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
 from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
-from services.gateway.grpc_api.requests import embedding_fields, grpc_message, other_fields, prompt_fields
+from services.gateway.grpc_api.answers import embed_response, response_of
+from services.gateway.grpc_api.names import grpc_message, unknown_fields
+from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
-from services.protocol.frames import TokenLogprobs
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -32,12 +30,6 @@ _CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_FINISH_REASONS = {
-    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": inference_pb2.FINISH_REASON_STOP,
-    "length": inference_pb2.FINISH_REASON_LENGTH,
-}
-
 _NO_FIELDS: Neutral = {}
 
 _PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
@@ -98,9 +90,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._runners.records.begin(record, _metadata(context))
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             runner.check(translated)
+            _take_request_id(record, translated.request_id, context)
             terms = self._terms(context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
-                return _embeddings(await runner.run(translated, record, terms))
+                return embed_response(await runner.run(translated, record, terms))
 
     async def Tokenize(
         self,
@@ -149,6 +142,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
+        _take_request_id(record, request.request_id, context)
         terms = self._terms(context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
@@ -157,7 +151,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             while not updates.done:
                 update = await updates.next()
                 if update.finish_reason is not None or update.tokens:
-                    await context.write(_response(update, updates.usage() if updates.done else None))
+                    await context.write(response_of(update, updates.usage() if updates.done else None))
 
     def _terms(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
@@ -201,6 +195,14 @@ def _metadata(context: "grpc.aio.ServicerContext[Any, Any]") -> Callable[[str], 
     return lambda name: str(sent.get(name, ""))
 
 
+def _take_request_id(record: RequestRecord, wanted: str | None, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Gives the call the id that its message names, where its metadata name none. wanted: None where none is named."""
+    if wanted is not None and not _metadata(context)("x-request-id"):
+        record.request_id = wanted
+        structlog.contextvars.bind_contextvars(request_id=wanted)
+        context.set_trailing_metadata(_about(record))
+
+
 def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
     """Sends the phases of a whole generation after it."""
     if record.first_token is not None:
@@ -210,16 +212,14 @@ def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, 
 
 def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
     """Names fields that a newer inference.proto has. In a large message, looking for them could take long."""
-    if request.ByteSize() > _SMALL_BYTES:
-        return ()
-    found: Any = UnknownFieldSet(request)  # its stub knows no iteration
-    return tuple(f"field {field.field_number}" for field in found)
+    return () if request.ByteSize() > _SMALL_BYTES else tuple(unknown_fields(request))
 
 
 def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Makes the metadata that every answer ends with."""
     ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.num_ignored_fields else []
-    return (("x-request-id", record.request_id), *ignored)
+    inserted = [(TOOLS, "inserted")] if record.tools_inserted else []
+    return (("x-request-id", record.request_id), *ignored, *inserted)
 
 
 async def _fail(
@@ -235,37 +235,3 @@ async def _fail(
         log.warning("request failed", reason=str(error.__cause__ or error.message))
     trailing = [*context.trailing_metadata(), *error.headers.items()]
     await context.abort(code, grpc_message(error, request), tuple(trailing))
-
-
-def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(
-        text=update.text,
-        reasoning=update.reasoning,
-        token_ids=update.tokens,
-        logprobs=[_logprobs(entry) for entry in update.logprobs or () if entry],
-        finish_reason=_FINISH_REASONS[update.finish_reason],
-        choice=update.choice,
-        prompt_logprobs=[_logprobs(entry) for _, entry in update.prompt_logprobs or ()],
-        prompt_token_ids=update.prompt_token_ids or (),
-    )
-    if isinstance(update.stop_reason, str):
-        response.stop_string = update.stop_reason
-    elif update.stop_reason is not None:
-        response.stop_token_id = update.stop_reason
-    if usage is not None:
-        response.usage.prompt_tokens = usage.prompt_tokens
-        response.usage.completion_tokens = usage.completion_tokens
-        response.usage.cached_tokens = usage.cached_tokens
-    return response
-
-
-def _embeddings(answer: EmbeddingAnswer) -> inference_pb2.EmbedResponse:
-    return inference_pb2.EmbedResponse(
-        embeddings=[inference_pb2.Embedding(values=vector.tolist()) for vector in answer.vectors],
-        usage=inference_pb2.Usage(prompt_tokens=answer.prompt_tokens, cached_tokens=answer.cached_tokens),
-    )
-
-
-def _logprobs(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
-    top = [inference_pb2.Alternative(token_id=token, logprob=logprob) for token, logprob in logprobs.top]
-    return inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top)
