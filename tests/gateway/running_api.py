@@ -106,7 +106,7 @@ async def running_api(
     grpc_servers: list[GrpcServer] = []
 
     async def start_grpc() -> int:
-        servicer = InferenceServicer(runners, metrics, request_timeout_s)
+        servicer = InferenceServicer(runners, metrics, request_timeout_s, strict_fields=strict_fields)
         grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 

@@ -24,8 +24,9 @@ def response_of(update: Update, usage: Usage | None) -> inference_pb2.GenerateRe
         choice=update.choice,
         prompt_logprobs=[_logprobs(entry) for _, entry in update.prompt_logprobs or ()],
         prompt_token_ids=update.prompt_token_ids or (),
-        num_echoed=len(update.echoed),
     )
+    if update.echoed:
+        response.num_echoed = len(update.echoed)
     if update.tool_calls:
         response.tool_calls.extend(map(_call_part, update.tool_calls))
     if isinstance(update.stop_reason, str):

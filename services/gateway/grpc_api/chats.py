@@ -36,15 +36,16 @@ def chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
 
 def _message(message: inference_pb2.Message) -> dict[str, Any]:
     """A message. Its reasoning has both names, since templates read the one or the other."""
-    optional = {
-        "name": message.name if message.HasField("name") else None,
-        "tool_calls": [_call(call) for call in message.tool_calls] or None,
-        "tool_call_id": message.tool_call_id or None,
-        "reasoning_content": message.reasoning or None,
-        "reasoning": message.reasoning or None,
-    }
-    given = {name: value for name, value in optional.items() if value is not None}
-    return {"role": message.role, "content": message.content, **given}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.HasField("name"):
+        fields["name"] = message.name
+    if message.tool_calls:
+        fields["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if tool_call_id := message.tool_call_id:
+        fields["tool_call_id"] = tool_call_id
+    if reasoning := message.reasoning:
+        fields["reasoning_content"] = fields["reasoning"] = reasoning
+    return fields
 
 
 def _call(call: inference_pb2.ToolCall) -> dict[str, Any]:
@@ -52,13 +53,14 @@ def _call(call: inference_pb2.ToolCall) -> dict[str, Any]:
 
 
 def _tool(tool: inference_pb2.Tool, path: str) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description or None,
-        "parameters": _schema(tool.parameters, f"{path}.function.parameters") if tool.parameters else None,
-        "strict": tool.strict if tool.HasField("strict") else None,
-    }
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+    function: dict[str, Any] = {"name": tool.name}
+    if description := tool.description:
+        function["description"] = description
+    if parameters := tool.parameters:
+        function["parameters"] = _schema(parameters, f"{path}.function.parameters")
+    if tool.HasField("strict"):
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
 
 
 def _schema(text: str, param: str) -> Any:

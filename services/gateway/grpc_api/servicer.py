@@ -35,7 +35,8 @@ _NO_FIELDS: Neutral = {}
 _PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 _AnyRequest = _PromptRequest | inference_pb2.EmbedRequest | inference_pb2.ListModelsRequest
 
-_SMALL_BYTES = 16 << 10  # of a message that is translated within 2 ms, whatever it holds
+_SMALL_BYTES = 8 << 10  # of a message that is translated within 2 ms, whatever it holds
+_SEARCHED_BYTES = 16 << 10  # of a message in which unknown fields are found within 2 ms
 
 log = structlog.get_logger()
 
@@ -212,7 +213,7 @@ def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, 
 
 def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
     """Names fields that a newer inference.proto has. In a large message, looking for them could take long."""
-    return () if request.ByteSize() > _SMALL_BYTES else tuple(unknown_fields(request))
+    return () if request.ByteSize() > _SEARCHED_BYTES else tuple(unknown_fields(request))
 
 
 def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:

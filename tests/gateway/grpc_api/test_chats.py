@@ -254,6 +254,15 @@ async def test_fields_of_a_newer_version_are_named_wherever_they_are(both: Both)
     assert found == "chat.field 1023, chat.messages[1].field 1023, chat.tools[0].field 1023"
 
 
+async def test_fields_of_a_newer_version_are_refused_where_the_server_is_strict():
+    async with running_api(strict_fields=True) as api, served_by(api) as both:
+        chat = inference_pb2.Chat(messages=[USER])
+        with_unknown(chat.messages[0])
+        with pytest.raises(grpc.aio.AioRpcError, match=r"chat\.messages\[0\]\.field 1023"):
+            [_ async for _ in both.stub.Generate(inference_pb2.GenerateRequest(chat=chat))]
+        assert await both.chat()
+
+
 async def test_an_echo_begins_with_the_last_message_of_the_assistant(both: Both):
     write(both.api, " and so on.")
     chat = {"messages": [USER, {"role": "assistant", "content": "I think"}], "continue_final_message": True}
