@@ -14,7 +14,7 @@ CPU_ISA_VARIABLE = "BATON_CPU_ISA"  # in the environment: auto, or a class of pr
 
 
 class Right(StrEnum):
-    """What a client's key opens."""
+    """A part of the gateway that a client's key opens."""
 
     API = "api"  # all that clients ask for
     ADMIN = "admin"  # /debug at the admin port

@@ -1,4 +1,4 @@
-"""Who asks: whose request it is and what it may ask for, as its key says."""
+"""The caller of a request: whose request it is and what it may ask for, as its key says."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whose request it is.
+    """The one whose request it is.
 
     key_id: None where no key is asked for. priority: no request comes before it, and one that names no priority has it;
     None: there is no bound.
