@@ -202,14 +202,14 @@ def _listening(config: GatewayConfig) -> Iterator[_Listeners]:
     """Closes the sockets with the context. Raises ListenError."""
     serving = config.serving
     with (
-        _listener(config.http_fd, serving.host, serving.port) as http,
-        _listener(config.admin_fd, serving.admin_host, serving.admin_port) as admin,
+        _listener(config.http_fd, serving.host, serving.port, "--port") as http,
+        _listener(config.admin_fd, serving.admin_host, serving.admin_port, "--admin-port") as admin,
     ):
         yield _Listeners(http, admin)
 
 
-def _listener(fd: int | None, host: str, port: int) -> socket.socket:
-    return listen(host, port) if fd is None else inherit(fd)
+def _listener(fd: int | None, host: str, port: int, flag: str) -> socket.socket:
+    return listen(host, port, flag) if fd is None else inherit(fd)
 
 
 def _known_workers(config: GatewayConfig) -> object:

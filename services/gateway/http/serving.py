@@ -17,7 +17,7 @@ from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrit
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.
 KEEP_ALIVE_S = 75
-_BESIDE_DRAIN_S = 1.0  # of a server whose answers are short
+_BESIDE_DRAIN_S = 0.2  # of a server whose answers take milliseconds
 
 log = structlog.get_logger()
 
