@@ -40,9 +40,9 @@ class Gateway:
 @asynccontextmanager
 async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncIterator[Gateway]:
     """Starts a gateway, two workers, whose steps take `step_ms`, and Redis. Raises ProcessError."""
-    ports = free_ports(4)
+    ports = free_ports(5)
     roles = dict(zip(WorkerRole, ports, strict=False))
-    http, grpc = ports[2:]
+    http, grpc, admin = ports[2:]
     async with own_redis() as url, AsyncExitStack() as stack:
         environment = {REDIS_URL_VARIABLE: url}
         workers, probes = [], []
@@ -53,7 +53,8 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncItera
             probes.append(partial(grpc_serving(f"{_LOOPBACK}:{port}"), worker.process.pid))
         await until_ready(probes, workers, _START_S)
         command = ["services.cli", "gateway", "--model", str(model), "--served-model-name", MODEL_NAME]
-        command += ["--port", str(http), "--grpc-port", str(grpc), "--handoff", handoff]
+        command += ["--port", str(http), "--grpc-port", str(grpc), "--admin-port", str(admin)]
+        command += ["--handoff", handoff]
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))
         processes = [*workers, gateway]
         await until_ready([http_ok(Address(_LOOPBACK, http), "/ready")], processes, _START_S)

@@ -21,9 +21,10 @@ def run(config: UpConfig) -> int:
         config = _with_ports(config)
         *worker_ports, redis_port = ports.free_ports("127.0.0.1", commands.num_workers(config) + 1)
         http = ports.bind(config.serving.host, config.serving.port)
+        admin = ports.bind(config.serving.admin_host, config.serving.admin_port)
     except ports.PortUnavailable as error:
         return _refuse(str(error))
-    with http, display.Display(config.process.log_format) as screen:
+    with http, admin, display.Display(config.process.log_format) as screen:
         model = config.workers.engine.model
         if config.makes_model and not random_model.exists(model):
             screen.starting("random model", f"making it in {model}")
@@ -35,7 +36,8 @@ def run(config: UpConfig) -> int:
         own_redis = config.process.redis_url is None and commands.has_redis()
         if own_redis:
             config = commands.with_redis(config, redis_port)
-        stack = commands.stack(config, worker_ports, redis_port if own_redis else None, http.fileno())
+        fds = commands.GatewayFds(http.fileno(), admin.fileno())
+        stack = commands.stack(config, worker_ports, redis_port if own_redis else None, fds)
         launcher = Launcher(
             stack,
             commands.environment(os.environ, len(stack.workers)),
@@ -55,7 +57,8 @@ def _with_ports(config: UpConfig) -> UpConfig:
     serving = config.serving
     port = _port(serving.host, serving.port, "--port")
     grpc_port = _port(serving.host, serving.grpc_port, "--grpc-port")
-    return replace(config, serving=replace(serving, port=port, grpc_port=grpc_port))
+    admin_port = _port(serving.admin_host, serving.admin_port, "--admin-port")
+    return replace(config, serving=replace(serving, port=port, grpc_port=grpc_port, admin_port=admin_port))
 
 
 def _port(host: str, port: int, option: str) -> int:

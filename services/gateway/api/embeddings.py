@@ -8,6 +8,7 @@ from time import monotonic
 import numpy as np
 
 from services.config import Pooling
+from services.gateway.api.caller import Caller
 from services.gateway.api.embedding_inputs import EmbeddingInputs, EmbeddingRequest
 from services.gateway.api.errors import from_generation_error, internal_error, invalid, unavailable
 from services.gateway.api.generation import (
@@ -82,7 +83,7 @@ class EmbeddingRunner:
         record.tokenized = monotonic()
         wanted = GenerationRequest(
             record.request_id,
-            self._capsules(request, prompts),
+            self._capsules(request, prompts, terms.caller),
             terms.timeout_s,
             ttft_slo_s=terms.ttft_slo_s,
             tenant=terms.tenant,
@@ -98,9 +99,11 @@ class EmbeddingRunner:
         self._metrics.prompt_cached.inc(record.cached_tokens)
         return EmbeddingAnswer(vectors, record.prompt_tokens, record.cached_tokens)
 
-    def _capsules(self, request: EmbeddingRequest, prompts: Sequence[np.ndarray]) -> tuple[Capsule, ...]:
+    def _capsules(
+        self, request: EmbeddingRequest, prompts: Sequence[np.ndarray], caller: Caller
+    ) -> tuple[Capsule, ...]:
         pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
-        salt, priority = request.cache_salt or "", request.priority or 0
+        salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
         return tuple(Capsule(prompt, len(prompt), _NO_TOKENS, salt, priority, pooling) for prompt in prompts)
 
     async def _limits(self, request: EmbeddingRequest) -> int:

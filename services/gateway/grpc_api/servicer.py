@@ -1,7 +1,7 @@
 """baton.v1.Inference: gRPC in front of the runners that serve the OpenAI API too."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
@@ -10,6 +10,8 @@ import grpc
 import structlog
 
 from protos import inference_pb2, inference_pb2_grpc
+from services.config import Right
+from services.gateway.api.caller import ANYBODY, Authenticator
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
@@ -20,12 +22,14 @@ from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
 from services.gateway.grpc_api.answers import embed_response, response_of
+from services.gateway.grpc_api.authentication import CODES, header_of
 from services.gateway.grpc_api.names import grpc_message, unknown_fields
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    **CODES,
     404: grpc.StatusCode.NOT_FOUND,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -51,8 +55,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_timeout_s: float,
         ttft_slo_s: float | None = None,
         strict_fields: bool = False,
+        keys: Authenticator | None = None,
     ) -> None:
-        """strict_fields: calls with fields that are not in inference.proto are refused."""
+        """strict_fields: calls with fields that are not in inference.proto are refused. keys: None asks for no key."""
+        self._keys = keys
         self._strict_fields = strict_fields
         self._runners = runners
         self._model = runners.chat.model
@@ -67,7 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Answers one call. inference.proto has its description."""
         async with self._answering("grpc.generate", request, context) as record:
-            self._runners.records.begin(record, _metadata(context))
+            self._runners.records.begin(record, header_of(context.invocation_metadata()))
             if request.WhichOneof("prompt") == "chat":
                 chat = await self._checked(self._runners.chat, request)
                 await self._generate(self._runners.chat, chat, record, context)
@@ -88,11 +94,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return validate_request(fields, EmbeddingRequest, _NO_FIELDS)
 
         async with self._answering("grpc.embed", request, context) as record:
-            self._runners.records.begin(record, _metadata(context))
+            self._runners.records.begin(record, header_of(context.invocation_metadata()))
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             runner.check(translated)
             _take_request_id(record, translated.request_id, context)
-            terms = self._terms(context)
+            terms = self._terms(record, context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
                 return embed_response(await runner.run(translated, record, terms))
 
@@ -144,7 +150,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
         _take_request_id(record, request.request_id, context)
-        terms = self._terms(context)
+        terms = self._terms(record, context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
             runner.run(request, record, terms) as updates,
@@ -154,17 +160,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if update.finish_reason is not None or update.tokens:
                     await context.write(response_of(update, updates.usage() if updates.done else None))
 
-    def _terms(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
+    def _terms(self, record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
+        header = header_of(context.invocation_metadata())
+        caller = ANYBODY if self._keys is None else self._keys.caller(header, Right.API)
+        record.key_id = caller.key_id
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
-        return Terms(timeout_s, parse_ttft_slo(_metadata(context)(TTFT_SLO_HEADER), self._ttft_slo_s))
+        return Terms(timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self._ttft_slo_s), caller)
 
     @asynccontextmanager
     async def _answering(
         self, endpoint: str, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[RequestRecord]:
         """Gives the call its record, and sees to it that it is answered and counted."""
-        record = RequestRecord(sane_or_new_id(_metadata(context)("x-request-id")), endpoint)
+        record = RequestRecord(sane_or_new_id(header_of(context.invocation_metadata())("x-request-id")), endpoint)
         record.note_ignored_fields(unknown := _unknown_fields(request))
         context.set_trailing_metadata(_about(record))
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
@@ -190,15 +199,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 self._runners.records.end(record)
 
 
-def _metadata(context: "grpc.aio.ServicerContext[Any, Any]") -> Callable[[str], str]:
-    """Returns a function from the name of a header to the client's value, or to an empty text."""
-    sent = dict(context.invocation_metadata() or ())
-    return lambda name: str(sent.get(name, ""))
-
-
 def _take_request_id(record: RequestRecord, wanted: str | None, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
     """Gives the call the id that its message names, where its metadata name none. wanted: None where none is named."""
-    if wanted is not None and not _metadata(context)("x-request-id"):
+    if wanted is not None and not header_of(context.invocation_metadata())("x-request-id"):
         record.request_id = wanted
         structlog.contextvars.bind_contextvars(request_id=wanted)
         context.set_trailing_metadata(_about(record))

@@ -28,7 +28,7 @@ class EmbeddingEndpoint:
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits, record = self._limits, exchange.record
-        terms = limits.terms(exchange.header)
+        terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
         request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)

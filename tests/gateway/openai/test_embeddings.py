@@ -259,10 +259,10 @@ async def test_what_is_no_vector_is_an_error_and_no_answer(api: Api, values: lis
 async def test_a_request_is_recorded_and_counted(api: Api):
     api.generator.script = deltas(VECTOR, VECTOR, cached=2)
     assert (await embed(api, [[5, 6, 7], [5, 6]])).headers["server-timing"]
-    (recent,) = (await api.http.get("/debug/requests")).json()["requests"]
+    (recent,) = (await api.admin.get("/debug/requests")).json()["requests"]
     assert (recent["endpoint"], recent["status"], recent["in_flight"]) == ("embeddings", 200, False)
     assert (recent["prompt_tokens"], recent["cached_tokens"], recent["generated_tokens"]) == (5, 4, None)
-    metrics = (await api.http.get("/metrics")).text
+    metrics = (await api.admin.get("/metrics")).text
     assert 'baton_requests_total{endpoint="embeddings",status="200"} 1.0' in metrics
     assert "baton_prompt_tokens_total 5.0" in metrics
     assert "baton_cached_tokens_total 4.0" in metrics
