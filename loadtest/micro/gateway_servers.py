@@ -45,9 +45,9 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool
 
     mtls: TLS between gateway and workers, with certificates for the purpose.
     """
-    ports = free_ports(4)
+    ports = free_ports(5)
     roles = dict(zip(WorkerRole, ports, strict=False))
-    http, grpc = ports[2:]
+    http, grpc, admin = ports[2:]
     async with own_redis() as url, AsyncExitStack() as stack:
         environment = {REDIS_URL_VARIABLE: url}
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))) if mtls else None
@@ -63,7 +63,8 @@ async def baton(model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool
             probes.append(partial(grpc_serving(f"{_LOOPBACK}:{port}", operator), worker.process.pid))
         await until_ready(probes, workers, _START_S)
         command = ["services.cli", "gateway", "--model", str(model), "--served-model-name", MODEL_NAME]
-        command += ["--port", str(http), "--grpc-port", str(grpc), "--handoff", handoff]
+        command += ["--port", str(http), "--grpc-port", str(grpc), "--admin-port", str(admin)]
+        command += ["--handoff", handoff]
         environment |= _mtls(directory, CertificateRole.GATEWAY)
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))
         processes = [*workers, gateway]

@@ -44,6 +44,8 @@ class SoakStack:
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._redis_socket = sockets / "redis.sock"
         self._grpc_ports = dict(zip(_HANDOFF, free_ports(len(_HANDOFF)), strict=True))
+        admin_ports = free_ports(len(_HANDOFF))
+        self._admins = {name: Address("127.0.0.1", port) for name, port in zip(_HANDOFF, admin_ports, strict=True)}
         self.workers = [name for name in names if name not in _HANDOFF]
         self.gateways = {name: Address("127.0.0.1", self.ports[name]) for name in _HANDOFF}
         self.members = {name: Member(self._process(name, logs)) for name in [*names, "redis"]}
@@ -71,7 +73,7 @@ class SoakStack:
 
     async def ledgers(self) -> dict[str, Any]:
         """Returns the ledger of each gateway that answers, by name."""
-        found = await asyncio.gather(*map(_ledger, self.gateways.values()))
+        found = await asyncio.gather(*map(_ledger, self._admins.values()))
         return {name: ledger for name, ledger in zip(self.gateways, found, strict=True) if ledger is not None}
 
     async def watch(self) -> None:
@@ -116,7 +118,8 @@ class SoakStack:
         common += ["--drain-timeout", f"{DRAIN_S:g}", "--log-format", "json"]
         if name in _HANDOFF:
             options = ["gateway", *common, "--served-model-name", MODEL_NAME, "--handoff", _HANDOFF[name]]
-            options += ["--grpc-port", str(self._grpc_ports[name]), "--request-timeout", "60"]
+            options += ["--grpc-port", str(self._grpc_ports[name]), "--admin-port", str(self._admins[name].port)]
+            options += ["--request-timeout", "60"]
         else:
             options = [name.partition("-")[0], *common, "--host", "127.0.0.2", "--advertise-host", "127.0.0.1"]
             options += _WORKER_OPTIONS

@@ -2,6 +2,8 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
@@ -33,6 +35,33 @@ def advertised_host(host: str, given: str | None, redis_url: str | None) -> str 
     if given is None and host in ("0.0.0.0", "::"):
         raise Refusal(f"--host {host} is no address to go to: name one with --advertise-host")
     return given or host
+
+
+def check_keys(hosts: Sequence[str], api_keys: Sequence[str], file: Path | None, allow_anonymous: bool) -> None:
+    """Raises Refusal for addresses that other machines reach and no key, unless the user allows it; for a bad file.
+
+    hosts: by --host and --admin-host.
+    """
+    if file is not None:
+        _check_keys_file(file)
+        return
+    if api_keys or allow_anonymous:
+        return
+    for flag, host in zip(("--host", "--admin-host"), hosts, strict=True):
+        if not is_loopback(host):
+            raise Refusal(
+                f"{flag} {host} needs keys (--keys FILE or BATON_API_KEY) or --allow-anonymous: else anyone on that "
+                "network may use the gateway, and see what it does"
+            )
+
+
+def _check_keys_file(path: Path) -> None:
+    from services.gateway.keys.file import KeysFileError, read_keys
+
+    try:
+        read_keys(path)
+    except KeysFileError as error:
+        raise Refusal(str(error)) from error
 
 
 def is_loopback(host: str) -> bool:

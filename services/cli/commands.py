@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from services.cli import checks, start, tls_checks
+from services.cli.keys import app as keys_app
 from services.cli.models import find_model, refuse_revision
 from services.cli.options import Values, add_command
 from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LoadFormat, WorkerRole
@@ -36,6 +37,7 @@ def _up(values: Values) -> int:
     from services.launcher import demo_model
     from services.launcher.main import run
 
+    _check_keys(values)
     _check_up(values)
     if "model" in values:
         path, name = _find_engine_model(values)
@@ -62,12 +64,18 @@ def _gateway(values: Values) -> int:
         values.pop("redis_url", None)  # what the command line says holds, and not what the environment says
     if ("worker_addresses" in values) == ("redis_url" in values):
         raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
+    _check_keys(values)
     named = values | {"model": Path(), "served_model_name": ""}
     tls_checks.check_serving(build(ServingSettings, named), build(ProcessSettings, named))
     path, name = find_model(values["model"], values.get("revision"), weights=False)
     return start.run_gateway(
         build(GatewayConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name})
     )
+
+
+def _check_keys(values: Values) -> None:
+    hosts = values["host"], values["admin_host"]
+    checks.check_keys(hosts, values["api_keys"], values.get("keys_file"), values["allow_anonymous"])
 
 
 def _worker(values: Values) -> int:
@@ -135,6 +143,9 @@ def _drain(
     from services.cli.drain import drain
 
     raise typer.Exit(drain(worker, timeout, mtls))
+
+
+app.add_typer(keys_app, name="keys")
 
 
 @app.command(name="restart")

@@ -13,9 +13,9 @@ from urllib.parse import unquote, urlsplit
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from services.config import HandoffMode, LogFormat, TransportName
+from services.config import API_KEY_VARIABLE, HandoffMode, LogFormat, TransportName
 from services.launcher.certificates import ca_file
-from services.launcher.commands import local_address, local_url
+from services.launcher.commands import api_url, local_address, local_url
 from services.process.configs import UpConfig
 
 
@@ -85,7 +85,7 @@ class Display:
 def ready_lines(config: UpConfig) -> str:
     """The facts that a user needs next, one a line, with a command to paste."""
     serving = config.serving
-    url = local_url(serving)
+    url = api_url(serving)
     note = f" ({config.model_note})" if config.model_note else ""
     body = {
         "model": serving.served_model_name,
@@ -95,13 +95,16 @@ def ready_lines(config: UpConfig) -> str:
     rows = {
         "Baton is ready": f"{url}/v1",
         "gRPC": f"{local_address(serving.host, serving.grpc_port)} (baton.v1.Inference)",
+        "admin": f"{local_url(serving.admin_host, serving.admin_port)}/metrics, /debug/ledger",
         "model": f"{serving.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),
         "prefix index": _prefix_index(config),
         "transport": _transport(config),
         **_tls(config),
-        "try": f"{_curl(config)} {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
+        "keys": _keys(config),
+        "try": f"{_curl(config)} {url}/v1/chat/completions {_key_header(config)}"
+        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'",
         "end it": "Ctrl-C",
     }
     return "\n".join(f"{name:<15} {text}" for name, text in rows.items())
@@ -116,6 +119,20 @@ def _tls(config: UpConfig) -> dict[str, str]:
 
 def _curl(config: UpConfig) -> str:
     return "curl" if config.certificates is None else f"curl --cacert {ca_file(config.certificates)}"
+
+
+def _asks_for_keys(config: UpConfig) -> bool:
+    return bool(config.serving.api_keys) or config.serving.keys_file is not None
+
+
+def _keys(config: UpConfig) -> str:
+    if not _asks_for_keys(config):
+        return "none: who reaches the port may use it"
+    return f"those of {config.serving.keys_file}" if config.serving.keys_file else f"those of {API_KEY_VARIABLE}"
+
+
+def _key_header(config: UpConfig) -> str:
+    return "-H 'Authorization: Bearer KEY' " if _asks_for_keys(config) else ""
 
 
 def _prefix_index(config: UpConfig) -> str:

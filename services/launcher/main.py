@@ -24,9 +24,10 @@ def run(config: UpConfig) -> int:
         config = _with_ports(config)
         worker_ports = ports.free_ports("127.0.0.1", commands.num_workers(config))
         http = ports.bind(config.serving.host, config.serving.port)
+        admin = ports.bind(config.serving.admin_host, config.serving.admin_port)
     except ports.PortUnavailable as error:
         return _refuse(str(error))
-    with http, private_directory() as directory, display.Display(config.process.log_format) as screen:
+    with http, admin, private_directory() as directory, display.Display(config.process.log_format) as screen:
         model = config.workers.engine.model
         if config.makes_model and not random_model.exists(model):
             screen.starting("random model", f"making it in {model}")
@@ -35,10 +36,16 @@ def run(config: UpConfig) -> int:
             except OSError as error:
                 return _refuse(f"the random model cannot be made in {model}: {error.strerror}")
             screen.finished("random model")
-        return _serve(config, worker_ports, http.fileno(), directory, screen)
+        return _serve(config, worker_ports, commands.GatewayFds(http.fileno(), admin.fileno()), directory, screen)
 
 
-def _serve(config: UpConfig, worker_ports: list[int], http_fd: int, directory: Path, screen: display.Display) -> int:
+def _serve(
+    config: UpConfig,
+    worker_ports: list[int],
+    fds: commands.GatewayFds,
+    directory: Path,
+    screen: display.Display,
+) -> int:
     if config.tls:
         certificates.make(directory, config.serving.host)
         config = commands.with_certificates(config, directory)
@@ -47,7 +54,7 @@ def _serve(config: UpConfig, worker_ports: list[int], http_fd: int, directory: P
         redis_socket = directory / "redis.sock"
         config = commands.with_redis(config, redis_socket)
     try:
-        stack = commands.stack(config, worker_ports, redis_socket, http_fd)
+        stack = commands.stack(config, worker_ports, redis_socket, fds)
         launcher = Launcher(
             stack,
             commands.environment(os.environ, len(stack.workers)),
@@ -68,7 +75,8 @@ def _with_ports(config: UpConfig) -> UpConfig:
     serving = config.serving
     port = _port(serving.host, serving.port, "--port")
     grpc_port = _port(serving.host, serving.grpc_port, "--grpc-port")
-    return replace(config, serving=replace(serving, port=port, grpc_port=grpc_port))
+    admin_port = _port(serving.admin_host, serving.admin_port, "--admin-port")
+    return replace(config, serving=replace(serving, port=port, grpc_port=grpc_port, admin_port=admin_port))
 
 
 def _port(host: str, port: int, option: str) -> int:

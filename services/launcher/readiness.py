@@ -46,24 +46,30 @@ def grpc_serving(address: str, mtls: Path | None = None) -> Probe:
     return probe
 
 
-def gateway_ready(url: str) -> Probe:
-    """True once GET /ready of the gateway at this URL is answered with 200 by the child, and by no other gateway."""
+def gateway_ready(admin_url: str) -> Probe:
+    """True once GET /ready at this URL is answered with 200 by the child, and by no other gateway."""
 
     async def probe(pid: int) -> bool:
-        answer = await _get(f"{url}/ready")
+        answer = await _get(f"{admin_url}/ready")
         return answer is not None and answer.json()["pid"] == pid
 
     return probe
 
 
-def known_worker(address: str, probe: Probe, gateway_url: str) -> Probe:
-    """True once the probe is, and the gateway at this URL has a connection to the worker at host:port."""
+def known_worker(address: str, probe: Probe, admin_url: str) -> Probe:
+    """True once the probe is, and the gateway with this admin URL has a connection to the worker at host:port.
+
+    The gateway's metrics say so; they ask for no key.
+    """
 
     async def both(pid: int) -> bool:
         if not await probe(pid):
             return False
-        answer = await _get(f"{gateway_url}/debug/ledger")
-        return answer is not None and any(worker["address"] == address for worker in answer.json()["workers"])
+        answer = await _get(f"{admin_url}/metrics")
+        if answer is None:
+            return False
+        connected = [line for line in answer.text.splitlines() if line.startswith("baton_worker_info{")]
+        return any(f'worker="{address}"' in line for line in connected)
 
     return both
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 from services.config import (
+    API_KEY_VARIABLE,
     GC_DEBUG_VARIABLE,
+    KEYS_VARIABLE,
     MTLS_VARIABLE,
     REDIS_URL_VARIABLE,
     HandoffMode,
@@ -30,6 +32,8 @@ from services.config.engine import EngineConfig
 from services.config.option import Option, OptionError, Refusal, Variable
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
+
+MAX_API_KEY = 512  # characters
 
 
 def parse_workers(text: str) -> tuple[str, ...]:
@@ -51,6 +55,15 @@ def parse_origins(text: str) -> tuple[str, ...]:
         if origin != "*" and re.fullmatch(r"https?://[^/\s]+", origin) is None:
             raise OptionError(f"{origin!r} is not an origin, such as https://chat.example.com")
     return origins
+
+
+def parse_api_keys(text: str) -> tuple[str, ...]:
+    """The keys of `key,key`. Raises OptionError, whose words have nothing of a key."""
+    keys = tuple(part.strip() for part in text.split(",") if part.strip())
+    for key in keys:
+        if len(key) > MAX_API_KEY or not key.isascii() or not key.isprintable() or " " in key:
+            raise OptionError(f"a key has at most {MAX_API_KEY} printable characters of ASCII, and no spaces")
+    return keys
 
 
 def parse_redis_url(text: str) -> str:
@@ -139,7 +152,9 @@ class ServingSettings:
     served_model_name: Annotated[
         str, Option(help="What clients call the model. Default: its id, or the name of its directory or file.")
     ]
-    host: Annotated[str, Option(help="Address to listen on for clients.")] = "127.0.0.1"
+    host: Annotated[
+        str, Option(help="Address to listen on for clients. Another than loopback needs keys, and TLS.")
+    ] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on for clients; 0: a free one.")] = 8000
     grpc_port: Annotated[
         int, Option(min=0, max=65535, help="Port to listen on for gRPC clients, at --host too; 0: a free one.")
@@ -160,6 +175,36 @@ class ServingSettings:
             "prompts and answers."
         ),
     ] = False
+    # Not shown where a configuration is printed.
+    api_keys: Annotated[
+        tuple[str, ...],
+        Option(
+            flag="--api-key",
+            parse=parse_api_keys,
+            metavar="KEY,...",
+            default="",
+            variable=API_KEY_VARIABLE,
+            help="Keys that open everything; clients send one of them. Safer in the environment, since other users of "
+            "the machine can read command lines.",
+        ),
+    ] = field(default=(), repr=False)
+    keys_file: Annotated[
+        Path | None,
+        Option(
+            flag="--keys",
+            parse=Path,
+            metavar="FILE",
+            variable=KEYS_VARIABLE,
+            help="The file with the clients' keys, which `baton keys` writes. Read again when it changes.",
+        ),
+    ] = None
+    allow_anonymous: Annotated[
+        bool, Option(help="Listen on other addresses than loopback though no key is asked for.")
+    ] = False
+    admin_host: Annotated[
+        str, Option(help="Address to listen on for those who run the gateway: /metrics, /debug, /health, /ready.")
+    ] = "127.0.0.1"
+    admin_port: Annotated[int, Option(min=0, max=65535, help="Port for those who run it; 0: a free one.")] = 9001
     handoff: Annotated[
         HandoffMode,
         Option(
@@ -325,8 +370,10 @@ class GatewayConfig:
         ),
     ] = ()
     max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 429.")] = 4096
-    # A socket bound to the port for HTTP, of a launcher that also starts this gateway's successor at the same ports.
+    # Sockets bound to the port for HTTP and to the admin port, of a launcher that also starts this gateway's successor
+    # at the same ports.
     http_fd: int | None = None
+    admin_fd: int | None = None
     serving: ServingSettings
     process: ProcessSettings = field(default_factory=ProcessSettings)
 

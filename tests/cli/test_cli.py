@@ -139,8 +139,8 @@ def test_what_is_refused_is_refused_before_a_model_is_fetched() -> None:
     ("command", "needs"),
     [
         (["prefill"], "--mtls or --allow-plaintext"),
-        (["gateway", "--workers", "a:1"], "--tls-cert and --tls-key, or --allow-plaintext"),
-        (["up"], "--tls-cert and --tls-key, or --allow-plaintext"),
+        (["gateway", "--workers", "a:1", "--allow-anonymous"], "--tls-cert and --tls-key, or --allow-plaintext"),
+        (["up", "--allow-anonymous"], "--tls-cert and --tls-key, or --allow-plaintext"),
     ],
     ids=["worker", "gateway", "up"],
 )
@@ -154,7 +154,7 @@ def test_plain_text_on_a_network_must_be_allowed(command: list[str], needs: str,
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_plain_text_on_a_network_is_said_at_the_start(log_format: str, checkpoint: Path) -> None:
     """In red on a terminal; as a line like all others where programs read them."""
-    arguments = ["--host", "192.0.2.7", "--allow-plaintext", "--log-format", log_format]
+    arguments = ["--host", "192.0.2.7", "--allow-plaintext", "--allow-anonymous", "--log-format", log_format]
     first = baton("gateway", "--workers", "a:1", "--model", str(checkpoint), *arguments).stderr.splitlines()[0]
     danger = "plain text at 192.0.2.7: anyone on that network can read and change prompts and answers"
     assert first == f"baton: {danger}" if log_format == "text" else json.loads(first)["event"] == danger

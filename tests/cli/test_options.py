@@ -13,7 +13,9 @@ import typer
 from services.cli import start
 from services.cli.commands import app
 from services.config import (
+    API_KEY_VARIABLE,
     GC_DEBUG_VARIABLE,
+    KEYS_VARIABLE,
     MTLS_VARIABLE,
     REDIS_URL_VARIABLE,
     DeviceKind,
@@ -44,6 +46,7 @@ from services.process.configs import (
     WorkerConfig,
     WorkerSettings,
 )
+from tests.gateway.keys.key_files import write_keys
 
 ROOT = Path(__file__).parents[2]
 UP = [*options_of(UpModelChoice), *options_of(UpConfig)]
@@ -76,6 +79,10 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--tls-cert=c.crt": ("tls_cert", Path("c.crt")),
     "--tls-key=c.key": ("tls_key", Path("c.key")),
     "--allow-plaintext": ("allow_plaintext", True),
+    "--api-key=a,b": ("api_keys", ("a", "b")),
+    "--allow-anonymous": ("allow_anonymous", True),
+    "--admin-host=127.0.0.2": ("admin_host", "127.0.0.2"),
+    "--admin-port=83": ("admin_port", 83),
     "--handoff=never": ("handoff", HandoffMode.NEVER),
     "--handoff-threshold=7": ("handoff_threshold", 7),
     '--override-generation-config={"temperature": 0.25}': ("generation_overrides", {"temperature": 0.25}),
@@ -111,8 +118,8 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for module, name in ((start, "run_gateway"), (start, "run_worker"), (launcher, "run")):
         monkeypatch.setattr(module, name, run)
-    monkeypatch.delenv(REDIS_URL_VARIABLE, raising=False)
-    monkeypatch.delenv(MTLS_VARIABLE, raising=False)
+    for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE, MTLS_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
     return found
 
 
@@ -174,14 +181,14 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
 
 
 def test_up_makes_certificates_where_it_is_told_to(model: Path, configs: list[Any]) -> None:
-    baton("up", f"--model={model}", "--tls", "--host=0.0.0.0")
+    baton("up", f"--model={model}", "--tls", "--host=0.0.0.0", "--allow-anonymous")
     assert [config.tls for config in configs] == [True]
 
 
 def test_these_are_all_flags() -> None:
     tried = {flag.partition("=")[0] for flag in (*ENGINE, *GPU, *SERVING, *PROCESS)}
     tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
-    tried |= {"--tls", "--advertise-host", "--health-port"}
+    tried |= {"--tls", "--advertise-host", "--health-port", "--keys"}
     assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
 
 
@@ -219,6 +226,20 @@ def test_the_environment_has_the_url_of_redis_and_what_is_logged_of_collections(
     assert [(config.process.redis_url, config.process.logged_gc_types) for config in configs] == [
         (url, 3) for url in urls
     ]
+
+
+def test_the_environment_has_keys_and_the_file_of_keys(
+    model: Path, tmp_path: Path, configs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_keys(tmp_path / "keys.json").path
+    monkeypatch.setenv(API_KEY_VARIABLE, "one,two")
+    monkeypatch.setenv(KEYS_VARIABLE, str(file))
+    elsewhere = ("--host=0.0.0.0", "--allow-plaintext")
+    baton("gateway", f"--model={model}", "--workers=a:1", *elsewhere)
+    baton("up", f"--model={model}", "--api-key=three", f"--keys={file}", *elsewhere)
+    found = [(config.serving.api_keys, config.serving.keys_file) for config in configs]
+    assert found == [(("one", "two"), file), (("three",), file)]
+    assert "two" not in repr(configs)
 
 
 def test_names_of_fields_are_one_configuration_s_own() -> None:

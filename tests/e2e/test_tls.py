@@ -151,9 +151,10 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    port, grpc_port = free_ports(2)
+    port, grpc_port, admin_port = free_ports(3)
     command = [sys.executable, "-m", "services.cli", "up", "--tls", "--model", str(llama), "--device", "cpu"]
     command += ["--served-model-name", "tiny", "--port", str(port), "--grpc-port", str(grpc_port)]
+    command += ["--admin-port", str(admin_port)]
     command += ["--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always", "--transport", "grpc"]
     environment = os.environ | lifeline.environment() | {"XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run"))}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -188,13 +189,13 @@ def test_clients_speak_tls_by_the_authority_of_the_run(up: Up) -> None:
 
 
 def test_keys_are_this_user_s_alone_and_redis_has_no_port(up: Up) -> None:
-    """Four ports: two for clients, and one for each worker."""
+    """Five ports: two for clients, the admin port, and one for each worker."""
     files = [path for path in up.ca_file.parent.rglob("*") if path.name == "tls.key"]
     assert len(files) == 5
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert stat.S_IMODE(up.ca_file.parent.stat().st_mode) == 0o700
     assert (up.ca_file.parent / "redis.sock").is_socket()
-    assert len(up.listening()) == 4
+    assert len(up.listening()) == 5
 
 
 def test_no_port_answers_a_stranger(up: Up, tmp_path: Path) -> None:
