@@ -30,9 +30,19 @@ class Older:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Starts `baton` with these arguments. It ends with this process."""
-        environment = os.environ | lifeline.environment() | {"PYTHONPATH": str(self._directory)}
         command = [sys.executable, "-m", "services.cli", *arguments]
-        return subprocess.Popen(command, env=environment, cwd=self._directory)
+        return subprocess.Popen(command, env=self._environment | lifeline.environment(), cwd=self._directory)
+
+    def output_of(self, program: Path) -> str:
+        """Returns what a program prints that imports the older packages."""
+        command = [sys.executable, str(program)]
+        return subprocess.run(
+            command, env=self._environment, cwd=self._directory, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {"PYTHONPATH": str(self._directory)}
 
 
 def take_out(directory: Path) -> Older | None:

@@ -17,7 +17,7 @@ import pytest
 from protos import worker_pb2, worker_pb2_grpc
 from tests.e2e.conftest import clear_prompt
 from tests.e2e.older import Older, OlderGateway, take_out
-from tests.e2e.stack import Endpoint, Gateway, Stack, wait_until, worker_ports
+from tests.e2e.stack import Endpoint, Gateway, Stack, worker_ports
 from tests.e2e.streaming import Streaming
 
 NUM_TOKENS = 400
@@ -114,6 +114,12 @@ def _running(older: Older, model: Path) -> Iterator[Mixed]:
             process.wait()
         for worker in stack.workers.values():
             worker.stop()
+
+
+def test_the_bytes_that_are_kept_are_those_of_the_older_version(older: Older):
+    """tests/protocol/older holds them."""
+    folder = Path(__file__).parents[1] / "protocol/older"
+    assert older.output_of(folder / "examples.py") == (folder / "vectors.json").read_text()
 
 
 def test_an_upgrade_and_a_way_back_under_load_lose_nothing(older: Older, llama: Path):
