@@ -61,9 +61,7 @@ class Build:
             image = self._step(each, image, values, arguments)
         return image
 
-    def _step(
-        self, step: Instruction, image: Image, values: dict[str, str], arguments: Mapping[str, str]
-    ) -> Image:
+    def _step(self, step: Instruction, image: Image, values: dict[str, str], arguments: Mapping[str, str]) -> Image:
         """Carries out an instruction. values: the arguments of the stage so far."""
         known = {**values, **image.environment}
         match step.name:

@@ -31,6 +31,7 @@ def container(image: Image, volumes: Path) -> Container:
 def test_a_chat_is_answered_by_what_writes_to_its_volumes_alone(container: Container):
     gateway = Endpoint()
     options = ["--port", str(gateway.port), "--grpc-port", str(gateway.grpc_port), "--kv-memory", "64MiB"]
+    options += ["--handoff", "always"]
     with container.running("up", *options) as process, gateway.client as client:
         wait_until(
             lambda: process.poll() is not None or gateway.get("/ready")[0] == 200, 600, "a gateway that is ready"

@@ -81,7 +81,7 @@ class Context:
         self._rules = [_rule(line) for line in lines if line and not line.startswith("#")]
 
     def files(self, source: str) -> list[Path]:
-        """Returns the files of a file or folder, relative to the repository. Raises FileNotFoundError if none is sent."""
+        """Returns the files of a file or folder, from the repository on. Raises FileNotFoundError if none is sent."""
         below = self.root / source
         found = [below] if below.is_file() else [path for path in sorted(below.rglob("*")) if path.is_file()]
         sent = [path.relative_to(self.root) for path in found if self._is_sent(path.relative_to(self.root))]
