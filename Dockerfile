@@ -6,7 +6,8 @@
 #   --build-arg BASE=python:3.11-slim-bookworm@sha256:...   the base by its digest, so that two builds start alike:
 #                                                           `docker buildx imagetools inspect python:3.11-slim-bookworm`
 #                                                           prints it
-#   --build-arg TORCH_INDEX=URL       cpu: another index of torch's CPU builds; empty: none beside PyPI
+#   --build-arg TORCH_INDEX=URL       cpu: the index that PyTorch's install page names for its CPU builds; without it
+#                                     pip may take a build for GPUs, which is gigabytes larger
 #   --build-arg REVISION="$(git rev-parse HEAD)"            for the label
 
 ARG BASE=python:3.11-slim-bookworm
@@ -30,7 +31,7 @@ RUN /opt/tools/bin/pip wheel --no-deps --wheel-dir /wheels .
 
 # torch is the largest part, and the one that changes least: a layer of its own.
 FROM tools AS build-cpu
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=""
 RUN /opt/tools/bin/pip --python /opt/baton/bin/python install --constraint constraints.txt \
     ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} torch
 COPY --from=wheel /wheels /wheels
