@@ -16,15 +16,8 @@ from kvtransfer.ids import WorkerId
 from services.process.backoff import Backoff
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
-from services.protocol.messages import (
-    COMMANDS_MINOR,
-    PROTOCOL_MAJOR,
-    BlockEvents,
-    Command,
-    Commands,
-    GatewayHello,
-    WorkerHello,
-)
+from services.protocol.messages import BlockEvents, Command, Commands, GatewayHello, WorkerHello
+from services.protocol.versions import PROTOCOL_MAJOR, Since
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
@@ -158,7 +151,7 @@ class _Session:
             theirs = f"{hello.protocol_major}.{hello.protocol_minor}"
             raise LinkRefused(f"it speaks protocol {theirs}, this gateway {PROTOCOL_MAJOR}")
         self.worker = hello.worker_id
-        self._together = hello.protocol_minor >= COMMANDS_MINOR
+        self._together = hello.protocol_minor >= Since.COMMANDS
         return hello
 
     async def run(self) -> None:
