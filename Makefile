@@ -22,7 +22,7 @@ PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .NOTPARALLEL:  # one pip at a time
-.PHONY: up test test-faults test-clients test-image lint format proto clean
+.PHONY: up test test-faults test-clients test-image lint format proto chart clean
 
 up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
@@ -51,6 +51,9 @@ format: $(VENV)/.dev-installed
 
 proto: $(VENV)/.dev-installed
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+chart: $(VENV)/.dev-installed
+	$(BIN)/python -m helm.values_schema
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
