@@ -5,14 +5,11 @@ embeddings, salts and what else came after it.
 """
 
 import io
-import json
 import os
 import subprocess
 import sys
 import tarfile
-import urllib.request
 from pathlib import Path
-from typing import Any
 
 from services.process import lifeline
 from tests.e2e.stack import Endpoint
@@ -62,14 +59,10 @@ class OlderGateway(Endpoint):
 
     def __init__(self, older: Older, model: Path, addresses: str) -> None:
         super().__init__()
+        self.admin_port = self.port
         ports = ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
         options = ["--workers", addresses, "--served-model-name", "tiny", "--handoff", "always"]
         self.process = older.start("gateway", "--model", str(model), *ports, *options)
-
-    def ledger(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.url}/debug/ledger", timeout=60) as answer:
-            described: dict[str, Any] = json.load(answer)
-            return described
 
     def close(self) -> None:
         """Ends it, where it has not ended yet."""
