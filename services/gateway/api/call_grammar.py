@@ -75,26 +75,50 @@ def add_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool)
     return rules.add("calls", f"{rules.text(form.begin)} {call} {more} {rules.text(form.end)}")
 
 
-def add_text_with_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool) -> str:
-    """Adds the rule of any text, in which what begins like a call is one; returns its name. Raises ApiError."""
+def add_text_with_calls(
+    rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool, excluded: Sequence[str] = ()
+) -> str:
+    """Adds the rule of any text, in which what begins like a call is one; returns its name. Raises ApiError.
+
+    excluded: patterns of beginnings that no text has, neither the first nor one after a call.
+    """
     if form.bare:
-        first = re.escape(form.first_character)
-        rules.add("PLAIN", rf"/\s*[^{first}\s](.|\n)*/")  # white space does not hide a call from its reader
-        rules.add("BEFORE", r"/\s+/")
-        return rules.add("answer", f"(BEFORE? {add_calls(rules, form, tools, one=one)} | PLAIN | BEFORE)?")
+        return _add_bare(rules, form, add_calls(rules, form, tools, one=one), excluded)
     token, trigger = rules.token(form.trigger), in_pattern(form.trigger)
-    # Where the mark is a token, letters do not spell it: the reader of calls sees only text.
-    unspelled = "" if token is None else rf" & ~/(.|\n)*{trigger}(.|\n)*/"
-    rules.add("TEXT", rf"/(.|\n)*/{unspelled}")
     if token is None:
-        head = rules.add("head[lazy]", rf"/(.|\n)*{trigger}/")
+        rules.add("TEXT", _text_without(excluded))
+        rules.add("HEAD", rf"/(.|\n)*{trigger}/{_without(excluded)}")
+        head = rules.add("head[lazy]", "HEAD")
     else:
+        # Where the mark is a token, letters do not spell it: the reader of calls sees only text.
+        rules.add("TEXT", _text_without([rf"(.|\n)*{trigger}", *excluded]))
         head = rules.add("head", f"TEXT <[{token}]>")
     body, after = _add_body(rules, form, tools), rules.text(form.after)
     more = f"({rules.text(form.separator + form.before)} {body} {after})*" if form.begin and not one else ""
     rest = rules.text((form.begin + form.before)[len(form.trigger) :])
     rules.add("called", f"{head} {rest} {body} {after} {more} {rules.text(form.end)}")
     return rules.add("answer", f"called{'?' if one else '*'} TEXT")
+
+
+def _add_bare(rules: Rules, form: CallForm, calls: str, excluded: Sequence[str]) -> str:
+    """Adds the rule of calls without a mark, or of text that does not begin like one; returns its name."""
+    first = re.escape(form.first_character)
+    led = rf"\s*{in_pattern(form.lead)}\s*"
+    # Neither white space nor the mark, however it is spelled, hides a call from its reader.
+    rules.add("PLAIN", rf"/\s*[^{first}\s](.|\n)*/{_without([led + first, *excluded])}")
+    rules.add("BEFORE", r"/\s+/")
+    token = rules.token(form.lead)
+    before = rules.add("LED", f"/{led}/") if token is None else f"BEFORE? <[{token}]> BEFORE?"
+    return rules.add("answer", f"((BEFORE | {before})? {calls} | PLAIN | BEFORE)?")
+
+
+def _text_without(beginnings: Sequence[str]) -> str:
+    return rf"/(.|\n)*/{_without(beginnings)}"
+
+
+def _without(beginnings: Sequence[str]) -> str:
+    """What takes texts with these beginnings out of a terminal."""
+    return "".join(rf" & ~/({beginning})(.|\n)*/" for beginning in beginnings)
 
 
 def in_pattern(text: str) -> str:

@@ -27,7 +27,7 @@ _FUNCTION = {"type": "function", "function": "{content}"}
 class CallForm:
     """The form in which calls are written, for grammars.
 
-    begin, end: around all calls; separator: between two of them.
+    begin, end: around all calls; separator: between two of them. lead: a mark that may come before calls without one.
     before, after: around each call. middle: between the name and its arguments, where a call is no JSON object.
     name, arguments: keys of the call's object. python: calls are written as in Python.
     """
@@ -35,6 +35,7 @@ class CallForm:
     begin: str = ""
     end: str = ""
     separator: str = "\n"
+    lead: str = ""
     before: str = ""
     middle: str = ""
     after: str = ""
@@ -132,7 +133,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             "content_args": {"known_names": True},
         },
         ("[func_name1(", "<|python_start|>"),
-        CallForm(begin="[", end="]", separator=", ", python=True),
+        CallForm(begin="[", end="]", separator=", ", lead="<|python_start|>", python=True),
     ),
     "llama3-json": ToolForm(
         {
@@ -145,7 +146,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             },
         },
         ("<|python_tag|>", '{"name": function name'),
-        CallForm(separator="; ", arguments="parameters"),
+        CallForm(separator="; ", lead="<|python_tag|>", arguments="parameters"),
     ),
 }
 
