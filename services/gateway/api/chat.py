@@ -171,6 +171,8 @@ class ChatDialect:
         template, kwargs = self._template, request.chat_template_kwargs or {}
         if request.chat_template is not None:
             template = _of_request(template, request.chat_template)
+        elif request.callable_tools:
+            template = template.with_tools
         self._answers.check(request, template)
         if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
             raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
