@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.api.call_grammar import ANY_ARGUMENTS, Rules, add_calls, add_text_with_calls, in_pattern
+from services.gateway.api.call_grammar import ANY_ARGUMENTS, add_calls, add_text_with_calls
 from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.grammar_rules import Rules, in_pattern
 from services.gateway.api.tools import NamedChoice, Tool, ToolChoice
 from services.gateway.text.responses.formats import CallForm
 from services.gateway.text.responses.template import Field

@@ -17,8 +17,8 @@ class Prompt:
     """One prompt.
 
     token_ids: int32[n]. echo: the text that its answers begin with. echo_lengths: of each token in that text, in
-    characters, where answers begin with the tokens too. reading: how the parts of its answers are told apart; None: all of
-    their text is content.
+    characters, where answers begin with the tokens too. reading: how the parts of its answers are told apart; None: all
+    of their text is content.
     """
 
     token_ids: np.ndarray

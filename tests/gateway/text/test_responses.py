@@ -370,6 +370,28 @@ def test_a_schema_that_names_no_type_leaves_texts(schema: Any) -> None:
     assert [call.arguments for call in calls] == ["", '{"x": "1"}']
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"$ref": "#/$defs/n"}, 12),
+        ({"anyOf": [{"$ref": "#/$defs/n"}, {"$ref": "#/$defs/loop"}]}, 12),
+        ({"allOf": [{"$ref": "#/$defs/n"}]}, 12),
+        ({"enum": [12, "a"]}, 12),
+        ({"const": 12}, 12),
+        ({"$ref": "#/$defs/loop"}, "12"),
+        ({"$ref": "#/$defs/none"}, "12"),
+        ({"$ref": 5}, "12"),
+    ],
+)
+def test_types_are_found_by_references_and_values(schema: Any, value: Any) -> None:
+    loop = {"anyOf": [{"$ref": "#/$defs/loop"}] * 8}
+    parameters = {"properties": {"x": schema}, "$defs": {"n": {"type": "integer"}, "loop": loop}}
+    for pieces in cuts(PARAMETER.format("x", "12")):
+        answer = AnswerText(tables("qwen3-coder"), "", {"g": parameters})
+        parts = [*map(answer.feed, pieces), answer.finish()]
+        assert json.loads("".join(call.arguments for part in parts for call in part.calls)) == {"x": value}
+
+
 @pytest.mark.parametrize("value", ["[" * 20_000, '["\\ud800"]', "[NaN]", "[1e999]"], ids=["deep", "half", "nan", "inf"])
 def test_what_is_no_array_stays_a_text(value: str) -> None:
     answer = AnswerText(tables("qwen3-coder"), "", {"g": {"properties": {"x": {"type": "array"}}}})
@@ -477,6 +499,13 @@ def test_options_win_over_the_models_own_template() -> None:
     off = find_forms(OWN, "{{ tools }}", NONE, NONE)
     assert [field.name for field in off.template.fields] == ["content"]
     assert not off.calls
+
+
+def test_the_template_for_tools_says_how_calls_are_written() -> None:
+    forms = find_forms(None, "{{ messages }} </think>", tool_template="{{ tools }} [TOOL_CALLS]")
+    assert not forms.inserted
+    assert {field.name: field.spec for field in forms.template.fields} == spec("mistral", "think")["fields"]
+    assert find_forms(None, "{{ tools }} [TOOL_CALLS]", tool_template="{{ messages }}").inserted
 
 
 def test_a_template_without_tools_gets_ours() -> None:

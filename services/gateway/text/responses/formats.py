@@ -30,6 +30,7 @@ class CallForm:
     begin, end: around all calls; separator: between two of them. lead: a mark that may come before calls without one.
     before, after: around each call. middle: between the name and its arguments, where a call is no JSON object.
     name, arguments: keys of the call's object. python: calls are written as in Python.
+    tagged: each argument is between tags, `<parameter=name>`.
     """
 
     begin: str = ""
@@ -42,6 +43,7 @@ class CallForm:
     name: str = "name"
     arguments: str = "arguments"
     python: bool = False
+    tagged: bool = False
 
     @property
     def trigger(self) -> str:
@@ -96,6 +98,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
         },
         ("<function=",),
+        CallForm(before="<tool_call>\n<function=", middle=">\n", after="</function>\n</tool_call>", tagged=True),
     ),
     "hermes": ToolForm(
         {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json", "transform": _FUNCTION},
