@@ -19,8 +19,11 @@ VALUES = {
         "--model": "model.path",
         "--served-model-name": "model.servedName",
         "--host": "gateway.host",
+        "--allow-plaintext": "allowPlaintext",
         "--port": "gateway.port",
         "--grpc-port": "gateway.grpcPort",
+        "--admin-host": "gateway.host",
+        "--admin-port": "gateway.adminPort",
         "--handoff": "gateway.handoff",
         "--handoff-threshold": "gateway.handoffThreshold",
         "--request-timeout": "gateway.requestTimeoutSeconds",
@@ -39,12 +42,13 @@ VALUES = {
         "--log-format": "logFormat",
     },
 }
-FROM_THE_POD = {"gateway": set[str](), "worker": {"--host", "--num-threads"}}
+FROM_THE_POD = {"gateway": {"--allow-anonymous"}, "worker": {"--host", "--num-threads"}}
 # Where the chart chooses otherwise than a process would: for pods, and for programs that read their logs.
 OWN_DEFAULTS = {"gateway.host", "allowPlaintext", "prefill.kvMemory", "logFormat"}
 OWN_LIMITS = {
     "gateway.port",
     "gateway.grpcPort",
+    "gateway.adminPort",
     "prefill.port",
     "gateway.requestTimeoutSeconds",
     "drainTimeoutSeconds",

@@ -23,9 +23,10 @@ from tests.helm.kubelet import POD_IP, Container
 
 COMPONENTS = ("redis", "prefill", "decode", "gateway")
 NUM_TOKENS = 12
-HTTP, GRPC, PREFILL, DECODE, REDIS = PORTS = (
+HTTP, GRPC, ADMIN, PREFILL, DECODE, REDIS = PORTS = (
     "gateway.port",
     "gateway.grpcPort",
+    "gateway.adminPort",
     "prefill.port",
     "decode.port",
     "redis.port",
@@ -51,10 +52,10 @@ def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_pa
             for _ in range(6):  # where the machine stalls for seconds, decode serves alone for a moment
                 answer = client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
                 assert answer.choices[0].text.rstrip("\ufffd") == expected
-                if num_handed_off(ports[HTTP]):
+                if num_handed_off(ports[ADMIN]):
                     break
                 time.sleep(2)
-        assert num_handed_off(ports[HTTP])
+        assert num_handed_off(ports[ADMIN])
         assert models_over_grpc(ports[GRPC]) == ["tiny"]
         check_the_password_is_asked_for_and_not_shown(pods["redis"], ports[REDIS])
 

@@ -97,9 +97,15 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 - name: tmp
   emptyDir: {}
+- name: kernels
+  emptyDir: {}
+- name: hub
+  emptyDir: {}
 {{- end }}
 
 {{- define "baton.volumeMounts" -}}
 - {name: model, mountPath: {{ .Values.model.mountPath | quote }}, readOnly: true}
 - {name: tmp, mountPath: /tmp}
+- {name: kernels, mountPath: /var/cache/baton}
+- {name: hub, mountPath: /var/cache/huggingface}
 {{- end }}

@@ -34,6 +34,7 @@ class RequestRecord:
     request_id: str
     endpoint: str = "other"
     generates: bool = False
+    key_id: str | None = None  # of the caller's key; None: no key is asked for
     status: int | str = 0
     error: str | None = None  # the code of the error that the client got
     num_ignored_fields: int = 0  # of the request: nothing acts on them

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from time import monotonic
 from typing import Generic
 
+from services.gateway.api.caller import Caller
 from services.gateway.api.chat import ChatDialect, ChatRequest
 from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.choice import Choice, Ending, PromptShown
@@ -94,7 +95,7 @@ class RequestRunner(Generic[Request]):
         try:
             max_model_len = await self.max_model_len()
             prompts, num_choices = await self._tokenize(request, max_model_len), request.n or 1
-            capsules = await self._capsules(request, prompts, num_choices, max_model_len)
+            capsules = await self._capsules(request, prompts, num_choices, max_model_len, terms.caller)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
             choices = await self._choices(request, prompts, capsules, record)
@@ -125,11 +126,11 @@ class RequestRunner(Generic[Request]):
         """Returns the prompts, at least one, each of at least one token. Raises ApiError."""
         return await self._tokenize(request, await self.max_model_len())
 
-    async def capsules(self, request: Request) -> tuple[Capsule, ...]:
+    async def capsules(self, request: Request, caller: Caller) -> tuple[Capsule, ...]:
         """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError."""
         max_model_len = await self.max_model_len()
         prompts = await self._tokenize(request, max_model_len)
-        return await self._capsules(request, prompts, request.n or 1, max_model_len)
+        return await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
 
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""
@@ -148,7 +149,7 @@ class RequestRunner(Generic[Request]):
         return prompts
 
     async def _capsules(
-        self, request: Request, prompts: Sequence[Prompt], num_choices: int, max_model_len: int
+        self, request: Request, prompts: Sequence[Prompt], num_choices: int, max_model_len: int, caller: Caller
     ) -> tuple[Capsule, ...]:
         """Returns the capsules of all choices, ordered by prompt."""
         num_sequences = len(prompts) * num_choices
@@ -163,7 +164,7 @@ class RequestRunner(Generic[Request]):
             names = "'logit_bias', 'stop_token_ids', 'bad_words' and lists of token ids name more than"
             raise invalid(f"{names} {MAX_NAMED_TOKENS} tokens, counted once for each of {num_sequences} choices.", "n")
         capsules = []
-        salt, priority = request.cache_salt or "", request.priority or 0
+        salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
         for number, prompt in enumerate(prompts):
             token_ids = prompt.token_ids
             sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first

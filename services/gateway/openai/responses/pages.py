@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
-from services.gateway.api.terms import DEFAULT_TENANT
 from services.gateway.http.exchange import Exchange
 from services.gateway.openai.responses.kept import KeptResponses, not_found
 from services.gateway.openai.responses.request import LOGPROBS
@@ -28,23 +27,23 @@ class ResponsePages:
         """Sends a response. Raises ApiError."""
         _check_query(exchange.query())
         response_id = exchange.path_params["response_id"]
-        if running := self._running.find(DEFAULT_TENANT, response_id):
+        if running := self._running.find(exchange.caller.tenant, response_id):
             await exchange.respond(200, orjson.dumps(running.described))
             return
-        await exchange.respond(200, (await self._kept.find(DEFAULT_TENANT, response_id)).response)
+        await exchange.respond(200, (await self._kept.find(exchange.caller.tenant, response_id)).response)
 
     async def delete(self, exchange: Exchange) -> None:
         """Deletes a kept response. Raises ApiError."""
         response_id = exchange.path_params["response_id"]
-        await self._kept.delete(DEFAULT_TENANT, response_id)
+        await self._kept.delete(exchange.caller.tenant, response_id)
         await exchange.respond(200, orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
     async def cancel(self, exchange: Exchange) -> None:
         """Ends a response that is being generated here, and sends it as it ended. Raises ApiError."""
         response_id = exchange.path_params["response_id"]
-        running = self._running.find(DEFAULT_TENANT, response_id)
+        running = self._running.find(exchange.caller.tenant, response_id)
         if running is None:
-            kept = await self._kept.find(DEFAULT_TENANT, response_id)
+            kept = await self._kept.find(exchange.caller.tenant, response_id)
             status = orjson.loads(kept.response)["status"]
             if status != Status.CANCELLED:
                 raise invalid(f"A response that is {status} cannot be cancelled.", None, "response_ended")
@@ -64,7 +63,7 @@ class ResponsePages:
         """Sends the items that a response answers, earlier turns included, newest first. Raises ApiError."""
         query = exchange.query()
         _check_query(query)
-        items = await self._kept.input_items(DEFAULT_TENANT, exchange.path_params["response_id"])
+        items = await self._kept.input_items(exchange.caller.tenant, exchange.path_params["response_id"])
         await exchange.respond(200, orjson.dumps(_page(items, query)))
 
 

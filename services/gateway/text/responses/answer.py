@@ -119,9 +119,8 @@ class AnswerText:
 
     def feed(self, text: str) -> Told:
         """Returns what the next text adds."""
-        self._told = []
-        if self._parser.passes(text):
-            return self._more(text)
+        if (told := self.more(text)) is not None:
+            return told
         for event in self._parser.feed(text):
             self._take(event)
         return self._sum()
@@ -135,6 +134,11 @@ class AnswerText:
             return False
         self._content.show()
         return True
+
+    def more(self, text: str) -> Told | None:
+        """Takes the next text where all of it belongs to the field of the last one; None: it has to go to `feed`."""
+        self._told = []
+        return self._more(text) if self._parser.passes(text) else None
 
     def _more(self, text: str) -> Told:
         """Takes a text that all belongs to the field of the last one."""
