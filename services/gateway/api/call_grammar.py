@@ -66,7 +66,7 @@ def _text_without(beginnings: Sequence[str]) -> str:
 
 
 def _without(beginnings: Sequence[str]) -> str:
-    """What takes texts with these beginnings out of a terminal."""
+    """Returns the end of a terminal that excludes texts with these beginnings."""
     return "".join(rf" & ~/({beginning})(.|\n)*/" for beginning in beginnings)
 
 

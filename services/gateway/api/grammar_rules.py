@@ -62,4 +62,4 @@ class Rules:
 
 def in_pattern(text: str) -> str:
     """A text inside a regular expression of a rule."""
-    return re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from services.gateway.api.forms import JsonStyle, lark_string, of_schema
-from services.gateway.api.grammar_rules import Rules
+from services.gateway.api.grammar_rules import Rules, in_pattern
 from services.gateway.api.text_pattern import not_held, text_terminals
 from services.gateway.text.responses.argument_types import DEFINITIONS, Schema, parts_of, type_of, types_of, values_of
 
@@ -16,17 +16,17 @@ _CLOSING = "</parameter>"
 _KEY = re.compile(r"[^<>\s]+")
 _REFERENCE = re.compile(rb'"\$ref":"(?!#/(?:\$defs|definitions)/[^/"]+")')  # what is no reference into the definitions
 
-# Texts that the reader of calls takes for the end of an argument, or of the call.
-_ENDS = (r"<\/parameter>", r"<\/function>\s*<\/tool_call>")
+# Any text that the reader of calls takes for one argument, without the end of it or of the call.
+_ANY = r"/(.|\n)*/ & ~/(.|\n)*<\/parameter>(.|\n)+/ & ~/(.|\n)*<\/function>\s*<\/tool_call>(.|\n)*/"
 
-# Texts that the reader takes for values of these types, where the schema allows them.
+# Characters with which texts begin that the reader takes for values of these types, where the schema allows them.
+# No such text begins with white space either. Null is then as right as the text.
 _READ_AS: Mapping[str, str] = {
-    "integer": r"[\s\x1c-\x1f]*-?[0-9](.|\n)*",
-    "number": r"[\s\x1c-\x1f]*-?[0-9](.|\n)*",
-    "boolean": r"[\s\x1c-\x1f]*([tT][rR][uU][eE]|[fF][aA][lL][sS][eE])[\s\x1c-\x1f]*",
-    "null": r"[\s\x1c-\x1f]*null[\s\x1c-\x1f]*",
-    "object": r"[\s\x1c-\x1f]*[{](.|\n)*",
-    "array": r"[\s\x1c-\x1f]*\[(.|\n)*",
+    "integer": "0-9-",
+    "number": "0-9-",
+    "object": "{",
+    "array": r"\[",
+    "boolean": "tTfF",
 }
 
 # Keywords of an object's schema that say nothing of its properties' values beyond those that rules are made of.
@@ -88,6 +88,8 @@ class TaggedArguments:
         ends = [part for part in parts if not ("anyOf" in part or "oneOf" in part)]
         if schema is False or any("allOf" in part or (part not in ends and _has_more(part)) for part in parts):
             raise not_held(self.param, "'allOf', or of 'anyOf' with other keywords beside it, where it allows strings")
+        if all(values_of(part) is None for part in parts):
+            types = [each for each in types if each != "boolean"]  # either of them is right
         choices = []
         for number, part in enumerate(each for end in ends for each in _by_type(end, self.schema)):
             if part.get("type") in (None, "string"):
@@ -98,13 +100,12 @@ class TaggedArguments:
 
     def _text(self, schema: Schema, name: str, types: Sequence[str]) -> str:
         """Adds a terminal of a text as it is, which ends with the tag; returns the expression."""
-        others = sorted({_READ_AS[each] for each in types if each in _READ_AS})
-        without = [rf"/(.|\n)*{end}(.|\n)*/" for end in _ENDS] + [f"/{pattern}/" for pattern in others]
-        within = " & ".join([*text_terminals(schema, self.param), *(f"~{each}" for each in without)])
-        body = self.rules.add(f"BODY_{name}", within)
         token = self.rules.token(_CLOSING)
         closing = "\n" if token is not None else "\n" + _CLOSING
-        terminal = self.rules.add(name, f"{body} {lark_string(closing)}")
+        within = text_terminals(schema, closing, self.param) or [_ANY, f"/(.|\\n)*{in_pattern(closing)}/"]
+        if others := "".join(sorted({_READ_AS[each] for each in types if each in _READ_AS})):
+            within.append(rf"/([^\s\x1c-\x1f{others}](.|\n)*)?{in_pattern(closing)}/")
+        terminal = self.rules.add(name, " & ".join(within))
         return f'{terminal} "\\n"' if token is None else f'{terminal} <[{token}]> "\\n"'
 
     def _json(self, schema: Any, name: str) -> str:

@@ -1,13 +1,14 @@
 """Texts of a JSON schema as patterns: for arguments that a model writes without quotes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llguidance import regex_to_lark
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.forms import lark_string
+from services.gateway.api.grammar_rules import in_pattern
 from services.gateway.text.responses.argument_types import values_of
 
 _DAY = "(0[1-9]|1[0-9]|2[0-8])"
@@ -15,8 +16,6 @@ _DATE = rf"[1-9][0-9]{{3}}-((0[1-9]|1[0-2])-{_DAY}|(0[13-9]|1[0-2])-(29|30)|(0[1
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _NAME = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-
-_ANY = r"(.|\n)*"
 
 # Texts that surely have the format; not all that have it.
 _FORMATS: Mapping[str, str] = {
@@ -32,25 +31,24 @@ _FORMATS: Mapping[str, str] = {
 _NOT_HELD = ("not", "if", "$ref")  # keywords that can say more of a text
 
 
-def text_terminals(schema: Mapping[str, Any], param: str) -> list[str]:
-    """Returns terminals in llguidance's notation, all of which a text matches that has this schema.
+def text_terminals(schema: Mapping[str, Any], closing: str, param: str) -> list[str]:
+    """Returns terminals in llguidance's notation: a text with this schema, and then `closing`, matches all of them.
 
-    Raises ApiError for what no pattern says.
+    Empty where any text has the schema. A text with a length or a pattern has no `<`: llguidance cannot both count its
+    characters and look for a longer mark. Raises ApiError for what no pattern says.
     """
-    found = ["/(.|\\n)*/"]
+    end, found = in_pattern(closing), []
     if unknown := [key for key in _NOT_HELD if key in schema]:
         raise not_held(param, f"'{unknown[0]}' of a string")
     if (values := values_of(schema)) is not None:
-        texts = [lark_string(value) for value in values if isinstance(value, str)]
-        if not texts:
-            raise not_held(param, "an empty 'enum' of a string")
-        found.append(f"({' | '.join(texts)})")
-    if "minLength" in schema or "maxLength" in schema:
-        found.append(f"/(.|\\n){{{_length(schema, 'minLength', param) or 0},{_length(schema, 'maxLength', param)}}}/")
+        found.append(f"({_listed(values, param)} {lark_string(closing)})")
+    least, most = (_length(schema, key, param) for key in ("minLength", "maxLength"))
+    if least or most is not None:
+        found.append(f"/[^<]{{{least or 0},{'' if most is None else most}}}{end}/")
     if "pattern" in schema:
-        found.append(f"/{_searched(schema['pattern'], param)}/")
+        found += [f"/{_searched(schema['pattern'], param)}{end}/", f"/[^<]*{end}/"]
     if "format" in schema:
-        found.append(f"/{_of_format(schema['format'], param)}/")
+        found.append(f"/({_of_format(schema['format'], param)}){end}/")
     return found
 
 
@@ -60,11 +58,18 @@ def not_held(param: str, what: str) -> ApiError:
     return invalid(f"Invalid '{param}': {words}", param, "unsupported_value")
 
 
-def _length(schema: Mapping[str, Any], key: str, param: str) -> str:
-    value = schema.get(key, "")
-    if value != "" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+def _listed(values: Sequence[Any], param: str) -> str:
+    texts = [value for value in values if isinstance(value, str)]
+    if not texts or any("</" in text for text in texts):
+        raise not_held(param, "a string with no values, or with '</' in one")
+    return f"({' | '.join(map(lark_string, texts))})"
+
+
+def _length(schema: Mapping[str, Any], key: str, param: str) -> int | None:
+    value = schema.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise not_held(param, f"'{key}' that is no number of characters")
-    return str(value)
+    return value
 
 
 def _searched(pattern: object, param: str) -> str:
@@ -79,7 +84,7 @@ def _searched(pattern: object, param: str) -> str:
         inner = regex_to_lark(inner, "dw")
     except ValueError as error:
         raise not_held(param, f"the 'pattern': {error}") from error
-    return f"{'' if begins else _ANY}({inner}){'' if ends else _ANY}"
+    return f"{'' if begins else '[^<]*'}({inner}){'' if ends else '[^<]*'}"
 
 
 def _has_alternatives(pattern: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import orjson
 import pytest
 
@@ -13,7 +13,7 @@ from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.formats import TOOL_FORMS
 from services.gateway.text.responses.parser import ParserTables
 from services.gateway.text.responses.template import load_template
-from tests.gateway.api.test_answer_grammar import PLAIN, accepts, tagged, tool, wanted
+from tests.gateway.api.test_answer_grammar import PLAIN, accepts, tagged, tokenizer, tool, wanted
 
 TABLES = ParserTables(
     load_template({"start_anchor": "A:", "fields": {"content": {}, "tool_calls": TOOL_FORMS["qwen3-coder"].field}})
@@ -73,9 +73,14 @@ TEXTS = [
         ({"type": ["string", "null"], "maxLength": 3}, ["", "\n", "日本", "12", "[1]", "1e5", "b c", "null"]),
         (
             {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "integer", "minimum": 20}]},
-            ["", "\n", "日本", "[1]", "b c"],
+            ["", "日本", "[1]", "b c"],
         ),
         ({"anyOf": [{"$ref": "#/$defs/kind"}, {"$ref": "#/$defs/point"}], "default": "a"}, ["[1]", "b c"]),
+        (
+            {"anyOf": [{"type": "string", "maxLength": 4}, {"const": False}]},
+            ["", "日本", "12", "null", "[1]", "1e5", "b c"],
+        ),
+        ({"type": ["string", "boolean"], "pattern": "^tr"}, ["true"]),
         ({"anyOf": [{"type": "integer"}, {"type": "null"}], "title": "X"}, ["12", "null"]),
         ({"allOf": [{"type": "integer"}]}, ["12"]),
     ],
@@ -85,6 +90,34 @@ def test_values_are_texts_or_json(schema: Any, accepted: list[str]) -> None:
     assert {text for text in TEXTS if accepts(grammar, tagged("f", x=text))} == set(accepted)
     for text in accepted:
         jsonschema.validate(read(tagged("f", x=text), parameters), parameters)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "minLength": 10, "maxLength": 2000},
+        {"type": ["string", "null"], "maxLength": 2000},
+        {"anyOf": [{"type": "string", "maxLength": 2000}, {"type": "integer"}, {"type": "array"}]},
+        {"type": "string", "pattern": "[a-z]{3,8} [a-z]+"},
+    ],
+)
+def test_long_texts_are_counted_to_their_end(schema: Any) -> None:
+    """Where a grammar counts characters it must not grow with them. It then leaves `<` out of the text."""
+    grammar, _ = grammar_of_value(schema)
+    text = "some words, (x) > y\n" * 90
+    assert accepts(grammar, tagged("f", x=text))
+    assert not accepts(grammar, tagged("f", x=f"{text}<b>"))
+    if "pattern" not in schema:
+        assert not accepts(grammar, tagged("f", x=text * 2))
+
+
+def test_the_closing_tag_may_be_a_token() -> None:
+    tokens = tokenizer("</parameter>", "<tool_call>", "</tool_call>")
+    for schema, wrong in (({"type": "string"}, []), ({"type": "string", "maxLength": 9}, ["ten letters"])):
+        parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+        grammar = answer_grammar(wanted("qwen3-coder", "required", tools=(tool("f", parameters),)), tokens)
+        assert [text for text in ("", "\n", "a\nb") if not accepts(grammar, tagged("f", x=text), tokens)] == []
+        assert [text for text in (*wrong, "a</parameter>") if accepts(grammar, tagged("f", x=text), tokens)] == []
 
 
 def test_a_text_is_read_as_it_is_written() -> None:
@@ -142,6 +175,8 @@ def test_a_tool_that_names_no_properties_takes_any() -> None:
         ({"properties": {"x": {"allOf": [{"type": "string"}, {"maxLength": 2}]}}}, "allOf"),
         ({"properties": {"x": {"anyOf": [{"type": "string"}], "maxLength": 2}}}, "anyOf"),
         ({"properties": {"x": {"type": "string", "pattern": "^a|b"}}}, "alternatives"),
+        ({"properties": {"x": {"enum": ["a</parameter>"]}}}, "'</'"),
+        ({"properties": {"x": {"type": "string", "maxLength": "1"}}}, "maxLength"),
         ({"properties": {"x": {"$ref": "#"}}}, "ref"),
         ({"properties": {"a b": {}}}, "a b"),
         ({"properties": {}, "minProperties": 1}, "minProperties"),
