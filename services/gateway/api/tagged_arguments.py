@@ -22,8 +22,8 @@ _ANY = r"/(.|\n)*/ & ~/(.|\n)*<\/parameter>(.|\n)+/ & ~/(.|\n)*<\/function>\s*<\
 # Characters with which texts begin that the reader takes for values of these types, where the schema allows them.
 # No such text begins with white space either. Null is then as right as the text.
 _READ_AS: Mapping[str, str] = {
-    "integer": "0-9-",
-    "number": "0-9-",
+    "integer": r"0-9\-",
+    "number": r"0-9\-",
     "object": "{",
     "array": r"\[",
     "boolean": "tTfF",
