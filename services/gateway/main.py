@@ -271,8 +271,11 @@ def _runners(
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:
-    source = None if chat_template is None else chat_template.source
+    source, with_tools = None, None
+    if chat_template is not None:
+        source, with_tools = chat_template.source, chat_template.with_tools.source
+    spec, parsers = files.response_template(), (serving.tool_parser, serving.reasoning_parser)
     try:
-        return find_forms(files.response_template(), source, serving.tool_parser, serving.reasoning_parser)
+        return find_forms(spec, source, *parsers, tool_template=with_tools)
     except TemplateSpecError as error:
         raise ModelError(f"{files.path}: the response_template cannot be followed: {error}") from error

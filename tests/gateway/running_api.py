@@ -80,6 +80,7 @@ async def running_api(
     tokenizer_info: dict[str, Any] | None = None,
     response_store: ResponseStore | None = None,
     trusts_templates: bool = False,
+    tool_template: str | None = None,
     keys: Authenticator | None = None,
     tls: CertificateFiles | None = None,
 ) -> AsyncIterator[Api]:
@@ -90,8 +91,10 @@ async def running_api(
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None
     if template is not None:
-        chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
-    chat_model = ChatModel(chat_template, find_forms(response_template, template))
+        chat_template = ChatTemplate(
+            template, tokenizer.special_tokens, replaceable=trusts_templates, tool_use=tool_template
+        )
+    chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
     runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     parts = AppParts(
