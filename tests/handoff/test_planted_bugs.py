@@ -57,7 +57,7 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
 def test_random_interleavings_find_the_bug(bug: Parts, words: str) -> None:
     """Without a schedule. Two bugs are not among them.
 
-    Random runs hardly ever get to the missing generation check, and need half a minute for the block that is linked twice.
+    Random runs hardly ever get to the missing generation check, and need half a minute for the block linked twice.
     """
 
     class Planted(StretchMachine):

@@ -1,4 +1,4 @@
-"""Triton's interpreter, quicker: it looks through all of `triton.language` at each call of one kernel function by another.
+"""Triton's interpreter, quicker: it looks through all of `triton.language` at each call between kernel functions.
 
 Which members are built in does not change, so they are looked for once. A quarter of the time of interpreted kernels.
 """
