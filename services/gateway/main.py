@@ -24,8 +24,11 @@ from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serve, serving_beside
-from services.gateway.keys.authentication import Keys
+from services.gateway.keys.authentication import Keys, QuotaMaker
 from services.gateway.keys.file import KeysFileError
+from services.gateway.keys.local_quotas import LocalQuotas
+from services.gateway.keys.quota import KeyQuota, QuotaStore
+from services.gateway.keys.redis_quotas import RedisQuotas
 from services.gateway.keys.reload import FollowedKeys
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
@@ -59,6 +62,7 @@ from services.tls.roles import CertificateRole
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+_QUOTA_TIMEOUT_S = 0.05  # what takes longer is counted by the gateway alone
 _STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
 _LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
@@ -106,7 +110,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    followed, keys = _keys(config.serving)
+    followed, keys = _keys(config.serving, _quota_maker(redis, metrics))
     parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
     servicer = InferenceServicer(
         runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields, keys
@@ -178,10 +182,17 @@ def _channels(config: GatewayConfig) -> Channels:
     return Channels(CertificateFiles(paths, [CertificateRole.GATEWAY]))
 
 
-def _keys(serving: ServingSettings) -> tuple[FollowedKeys | None, Keys | None]:
+def _quota_maker(redis: Client | None, metrics: GatewayMetrics) -> QuotaMaker:
+    store: QuotaStore = LocalQuotas()
+    if redis is not None:
+        store = RedisQuotas(Client(redis.redis, _QUOTA_TIMEOUT_S), CircuitBreaker(time.monotonic))
+    return lambda key_id, limits: KeyQuota(key_id, limits, store, metrics.refused)
+
+
+def _keys(serving: ServingSettings, quota: QuotaMaker) -> tuple[FollowedKeys | None, Keys | None]:
     """Returns what follows the keys file, if there is one, and the keys, if any are asked for. Raises KeysFileError."""
     if serving.keys_file is not None:
-        followed = FollowedKeys(serving.keys_file, serving.api_keys)
+        followed = FollowedKeys(serving.keys_file, serving.api_keys, quota)
         return followed, followed.keys
     return None, Keys(serving.api_keys) if serving.api_keys else None
 

@@ -3,6 +3,7 @@
     baton:index:{<tree>}   one tree of blocks: hash of a block -> ids of who holds it
     baton:{workers}:...    the registry (registry.py)
     baton:response:...     responses that gateways keep (services/gateway/openai/responses)
+    baton:limits:{<key>}:  what is used of the limits of an API key (services/gateway/keys)
 
 A tree is all the blocks below one first block, named by that block's hash. It is one key, so a lookup touches one slot
 of a Redis Cluster, and a server that evicts under `maxmemory` takes a tree whole: no chain keeps a hole.

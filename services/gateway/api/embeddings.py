@@ -90,7 +90,7 @@ class EmbeddingRunner:
             attempts=record.attempts,
         )
         try:
-            async with self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
                 vectors, record.cached_tokens = await _collect(request, generation, len(prompts), record)
         except GenerationError as error:
             if isinstance(error, Overloaded):

@@ -110,7 +110,7 @@ class RequestRunner(Generic[Request]):
                 record.attempts,
                 request.session_id or "",
             )
-            async with self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
                 updates = Updates(generation, choices, num_choices, record, self._metrics, pace_of(request))
                 try:
                     yield updates

@@ -13,7 +13,7 @@ from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.caller import ANYBODY, Authenticator
 from services.gateway.api.embedding_inputs import EmbeddingRequest
-from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
+from services.gateway.api.errors import ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
 from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
@@ -31,6 +31,7 @@ _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     **CODES,
     404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
@@ -183,7 +184,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     raise unknown_field(unknown[0])
                 yield record
                 record.status = grpc.StatusCode.OK.name
-                _show_phases(record, context)
+                _show_figures(record, context)
             except ApiError as error:
                 await _fail(record, error, request, context)
             except TimeoutError:
@@ -207,11 +208,13 @@ def _take_request_id(record: RequestRecord, wanted: str | None, context: "grpc.a
         context.set_trailing_metadata(_about(record))
 
 
-def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Sends the phases of a whole generation after it."""
+def _show_figures(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Sends, after a whole answer, the phases of a generation and what is left of the key's limits."""
     if record.first_token is not None:
         phases = server_timing(record, monotonic())
         context.set_trailing_metadata((*_about(record), ("server-timing", phases)))
+    elif record.limit_headers:
+        context.set_trailing_metadata(_about(record))
 
 
 def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
@@ -223,7 +226,7 @@ def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Makes the metadata that every answer ends with."""
     ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.num_ignored_fields else []
     inserted = [(TOOLS, "inserted")] if record.tools_inserted else []
-    return (("x-request-id", record.request_id), *ignored, *inserted)
+    return (("x-request-id", record.request_id), *ignored, *inserted, *record.limit_headers)
 
 
 async def _fail(
@@ -231,11 +234,9 @@ async def _fail(
 ) -> None:
     """Ends the call with an error. Always raises."""
     code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    if error.code == OVERLOADED:
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
     record.status = code.name
     record.error = error.code or error.type
     if error.status >= 500 and record.generates:
         log.warning("request failed", reason=str(error.__cause__ or error.message))
-    trailing = [*context.trailing_metadata(), *error.headers.items()]
+    trailing = [*_about(record), *error.headers.items()]
     await context.abort(code, grpc_message(error, request), tuple(trailing))

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from services.config import Right
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.generation import Generator
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
+from services.gateway.api.request_record import IGNORED_FIELDS, LIMIT_HEADERS, TOOLS
 from services.gateway.api.request_runner import Runners
 from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
@@ -99,7 +99,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         allow_origins=parts.allowed_origins,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],
+        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS, *LIMIT_HEADERS],
     )
 
 
