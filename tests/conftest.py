@@ -26,6 +26,7 @@ TOGETHER = {  # how node ids begin; tests of one value run in one process, so th
     "tests/e2e/": "workers",
     "tests/faults/": "workers",
     "tests/helm/test_processes.py": "workers",
+    "tests/helm/test_tls_processes.py": "workers",
     "tests/gpu/test_compiles.py": "compiler",
     "tests/engine/kernels/test_classes.py": "classes",
     "tests/engine/kernels/test_inner_loops.py": "classes",

@@ -50,6 +50,9 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest client", description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, on this machine (%(default)s)")
+    parser.add_argument(
+        "--admin-url", default="http://127.0.0.1:9001", help="Baton's admin port, for its counters (%(default)s)"
+    )
     parser.add_argument("--model", help="name of the model (default: the first one that the server names)")
     parser.add_argument("--workload", choices=sorted(workload.NAMED), default="decode", help="(%(default)s)")
     parser.add_argument("--requests", type=int, help="number of requests, instead of the workload's")
@@ -67,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    address = local_address(options.url)
+    address, admin = local_address(options.url), local_address(options.admin_url)
     asked = _workload(options)
     async with asyncio.timeout(_ANSWER_TIMEOUT_S):
         model = options.model or await first_model(address)
@@ -79,9 +82,9 @@ async def _run(options: argparse.Namespace) -> Report:
 
     if options.warmup > 0:
         await run(replace(asked, requests=options.warmup), options.seed + 1_000_003)
-    before = await _counters(address)
+    before = await _counters(admin)
     outcomes = await run(asked, options.seed)
-    after = await _counters(address)
+    after = await _counters(admin)
     return report(outcomes, counters.difference(before, after) if before and after else None)
 
 

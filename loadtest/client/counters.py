@@ -17,12 +17,14 @@ class Reading:
     kv_bytes_moved: int
 
 
-async def read(address: Address) -> Reading | None:
-    """Reads Baton's counters; None when the server is no Baton."""
+async def read(address: Address | None) -> Reading | None:
+    """Reads Baton's counters at its admin port; None when there is none, or what answers there is no Baton."""
+    if address is None:
+        return None
     try:
         answer = await http_stream.ask(address, "/metrics", None)
         text = answer.body().decode()
-    except HttpError:  # many servers have no metrics there
+    except HttpError:
         return None
     return parse(text)
 

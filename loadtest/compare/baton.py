@@ -16,7 +16,7 @@ class Baton:
 
     model: Path
     handoff: str
-    num_ports: int = 2
+    num_ports: int = 3
 
     @property
     def name(self) -> str:
@@ -30,12 +30,13 @@ class Baton:
 
     def launch(self, ports: Sequence[int]) -> Launch:
         """See `Server.launch`."""
-        port, grpc_port = ports
+        port, grpc_port, admin_port = ports
         options = {
             "--model": str(self.model),
             "--served-model-name": MODEL_NAME,
             "--port": str(port),
             "--grpc-port": str(grpc_port),
+            "--admin-port": str(admin_port),
             "--handoff": self.handoff,
             "--device": "cpu",  # as the peers
             "--kv-memory": f"{KV_GIB}GiB",
@@ -45,4 +46,5 @@ class Baton:
         address = Address("127.0.0.1", port)
         # -P: a folder called `services` in the working directory is not Baton's.
         command = (sys.executable, "-P", "-m", "services.cli", "up", *arguments)
-        return Launch((Process(self.name, command),), address, ((address, "/ready"),))
+        metrics = Address("127.0.0.1", admin_port)
+        return Launch((Process(self.name, command),), address, ((address, "/ready"),), metrics)

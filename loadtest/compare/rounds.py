@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from loadtest.client import counters, workload
 from loadtest.client.drive import drive
 from loadtest.client.report import Report, report
-from loadtest.compare.servers import MODEL_NAME, Server, running
+from loadtest.compare.servers import MODEL_NAME, Launch, Server, running
 from loadtest.compare.workloads import WARM_UP, Compared, Figure
 from loadtest.http_stream import Address
 from loadtest.processes import ProcessError
@@ -92,12 +92,12 @@ async def run_all(
 
 async def _runs(comparison: Comparison, server: Server, round_number: int, tell: Callable[[str], None]) -> list[Run]:
     runs = []
-    async with running(server) as address:
-        await _warm_up(address, comparison)
+    async with running(server) as launch:
+        await _warm_up(launch.address, comparison)
         for index, wanted in enumerate(comparison.workloads):
             prompts = workload.prompts(wanted.load, [comparison.seed, round_number, index], comparison.vocabulary - 1)
             for name in wanted.run_names:
-                result = await _drive(address, prompts, wanted)
+                result = await _drive(launch, prompts, wanted)
                 short = len(prompts) * wanted.load.output_tokens - result.output_tokens
                 run = Run(round_number, server.name, name, wanted.figure, result, short)
                 tell(f"    {name:<18} {run.value:>10,.1f} {run.figure}{_aside(run)}")
@@ -121,11 +121,11 @@ async def _warm_up(address: Address, comparison: Comparison) -> None:
         await drive(address, MODEL_NAME, prompts, wanted.output_tokens, len(prompts), _RUN_TIMEOUT_S)
 
 
-async def _drive(address: Address, prompts: list[list[int]], wanted: Compared) -> Report:
-    before = await counters.read(address)
+async def _drive(launch: Launch, prompts: list[list[int]], wanted: Compared) -> Report:
+    before = await counters.read(launch.metrics)
     tokens, concurrency = wanted.load.output_tokens, wanted.concurrency
-    outcomes = await drive(address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
-    after = await counters.read(address)
+    outcomes = await drive(launch.address, MODEL_NAME, prompts, tokens, concurrency, _RUN_TIMEOUT_S)
+    after = await counters.read(launch.metrics)
     return report(outcomes, counters.difference(before, after) if before and after else None)
 
 

@@ -18,11 +18,15 @@ START_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The processes of a server, its address, and the URLs that answer with 200 when it is ready."""
+    """The processes of a server, its address, and the URLs that answer with 200 when it is ready.
+
+    metrics: where Baton's own counters are; None: the server is no Baton.
+    """
 
     processes: tuple[Process, ...]
     address: Address
     ready: tuple[tuple[Address, str], ...]  # address and path of each URL
+    metrics: Address | None = None
 
 
 class Server(Protocol):
@@ -45,8 +49,8 @@ class Server(Protocol):
 
 
 @asynccontextmanager
-async def running(server: Server, start_timeout_s: float = START_TIMEOUT_S) -> AsyncIterator[Address]:
-    """Starts a server and yields its address once it answers. Raises ProcessError.
+async def running(server: Server, start_timeout_s: float = START_TIMEOUT_S) -> AsyncIterator[Launch]:
+    """Starts a server and yields its launch once it answers. Raises ProcessError.
 
     The server is gone, and its ports are free, when the block ends."""
     ports = free_ports(server.num_ports)
@@ -55,7 +59,7 @@ async def running(server: Server, start_timeout_s: float = START_TIMEOUT_S) -> A
         async with AsyncExitStack() as stack:
             processes = [await stack.enter_async_context(started(process)) for process in launch.processes]
             await until_ready([http_ok(*ready) for ready in launch.ready], processes, start_timeout_s)
-            yield launch.address
+            yield launch
             for process in processes:
                 process.check()
     finally:

@@ -23,8 +23,8 @@ _REQUEST = {"model": MODEL_NAME, "prompt": [7] * 100, "max_tokens": 20, "ignore_
 
 async def measure(seconds: int, model: Path | None) -> list[Record]:
     """Returns a record for each process: percent of one core, and how often it woke up."""
-    async with running(Baton(model or random_model.made(), "always")) as address:
-        (await http_stream.ask(address, "/v1/completions", orjson.dumps(_REQUEST))).body()
+    async with running(Baton(model or random_model.made(), "always")) as launch:
+        (await http_stream.ask(launch.address, "/v1/completions", orjson.dumps(_REQUEST))).body()
         await asyncio.sleep(_REST_S)
         processes = psutil.Process().children(recursive=True)
         before, start = {process: _used(process) for process in processes}, time.monotonic()

@@ -2,6 +2,8 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
@@ -24,16 +26,6 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
 
 
-def check_worker_host(host: str, allow_plaintext: bool) -> None:
-    """Raises Refusal for an address that other machines reach, unless the user allows plaintext."""
-    if allow_plaintext or host == "localhost" or _is_loopback(host):
-        return
-    raise Refusal(
-        f"--host {host} needs --allow-plaintext: workers speak without TLS and authentication, so anyone on that "
-        "network could read and write prompts and KV, and control the worker"
-    )
-
-
 def advertised_host(host: str, given: str | None, redis_url: str | None) -> str | None:
     """The address that a worker registers in Redis; None without Redis. given: by --advertise-host. Raises Refusal."""
     if redis_url is None:
@@ -45,7 +37,37 @@ def advertised_host(host: str, given: str | None, redis_url: str | None) -> str 
     return given or host
 
 
-def _is_loopback(host: str) -> bool:
+def check_keys(hosts: Sequence[str], api_keys: Sequence[str], file: Path | None, allow_anonymous: bool) -> None:
+    """Raises Refusal for addresses that other machines reach and no key, unless the user allows it; for a bad file.
+
+    hosts: by --host and --admin-host.
+    """
+    if file is not None:
+        _check_keys_file(file)
+        return
+    if api_keys or allow_anonymous:
+        return
+    for flag, host in zip(("--host", "--admin-host"), hosts, strict=True):
+        if not is_loopback(host):
+            raise Refusal(
+                f"{flag} {host} needs keys (--keys FILE or BATON_API_KEY) or --allow-anonymous: else anyone on that "
+                "network may use the gateway, and see what it does"
+            )
+
+
+def _check_keys_file(path: Path) -> None:
+    from services.gateway.keys.file import KeysFileError, read_keys
+
+    try:
+        read_keys(path)
+    except KeysFileError as error:
+        raise Refusal(str(error)) from error
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: who knows where it leads

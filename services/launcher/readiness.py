@@ -4,6 +4,7 @@ A probe is called with the child's process id.
 """
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 import httpx2
@@ -11,17 +12,26 @@ from grpc_health.v1 import health_pb2
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from services.tls.files import CertificateFiles, CertificatePaths
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
+
 Probe = Callable[[int], Awaitable[bool]]
 
 _TIMEOUT_S = 2.0
+_DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
-def grpc_serving(address: str) -> Probe:
-    """True once the standard health service at host:port reports SERVING."""
+def grpc_serving(address: str, mtls: Path | None = None) -> Probe:
+    """True once the standard health service at host:port, a worker's, reports SERVING.
+
+    mtls: directory with a certificate to ask with. Raises TlsError where that cannot be used.
+    """
+    channels = Channels(None if mtls is None else CertificateFiles(CertificatePaths.in_directory(mtls)))
 
     async def probe(_: int) -> bool:
         # A channel of its own for each question: an old one would wait out its back-off before it tries again.
-        async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        async with channels.open(address, CertificateRole.WORKER, _DIRECT) as channel:
             check = channel.unary_unary(
                 "/grpc.health.v1.Health/Check",
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
@@ -36,24 +46,30 @@ def grpc_serving(address: str) -> Probe:
     return probe
 
 
-def gateway_ready(url: str) -> Probe:
-    """True once GET /ready of the gateway at this URL is answered with 200 by the child, and by no other gateway."""
+def gateway_ready(admin_url: str) -> Probe:
+    """True once GET /ready at this URL is answered with 200 by the child, and by no other gateway."""
 
     async def probe(pid: int) -> bool:
-        answer = await _get(f"{url}/ready")
+        answer = await _get(f"{admin_url}/ready")
         return answer is not None and answer.json()["pid"] == pid
 
     return probe
 
 
-def known_worker(address: str, probe: Probe, gateway_url: str) -> Probe:
-    """True once the probe is, and the gateway at this URL has a connection to the worker at host:port."""
+def known_worker(address: str, probe: Probe, admin_url: str) -> Probe:
+    """True once the probe is, and the gateway with this admin URL has a connection to the worker at host:port.
+
+    The gateway's metrics say so; they ask for no key.
+    """
 
     async def both(pid: int) -> bool:
         if not await probe(pid):
             return False
-        answer = await _get(f"{gateway_url}/debug/ledger")
-        return answer is not None and any(worker["address"] == address for worker in answer.json()["workers"])
+        answer = await _get(f"{admin_url}/metrics")
+        if answer is None:
+            return False
+        connected = [line for line in answer.text.splitlines() if line.startswith("baton_worker_info{")]
+        return any(f'worker="{address}"' in line for line in connected)
 
     return both
 

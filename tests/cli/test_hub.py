@@ -151,8 +151,9 @@ def test_the_command_line_takes_an_id(local_hub: Hub, tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert [line.split(" ")[1] for line in refused.stderr.splitlines()] == ["org/none:", "org/none"]
     local_hub.taken.clear()
-    port, grpc_port, nobody = free_ports(3)
-    options = ["--port", str(port), "--grpc-port", str(grpc_port), "--workers", f"127.0.0.1:{nobody}"]
+    port, grpc_port, admin_port, nobody = free_ports(4)
+    options = ["--port", str(port), "--grpc-port", str(grpc_port), "--admin-port", str(admin_port)]
+    options += ["--workers", f"127.0.0.1:{nobody}"]
     with subprocess.Popen([*command, "gateway", "--model", "org/whole", *options], cwd=ROOT, env=env) as gateway:
         wait_until(lambda: accepts(port), what="the gateway")
         models = httpx2.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).json()

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.e2e.stack import running_stack
+from tests.e2e.stack import running_stack, wait_until
 from tests.redis_server import running_redis
 
 GREEDY: dict[str, Any] = {
@@ -51,4 +51,22 @@ def test_a_conversation_goes_on_at_another_gateway_and_not_without_redis(llama: 
             first.client.responses.create(input="Go on", previous_response_id=turn.id, **GREEDY)
         alone = first.client.responses.create(input="Hello", instructions="Be brief.", **GREEDY)
         assert (alone.store, alone.output_text) == (False, whole.output_text)
+        first.wait_for_baseline()
+
+
+def test_a_response_in_the_background_is_seen_at_another_gateway_and_fails_with_its_own(llama: Path, tmp_path: Path):
+    background = {"input": "Hello", "background": True, **GREEDY}
+    with running_redis(tmp_path) as server, running_stack(llama, redis_url=server.url) as stack:
+        first = stack.gateway
+        whole = first.client.responses.create(input="Hello", **GREEDY)
+        long = {**background, "max_output_tokens": 400}
+        with stack.serving("--redis-url", server.url) as second:
+            queued = second.client.responses.create(**background)
+            assert queued.status == "queued"
+            events = list(first.client.responses.retrieve(queued.id, stream=True))
+            assert events[-1].response.output_text == whole.output_text
+            assert list(second.client.responses.retrieve(queued.id, stream=True)) == events
+            lost = second.client.responses.create(**long)
+            second.process.kill()
+        wait_until(lambda: first.client.responses.retrieve(lost.id).status == "failed", 30)
         first.wait_for_baseline()

@@ -27,7 +27,7 @@ class UpStack:
     def running(self) -> Iterator[None]:
         """Starts all; the context ends them."""
         command = ["up", "--model", str(self.model), "--served-model-name", "tiny", "--prefill", "2", "--decode", "2"]
-        command += ["--port", str(self.gateway.port), "--grpc-port", str(self.gateway.grpc_port)]
+        command += self.gateway.options
         command += ["--device", "cpu", "--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always"]
         self.process = self._baton(command)
         try:

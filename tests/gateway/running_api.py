@@ -11,24 +11,28 @@ from typing import Any
 import httpx2
 import uvicorn
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.gateway.anthropic_api.routes import messages_routes
+from services.gateway.api.caller import Authenticator
 from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.http_protocol import Shutdown
 from services.gateway.http.limits import Limits
-from services.gateway.http.serving import http_config
+from services.gateway.http.serving import http_config, serving_beside
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.app import AppParts, create_app
+from services.gateway.openai.app import AppParts, create_admin_app, create_app
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.tls.contexts import server_context
+from services.tls.files import CertificateFiles
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
 from tests.gateway.tokenizer_files import CHATML, byte_level
 
@@ -38,15 +42,20 @@ MAX_BODY_BYTES = 1 << 20
 
 @dataclass
 class Api:
-    """A running gateway. `base_url` has no /v1."""
+    """A running gateway. `base_url` has no /v1. admin: a client of its admin port.
+
+    applications: at the port for HTTP, and at the admin port.
+    """
 
     base_url: str
     generator: ScriptedGenerator
     tokenizer: Tokenizer
     http: httpx2.AsyncClient
+    admin: httpx2.AsyncClient
     port: int
     logs: list[MutableMapping[str, Any]]
     start_grpc: Callable[[], Awaitable[int]]  # returns the port; the server ends with the rest
+    applications: tuple[ASGIApp, ASGIApp]
 
     def tokens(self, text: str) -> list[int]:
         return self.tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -71,55 +80,68 @@ async def running_api(
     tokenizer_info: dict[str, Any] | None = None,
     response_store: ResponseStore | None = None,
     trusts_templates: bool = False,
+    tool_template: str | None = None,
+    keys: Authenticator | None = None,
+    tls: CertificateFiles | None = None,
 ) -> AsyncIterator[Api]:
-    """A gateway on a free port of loopback."""
+    """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None
     if template is not None:
-        chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
-    chat_model = ChatModel(chat_template, find_forms(response_template, template))
+        chat_template = ChatTemplate(
+            template, tokenizer.special_tokens, replaceable=trusts_templates, tool_use=tool_template
+        )
+    chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
     runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
-    app = create_app(
-        AppParts(
-            runners=runners,
-            generator=generator,
-            metrics=metrics,
-            describe_ledger=lambda: {"rows": []},
-            limits=limits,
-            allowed_origins=allowed_origins,
-            other_apis=messages_routes(runners, limits),
-            response_store=response_store,
-            tokenizer_info=tokenizer_info,
-        )
+    parts = AppParts(
+        runners=runners,
+        generator=generator,
+        metrics=metrics,
+        describe_ledger=lambda: {"rows": []},
+        limits=limits,
+        allowed_origins=allowed_origins,
+        other_apis=messages_routes(runners, limits),
+        response_store=response_store,
+        tokenizer_info=tokenizer_info,
+        keys=keys,
     )
+    app, admin_app = create_app(parts), create_admin_app(parts)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    config = http_config(app, 5, Shutdown())  # a test that failed may have left a client behind
+    context = None if tls is None else server_context(tls)
+    config = http_config(app, 5, Shutdown(), context)  # a test that failed may have left a client behind
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    base_url = f"http://127.0.0.1:{port}"
+    base_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+    admin_listener = socket.create_server(("127.0.0.1", 0))
+    admin_url = f"http://127.0.0.1:{admin_listener.getsockname()[1]}"
     grpc_servers: list[GrpcServer] = []
 
     async def start_grpc() -> int:
-        servicer = InferenceServicer(runners, metrics, request_timeout_s)
-        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES))
+        servicer = InferenceServicer(runners, metrics, request_timeout_s, strict_fields=strict_fields, keys=keys)
+        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, keys=keys, tls=tls))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
-            async with httpx2.AsyncClient(base_url=base_url, timeout=120) as http:
-                yield Api(base_url, generator, tokenizer, http, port, logs, start_grpc)
+            async with (
+                serving_beside(admin_app, admin_listener),
+                httpx2.AsyncClient(base_url=base_url, timeout=120) as http,
+                httpx2.AsyncClient(base_url=admin_url, timeout=120) as admin,
+            ):
+                yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app))
     finally:
         for grpc_server in grpc_servers:
             await grpc_server.stop(0)
         server.should_exit = True
         await serving
         listener.close()
+        admin_listener.close()
 
 
 def post_bytes(path: str, fields: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from loadtest.processes import free_ports
 from services.config import WorkerRole
 from services.protocol.outcomes import FinishReason
 from tests.gateway import tokenizer_files
@@ -26,8 +27,9 @@ from pathlib import Path
 from services.config import HandoffMode
 from services.process.configs import GatewayConfig, ServingSettings
 from services.gateway.main import run
-model, port, *workers = sys.argv[1:]
-serving = ServingSettings(served_model_name="small", port=int(port), grpc_port=0, handoff=HandoffMode.ALWAYS)
+model, port, admin_port, *workers = sys.argv[1:]
+ports = {"port": int(port), "grpc_port": 0, "admin_port": int(admin_port)}
+serving = ServingSettings(served_model_name="small", handoff=HandoffMode.ALWAYS, **ports)
 sys.exit(run(GatewayConfig(model=Path(model), serving=serving, worker_addresses=tuple(workers))))
 """
 
@@ -43,14 +45,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        number: int = free.getsockname()[1]
-        return number
+    return free_ports(1)[0]
+
+
+@pytest.fixture
+def admin_port() -> int:
+    return free_ports(1)[0]
 
 
 @asynccontextmanager
-async def gateway(model: Path, port: int, *workers: str, stderr: int = PIPE) -> AsyncIterator[Process]:
-    arguments = [sys.executable, "-c", GATEWAY, str(model), str(port), *workers]
+async def gateway(model: Path, port: int, admin_port: int, *workers: str, stderr: int = PIPE) -> AsyncIterator[Process]:
+    arguments = [sys.executable, "-c", GATEWAY, str(model), str(port), str(admin_port), *workers]
     process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=stderr)
     try:
         yield process
@@ -77,13 +82,13 @@ async def how_it_ended(process: Process) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), error.decode()
 
 
-async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path, port: int):
+async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path, port: int, admin_port: int):
     prefill = ScriptedWorker(worker_hello(WorkerRole.PREFILL, 0xF1))
     decode = ScriptedWorker(worker_hello(WorkerRole.DECODE, 0xD1))
     async with (
         serving(prefill),
         serving(decode),
-        gateway(model, port, prefill.address, decode.address) as process,
+        gateway(model, port, admin_port, prefill.address, decode.address) as process,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         await ready(client)
@@ -91,12 +96,14 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
         asking = asyncio.create_task(client.post("/v1/completions", json=body, headers={"X-Request-Id": "mine"}))
         submit = await decode.submit()
         prefill.say_tokens(submit, [60], cached=0)
-        (row,) = (await client.get("/debug/ledger")).json()["rows"]
+        (row,) = (await client.get(f"http://127.0.0.1:{admin_port}/debug/ledger")).json()["rows"]
         assert (row["request_id"], row["prefill"], row["decode"]) == ("mine", prefill.address, decode.address)
-        lines = (await client.get("/metrics")).text.splitlines()
+        lines = (await client.get(f"http://127.0.0.1:{admin_port}/metrics")).text.splitlines()
         assert "baton_attempts_total 1.0" in lines
         assert f'baton_blocks_available{{role="decode",worker="{decode.address}"}} 64.0' in lines
         process.send_signal(signal.SIGTERM)
+        while (await client.get(f"http://127.0.0.1:{admin_port}/ready")).status_code == 200:
+            await asyncio.sleep(0.01)  # until the signal has come
         decode.say_tokens(submit, [60, 61, 62], finish=FinishReason.LENGTH)
         answer = await asking
         assert answer.status_code == 200
@@ -109,7 +116,9 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
 
 
 @pytest.mark.parametrize("log", ["a full disk", "a pipe that nobody reads"])
-async def test_requests_are_answered_though_no_log_line_can_be_written(model: Path, port: int, log: str):
+async def test_requests_are_answered_though_no_log_line_can_be_written(
+    model: Path, port: int, admin_port: int, log: str
+):
     reading, writing = os.pipe()
     if log == "a full disk":
         os.close(writing)
@@ -120,7 +129,7 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(model: Pa
     decode = ScriptedWorker(worker_hello(WorkerRole.DECODE, 0xD1))
     async with (
         serving(decode),
-        gateway(model, port, decode.address, stderr=writing) as process,
+        gateway(model, port, admin_port, decode.address, stderr=writing) as process,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
     ):
         await ready(client)
@@ -128,7 +137,7 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(model: Pa
         asking = asyncio.create_task(client.post("/v1/completions", json=body))
         decode.say_tokens(await decode.submit(), [60], cached=0, finish=FinishReason.LENGTH)
         assert (await asking).status_code == 200
-        assert "baton_gateway_log_lines_dropped" in (await client.get("/metrics")).text
+        assert "baton_gateway_log_lines_dropped" in (await client.get(f"http://127.0.0.1:{admin_port}/metrics")).text
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             assert await process.wait() == 0
@@ -136,17 +145,20 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(model: Pa
     os.close(writing)
 
 
-async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int):
-    with socket.create_server(("127.0.0.1", port)):
-        async with gateway(model, port, "127.0.0.1:1") as process:
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int, admin_port: int, flag: str):
+    taken = port if flag == "--port" else admin_port
+    with socket.create_server(("127.0.0.1", taken)):
+        async with gateway(model, port, admin_port, "127.0.0.1:1") as process:
             code, out, error = await how_it_ended(process)
     assert code == 1
-    assert (out, error) == ("", f"baton gateway: 127.0.0.1:{port} is in use already\n")
+    words = f"127.0.0.1:{taken} is in use already; choose another with {flag}"
+    assert (out, error) == ("", f"baton gateway: {words}\n")
 
 
-async def test_a_missing_model_is_one_line_and_an_exit_code(tmp_path: Path, port: int):
+async def test_a_missing_model_is_one_line_and_an_exit_code(tmp_path: Path, port: int, admin_port: int):
     missing = tmp_path / "nowhere"
-    async with gateway(missing, port, "127.0.0.1:1") as process:
+    async with gateway(missing, port, admin_port, "127.0.0.1:1") as process:
         code, out, error = await how_it_ended(process)
     assert code == 1
     assert (out, error) == ("", f"baton gateway: model directory {missing} does not exist\n")

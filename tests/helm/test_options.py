@@ -3,59 +3,28 @@
 import json
 import re
 from dataclasses import MISSING
-from enum import StrEnum
 from typing import Any
 
 import pytest
 import yaml
 
-from services.config.option import OptionField, options_of
-from services.process.configs import WORKER_PORTS, GatewayConfig, ModelChoice, WorkerConfig
-from tests.helm.chart import CHART
+from helm.values_schema import FLAGS, OPTIONS, SCHEMA, TAKEN, option_schema
+from services.config.option import OptionField
+from services.process.configs import WORKER_PORTS
+from tests.helm.chart import CASES, CHART, Helm, arguments_of
 
-# By component and flag, the value of the chart that the flag gets.
-VALUES = {
-    "gateway": {
-        "--model": "model.path",
-        "--served-model-name": "model.servedName",
-        "--host": "gateway.host",
-        "--port": "gateway.port",
-        "--grpc-port": "gateway.grpcPort",
-        "--handoff": "gateway.handoff",
-        "--handoff-threshold": "gateway.handoffThreshold",
-        "--request-timeout": "gateway.requestTimeoutSeconds",
-        "--drain-timeout": "drainTimeoutSeconds",
-        "--log-format": "logFormat",
-    },
-    "worker": {
-        "--model": "model.path",
-        "--port": "prefill.port",
-        "--allow-plaintext": "allowPlaintext",
-        "--transport": "workers.transport",
-        "--dtype": "workers.dtype",
-        "--kv-memory": "prefill.kvMemory",
-        "--max-model-len": "workers.maxModelLen",
-        "--drain-timeout": "drainTimeoutSeconds",
-        "--log-format": "logFormat",
-    },
-}
 FROM_THE_POD = {"gateway": set[str](), "worker": {"--host", "--num-threads"}}
 # Where the chart chooses otherwise than a process would: for pods, and for programs that read their logs.
-OWN_DEFAULTS = {"gateway.host", "allowPlaintext", "prefill.kvMemory", "logFormat"}
-OWN_LIMITS = {
-    "gateway.port",
-    "gateway.grpcPort",
-    "prefill.port",
-    "gateway.requestTimeoutSeconds",
-    "drainTimeoutSeconds",
-}  # no rights; whole s
-OPTIONS = {
-    "gateway": [*options_of(ModelChoice), *options_of(GatewayConfig)],
-    "worker": [*options_of(ModelChoice), *options_of(WorkerConfig)],
-}
-CASES = [(part, flag, path) for part, values in VALUES.items() for flag, path in values.items()]
+OWN_DEFAULTS = {"gateway.host", "prefill.kvMemory", "logFormat"}
+# Values of which the option is one consequence among others; an empty one leaves the option out.
+DECIDING = {"keys.existingSecret", "keys.allowAnonymous", "tls.existingSecret", "tls.enabled", "mtls.enabled"}
+DECIDING |= {"allowPlaintext", "workers.healthPort", "model.hub.revision"}
+VALUES = [(part, flag, path) for part, flags in FLAGS.items() for flag, path in flags.items() if path not in DECIDING]
 
-each_value = pytest.mark.parametrize(("part", "flag", "path"), CASES, ids=[f"{part}{flag}" for part, flag, _ in CASES])
+each_part = pytest.mark.parametrize("part", ["gateway", "worker"])
+each_value = pytest.mark.parametrize(
+    ("part", "flag", "path"), VALUES, ids=[f"{part}{flag}" for part, flag, _ in VALUES]
+)
 
 
 def option(part: str, flag: str) -> OptionField:
@@ -70,53 +39,53 @@ def at(values: Any, path: str) -> Any:
 
 
 def schema_at(path: str) -> dict[str, Any]:
-    """The schema of a value, its references resolved."""
-    whole = json.loads((CHART / "values.schema.json").read_text())
-    found: dict[str, Any] = whole
+    """The schema of a value."""
+    found: dict[str, Any] = json.loads(SCHEMA.read_text())
     for key in path.split("."):
-        found = resolved(found["properties"][key], whole)
-    return found
+        found = found["properties"][key]
+    return {key: value for key, value in found.items() if key != "description"}
 
 
-def resolved(schema: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
-    if "$ref" in schema:
-        definition: dict[str, Any] = whole["definitions"][schema["$ref"].rpartition("/")[2]]
-        return definition
-    if "anyOf" in schema:
-        first, null = schema["anyOf"]
-        found = resolved(first, whole)
-        return found | {"type": [found["type"], null["type"]]}
-    return schema
+@each_part
+def test_the_templates_give_these_flags_and_no_other(part: str):
+    """The flags of the model are in a template of their own."""
+    text = "".join((CHART / "templates" / name).read_text() for name in (f"{part}-deployment.yaml", "_model.tpl"))
+    flags = set(re.findall(r'(?:- |printf ")(--[a-z][a-z-]+)', text))
+    assert flags == FLAGS[part].keys() | FROM_THE_POD[part]
 
 
-@pytest.mark.parametrize("part", ["gateway", "worker"])
-def test_the_templates_give_these_flags_and_no_other(part: str) -> None:
-    template = (CHART / "templates" / f"{part}-deployment.yaml").read_text()
-    flags = set(re.findall(r"(?<=[ \"])--[a-z][a-z-]+", template))
-    assert flags == VALUES[part].keys() | FROM_THE_POD[part]
-    assert flags <= {field.flag for field in OPTIONS[part]}
-
-
-@each_value
-def test_a_value_allows_what_the_option_allows(part: str, flag: str, path: str) -> None:
-    field, schema = option(part, flag), schema_at(path)
-    if isinstance(field.type, type) and issubclass(field.type, StrEnum):
-        assert set(schema["enum"]) == set(field.type)
-        return
-    assert ("null" in schema["type"]) == (field.default is None)
-    if path not in OWN_LIMITS:
-        assert schema.get("minimum") == field.option.min
-        assert schema.get("maximum") == field.option.max
+@each_part
+def test_what_is_rendered_has_these_flags_and_they_are_options(helm: Helm, part: str):
+    """Further options of the cases too."""
+    components = ["gateway"] if part == "gateway" else ["prefill", "decode"]
+    for case in CASES:
+        manifests = helm.render(case)
+        for component in components:
+            _, *arguments = arguments_of(manifests, component)
+            flags = [argument.partition("=")[0] for argument in arguments]
+            assert set(flags) <= {field.flag for field in OPTIONS[part]}
+            assert len(set(flags)) == len(flags)
 
 
 @each_value
-def test_a_value_has_the_option_s_default(part: str, flag: str, path: str) -> None:
+def test_a_value_allows_nothing_that_the_option_refuses(part: str, flag: str, path: str):
+    allowed, schema = option_schema(option(part, flag)), schema_at(path)
+    if path in TAKEN[part] and path != "gateway.requestTimeoutSeconds":
+        assert schema == allowed
+    assert schema.get("minimum", 0) >= allowed.get("minimum", 0)
+    assert schema.get("maximum", 0) <= allowed.get("maximum", float("inf"))
+    if "enum" not in schema:
+        assert ("null" in schema["type"]) == (option(part, flag).default is None)
+
+
+@each_value
+def test_a_value_has_the_option_s_default(part: str, flag: str, path: str):
     field, default = option(part, flag), at(yaml.safe_load((CHART / "values.yaml").read_text()), path)
-    if field.default is not MISSING:
+    if field.default is not MISSING and flag != "--admin-host":
         assert (default == field.default) == (path not in OWN_DEFAULTS)
 
 
-def test_workers_have_the_ports_of_their_role() -> None:
+def test_workers_have_the_ports_of_their_role():
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert {role.value: values[role]["port"] for role in WORKER_PORTS} == WORKER_PORTS
-    assert schema_at("prefill") == schema_at("decode")
+    assert values["prefill"].keys() == values["decode"].keys()

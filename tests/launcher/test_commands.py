@@ -9,6 +9,8 @@ from typing import TypeVar
 import pytest
 
 from services.config import (
+    API_KEY_VARIABLE,
+    KEYS_VARIABLE,
     REDIS_URL_VARIABLE,
     DeviceKind,
     Dtype,
@@ -22,7 +24,8 @@ from services.config import (
     WorkerRole,
 )
 from services.config.engine import EngineConfig
-from services.launcher import commands
+from services.launcher import certificates, commands
+from services.launcher.authority import Authority
 from services.launcher.child import ChildSpec
 from services.process import child_config
 from services.process.configs import (
@@ -33,6 +36,7 @@ from services.process.configs import (
     WorkerConfig,
     WorkerSettings,
 )
+from services.tls.roles import CertificateRole
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -72,6 +76,10 @@ SERVING = ServingSettings(
     host="0.0.0.0",
     port=81,
     grpc_port=82,
+    admin_host="10.0.0.1",
+    admin_port=83,
+    api_keys=("secret-key",),
+    keys_file=Path("/etc/keys.json"),
     handoff=HandoffMode.NEVER,
     handoff_threshold=7,
     generation_overrides={"temperature": 0.25},
@@ -81,11 +89,11 @@ PROCESS = ProcessSettings(redis_url="redis://:secret@r:6379", log_format=LogForm
 WORKERS = WorkerSettings(engine=ENGINE, transport=TransportName.NIXL)
 UP = UpConfig(serving=SERVING, workers=WORKERS, process=PROCESS, num_prefill=1, num_decode=2)
 PORTS = [21001, 21002, 21003]
-FD = 7  # of the socket at the port for HTTP
+FDS = commands.GatewayFds(http=7, admin=8)
 
 
 def test_every_field_of_a_worker_reaches_the_child() -> None:
-    children = commands.stack(UP, PORTS, None, FD).workers
+    children = commands.stack(UP, PORTS, None, FDS).workers
     roles = [WorkerRole.PREFILL, WorkerRole.DECODE, WorkerRole.DECODE]
     for index, (child, role) in enumerate(zip(children, roles, strict=True)):
         engine = replace(ENGINE, worker_index=index, num_workers=3)
@@ -100,15 +108,21 @@ def test_every_field_of_a_worker_reaches_the_child() -> None:
 
 
 def test_every_field_of_a_gateway_reaches_the_child() -> None:
-    expected = GatewayConfig(model=ENGINE.model, serving=SERVING, process=PROCESS, http_fd=FD)
-    assert taken(commands.stack(UP, PORTS, None, FD).gateway, GatewayConfig) == expected
+    expected = GatewayConfig(model=ENGINE.model, serving=SERVING, process=PROCESS, http_fd=7, admin_fd=8)
+    assert taken(commands.stack(UP, PORTS, None, FDS).gateway, GatewayConfig) == expected
 
 
 @pytest.mark.parametrize(
     "config",
     [
         GatewayConfig(
-            model=Path("m"), serving=SERVING, process=PROCESS, worker_addresses=("a:1", "b:2"), max_waiting=8, http_fd=5
+            model=Path("m"),
+            serving=SERVING,
+            process=PROCESS,
+            worker_addresses=("a:1", "b:2"),
+            max_waiting=8,
+            http_fd=5,
+            admin_fd=6,
         ),
         WorkerConfig(role=WorkerRole.DECODE, port=9, workers=WORKERS, allow_plaintext=True, advertised_host="10.0.0.1"),
         WorkerConfig(role=WorkerRole.PREFILL, port=9, workers=WorkerSettings(engine=EngineConfig(model=Path("m")))),
@@ -125,8 +139,28 @@ def test_a_configuration_comes_out_as_it_went_in(
     assert repr(found) == repr(config)  # types too: an enum's member is equal to its text
 
 
+def test_each_process_has_a_certificate_of_its_own_role(tmp_path: Path) -> None:
+    """And the launcher one that can ask workers. The gateway shows clients another one."""
+    certificates.make(tmp_path, "127.0.0.1")
+    config = commands.with_certificates(replace(UP, process=ProcessSettings()), tmp_path)
+    stack = commands.stack(config, PORTS, None, FDS)
+    roles = [taken(child, WorkerConfig).process.mtls for child in stack.workers]
+    assert roles == [tmp_path / "prefill", tmp_path / "decode", tmp_path / "decode"]
+    gateway = taken(stack.gateway, GatewayConfig)
+    assert (gateway.process.mtls, gateway.serving.tls_cert) == (tmp_path / "gateway", tmp_path / "clients" / "tls.crt")
+    assert commands.api_url(config.serving) == "https://127.0.0.1:81"
+
+
+def test_a_certificate_that_the_user_names_is_everybody_s(tmp_path: Path) -> None:
+    names = [role.dns_name for role in CertificateRole]
+    mtls = Authority().issue(names, tmp_path).chain.parent
+    stack = commands.stack(replace(UP, process=ProcessSettings(mtls=mtls)), PORTS, None, FDS)
+    assert {taken(child, WorkerConfig).process.mtls for child in stack.workers} == {mtls}
+    assert taken(stack.gateway, GatewayConfig).process.mtls == mtls
+
+
 def test_command_lines_have_role_and_port_and_no_secret() -> None:
-    stack = commands.stack(UP, PORTS, None, FD)
+    stack = commands.stack(UP, PORTS, None, FDS)
     lines = [" ".join(child.command) for child in (*stack.workers, stack.gateway)]
     ends = [f"services.cli prefill --port {PORTS[0]}"]
     ends += [f"services.cli decode --port {port}" for port in PORTS[1:]]
@@ -143,7 +177,7 @@ def test_a_process_without_a_parent_s_configuration_says_so() -> None:
 
 
 def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
-    stack = commands.stack(replace(UP, process=ProcessSettings()), PORTS, None, FD)
+    stack = commands.stack(replace(UP, process=ProcessSettings()), PORTS, None, FDS)
     assert [[child.name for child in step] for step in stack.in_order()] == [
         [],
         ["prefill-0", "decode-0", "decode-1"],
@@ -156,24 +190,39 @@ def test_a_stack_without_redis_has_a_gateway_that_knows_the_workers() -> None:
 def test_workers_know_how_many_they_are() -> None:
     """For GPUs, which are dealt out among them."""
     config = replace(UP, workers=WorkerSettings(engine=EngineConfig(model=Path("m"))))
-    found = [taken(child, WorkerConfig).workers.engine for child in commands.stack(config, PORTS, None, FD).workers]
+    found = [taken(child, WorkerConfig).workers.engine for child in commands.stack(config, PORTS, None, FDS).workers]
     assert [(engine.worker_index, engine.num_workers) for engine in found] == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:
-    config = commands.with_redis(replace(UP, process=ProcessSettings()), 21004)
-    stack = commands.stack(config, PORTS, 21004, FD)
+    socket = Path("/run/user/1/baton-1/redis.sock")
+    config = commands.with_redis(replace(UP, process=ProcessSettings()), socket)
+    stack = commands.stack(config, PORTS, socket, FDS)
     assert [child.name for child in stack.in_order()[0]] == ["redis"]
     gateway = taken(stack.gateway, GatewayConfig)
-    assert (gateway.process.redis_url, gateway.worker_addresses) == ("redis://127.0.0.1:21004", ())
+    assert (gateway.process.redis_url, gateway.worker_addresses) == (f"unix://{socket}", ())
 
 
 def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
     elsewhere = {REDIS_URL_VARIABLE: "redis://elsewhere"}
     assert REDIS_URL_VARIABLE not in commands.environment(elsewhere, 1)
-    stack = commands.stack(UP, PORTS, None, FD)
+    stack = commands.stack(UP, PORTS, None, FDS)
     urls = {taken(child, WorkerConfig).process.redis_url for child in stack.workers}
     assert urls | {taken(stack.gateway, GatewayConfig).process.redis_url} == {PROCESS.redis_url}
+
+
+def test_nixl_of_workers_of_one_machine_listens_on_loopback_alone() -> None:
+    assert commands.environment({}, 2)["UCX_NET_DEVICES"] == "lo"
+    assert commands.environment({"UCX_NET_DEVICES": "all"}, 2)["UCX_NET_DEVICES"] == "all"
+
+
+def test_workers_hear_of_no_key() -> None:
+    """The gateway has the keys in its configuration."""
+    given = {API_KEY_VARIABLE: "secret-key", KEYS_VARIABLE: "/etc/keys.json"}
+    stack = commands.stack(UP, PORTS, None, FDS)
+    for worker in stack.workers:
+        assert "secret-key" not in str({**commands.environment(given, 1), **worker.environment})
+    assert taken(stack.gateway, GatewayConfig).serving.api_keys == ("secret-key",)
 
 
 def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:

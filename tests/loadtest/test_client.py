@@ -80,7 +80,9 @@ def server() -> Iterator[FakeServer]:
 
 
 def run(server: FakeServer, *arguments: str) -> int:
-    return main(["--url", server.url, "--requests", "5", "--input", "7", "--output", "3", *arguments])
+    return main(
+        ["--url", server.url, "--admin-url", server.url, "--requests", "5", "--input", "7", "--output", "3", *arguments]
+    )
 
 
 def test_it_asks_for_what_was_said_and_reports_every_token(server: FakeServer, tmp_path: Path) -> None:

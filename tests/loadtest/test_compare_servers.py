@@ -50,15 +50,15 @@ async def until_dead(process: psutil.Process) -> None:
 
 
 async def test_it_answers_and_then_it_is_gone() -> None:
-    async with running(StandIn()) as address:
-        assert await page(address, "/v1/models") == b"{}"
+    async with running(StandIn()) as launch:
+        assert await page(launch.address, "/v1/models") == b"{}"
     with pytest.raises(HttpError):
-        await page(address, "/v1/models")
+        await page(launch.address, "/v1/models")
 
 
 async def test_what_a_server_started_ends_with_it() -> None:
-    async with running(StandIn(options=("--stay",))) as address:
-        child = psutil.Process(int(await page(address, "/child")))
+    async with running(StandIn(options=("--stay",))) as launch:
+        child = psutil.Process(int(await page(launch.address, "/child")))
         assert child.is_running()
     await until_dead(child)
 
@@ -78,10 +78,10 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
 
 
 async def die_under_load() -> None:
-    async with running(StandIn()) as address:
-        server = psutil.Process(int(await page(address, "/pid")))
+    async with running(StandIn()) as launch:
+        server = psutil.Process(int(await page(launch.address, "/pid")))
         with pytest.raises(HttpError):
-            await page(address, "/die")
+            await page(launch.address, "/die")
         # Its first thread is a zombie before the last one has ended; only then does its end have a code.
         while os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             await asyncio.sleep(0.01)
@@ -97,8 +97,8 @@ async def test_an_interrupted_run_leaves_nothing() -> None:
     addresses: list[Address] = []
 
     async def run() -> None:
-        async with running(StandIn()) as address:
-            addresses.append(address)
+        async with running(StandIn()) as launch:
+            addresses.append(launch.address)
             await asyncio.Event().wait()
 
     task = asyncio.create_task(run())

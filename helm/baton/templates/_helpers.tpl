@@ -1,8 +1,8 @@
-{{/* Begins every name. Components add at most nine characters to it. */}}
+{{/* Begins every name. Components add at most fifteen characters to it. */}}
 {{- define "baton.fullname" -}}
 {{- $name := printf "%s-%s" .Release.Name .Chart.Name -}}
 {{- if contains .Chart.Name .Release.Name -}}{{- $name = .Release.Name -}}{{- end -}}
-{{- .Values.fullnameOverride | default $name | trunc 50 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default $name | trunc 46 | trimSuffix "-" -}}
 {{- end }}
 
 {{/* The labels by which pods of a component are found, or, without one, those of the release. Takes (root, component). */}}
@@ -22,84 +22,38 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
-{{/* Metadata of a component's pods. Takes (root, component). */}}
-{{- define "baton.podMetadata" -}}
+{{/* Name and labels of a manifest. Takes (root, component, and suffix where the name has another than the component). */}}
+{{- define "baton.metadata" -}}
+name: {{ printf "%s-%s" (include "baton.fullname" .root) (.suffix | default .component) }}
 labels: {{- include "baton.labels" . | nindent 2 }}
-{{- with (index .root.Values .component).podAnnotations }}
-annotations: {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end }}
 
-{{/* What the pods of all components have in common. Takes (root, component). */}}
-{{- define "baton.pod" -}}
-serviceAccountName: {{ include "baton.fullname" .root }}
-automountServiceAccountToken: false
-enableServiceLinks: false
-securityContext:
-  runAsNonRoot: true
-  runAsUser: {{ .root.Values.runAsUser | int }}
-  runAsGroup: {{ .root.Values.runAsUser | int }}
-  seccompProfile: {type: RuntimeDefault}
-{{- with .root.Values.imagePullSecrets }}
-imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{/* The checks of values that contradict each other; what they find, nothing is rendered with. */}}
+{{- define "baton.check" -}}
+{{- if not (or .Values.allowPlaintext .Values.mtls.enabled) }}
+{{- fail "allowPlaintext is false: set mtls.enabled, by which workers and gateways speak TLS" }}
 {{- end }}
-{{- $values := index .root.Values .component }}
-{{- with $values.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
+{{- if and .Values.keys.allowAnonymous (or .Values.keys.existingSecret .Values.keys.apiKeySecret) }}
+{{- fail "keys.allowAnonymous says that there are no keys: leave out keys.existingSecret and keys.apiKeySecret" }}
 {{- end }}
-{{- with $values.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
+{{- if and .Values.model.cache.size (not .Values.model.hub.id) }}
+{{- fail "model.cache.size is for a model from the hub: name one with model.hub.id" }}
 {{- end }}
-{{- with $values.affinity }}
-affinity: {{- toYaml . | nindent 2 }}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
+{{- fail "httpRoute.parentRefs must name a Gateway" }}
 {{- end }}
+{{- if and (eq .Values.autoscaling.kind "keda") (not .Values.autoscaling.prometheus) }}
+{{- fail "autoscaling.prometheus must be the URL of a Prometheus, which KEDA asks" }}
 {{- end }}
-
-{{- define "baton.containerSecurity" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
+{{- if and (eq .Values.autoscaling.kind "hpa") (not .Values.monitoring.rules.enabled) }}
+{{- fail "autoscaling.kind hpa asks for records of Prometheus: set monitoring.rules.enabled" }}
 {{- end }}
-
-{{- define "baton.image" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- if and .Values.tls.enabled .Values.tls.issuerRef (not .Values.tls.dnsNames) }}
+{{- fail "tls.dnsNames must have the names that tls.issuerRef is to sign" }}
 {{- end }}
-
-{{/* Where gateways and workers find Redis. In the environment: command lines are for all to see. */}}
-{{- define "baton.redisEnv" -}}
-{{- if .Values.redis.enabled -}}
-- name: REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {{ include "baton.redisPassword" . }}}
-- name: BATON_REDIS_URL
-  value: {{ printf "redis://:$(REDIS_PASSWORD)@%s-redis:%d" (include "baton.fullname" .) (int .Values.redis.port) }}
-{{- else -}}
-- name: BATON_REDIS_URL
-  valueFrom:
-    secretKeyRef:
-      name: {{ required "redis.urlSecret must name a Secret when redis.enabled is false" .Values.redis.urlSecret }}
-      key: url
+{{- range $role := list "prefill" "decode" }}
+{{- if and (index $.Values $role).gpus (eq $.Values.workers.device "cpu") }}
+{{- fail (printf "%s.gpus asks for GPUs, and workers.device is cpu" $role) }}
 {{- end }}
 {{- end }}
-
-{{- define "baton.redisPassword" -}}
-{name: {{ .Values.redis.passwordSecret | default (printf "%s-redis" (include "baton.fullname" .)) }}, key: password}
-{{- end }}
-
-{{- define "baton.volumes" -}}
-- name: model
-{{- if .Values.model.hostPath }}
-  hostPath: {path: {{ .Values.model.hostPath | quote }}, type: Directory}
-{{- else }}
-  persistentVolumeClaim:
-    claimName: {{ required "model.existingClaim or model.hostPath must be set" .Values.model.existingClaim }}
-    readOnly: true
-{{- end }}
-- name: tmp
-  emptyDir: {}
-{{- end }}
-
-{{- define "baton.volumeMounts" -}}
-- {name: model, mountPath: {{ .Values.model.mountPath | quote }}, readOnly: true}
-- {name: tmp, mountPath: /tmp}
 {{- end }}

@@ -35,7 +35,7 @@ class Messages:
 
     async def create(self, exchange: Exchange) -> None:
         """Answers one request with a message. Raises ApiError, ClientGone."""
-        terms = self._limits.terms(exchange.header)
+        terms = self._limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
         request, chat = await self._read(exchange, MessagesRequest)
         head = Head(f"msg_{exchange.record.request_id}", self._runner.model.name)

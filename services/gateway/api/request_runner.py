@@ -13,6 +13,7 @@ from importlib.metadata import version
 from time import monotonic
 from typing import Generic
 
+from services.gateway.api.caller import Caller
 from services.gateway.api.chat import ChatDialect, ChatRequest
 from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.choice import Choice, Ending, PromptShown
@@ -25,7 +26,6 @@ from services.gateway.api.large_json import takes_long
 from services.gateway.api.pace import pace_of
 from services.gateway.api.parsed_choice import ParsedChoice
 from services.gateway.api.prompts import Prompt, check_token_ids
-from services.gateway.api.reading import Reading
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
@@ -53,7 +53,6 @@ MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
 MAX_NAMED_TOKENS = 1 << 17
 
 _AT_ONCE = 64  # choices that are made before other requests get their turn
-_SHORT_MESSAGE = 1024  # characters of a message that the prompt has begun, which are read in less than a millisecond
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
 
 
@@ -96,7 +95,7 @@ class RequestRunner(Generic[Request]):
         try:
             max_model_len = await self.max_model_len()
             prompts, num_choices = await self._tokenize(request, max_model_len), request.n or 1
-            capsules = await self._capsules(request, prompts, num_choices, max_model_len)
+            capsules = await self._capsules(request, prompts, num_choices, max_model_len, terms.caller)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
             choices = await self._choices(request, prompts, capsules, record)
@@ -111,7 +110,7 @@ class RequestRunner(Generic[Request]):
                 record.attempts,
                 request.session_id or "",
             )
-            async with self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
                 updates = Updates(generation, choices, num_choices, record, self._metrics, pace_of(request))
                 try:
                     yield updates
@@ -127,11 +126,11 @@ class RequestRunner(Generic[Request]):
         """Returns the prompts, at least one, each of at least one token. Raises ApiError."""
         return await self._tokenize(request, await self.max_model_len())
 
-    async def capsules(self, request: Request) -> tuple[Capsule, ...]:
+    async def capsules(self, request: Request, caller: Caller) -> tuple[Capsule, ...]:
         """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError."""
         max_model_len = await self.max_model_len()
         prompts = await self._tokenize(request, max_model_len)
-        return await self._capsules(request, prompts, request.n or 1, max_model_len)
+        return await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
 
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""
@@ -150,7 +149,7 @@ class RequestRunner(Generic[Request]):
         return prompts
 
     async def _capsules(
-        self, request: Request, prompts: Sequence[Prompt], num_choices: int, max_model_len: int
+        self, request: Request, prompts: Sequence[Prompt], num_choices: int, max_model_len: int, caller: Caller
     ) -> tuple[Capsule, ...]:
         """Returns the capsules of all choices, ordered by prompt."""
         num_sequences = len(prompts) * num_choices
@@ -165,7 +164,7 @@ class RequestRunner(Generic[Request]):
             names = "'logit_bias', 'stop_token_ids', 'bad_words' and lists of token ids name more than"
             raise invalid(f"{names} {MAX_NAMED_TOKENS} tokens, counted once for each of {num_sequences} choices.", "n")
         capsules = []
-        salt, priority = request.cache_salt or "", request.priority or 0
+        salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
         for number, prompt in enumerate(prompts):
             token_ids = prompt.token_ids
             sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first
@@ -194,25 +193,17 @@ class RequestRunner(Generic[Request]):
         choices: list[Choice] = []
         num_choices = len(capsules) // len(prompts)
         for number, prompt in enumerate(prompts):
-            shown, reading = self.dialect.shown(request, prompt), await self._reading(request, prompt)
-            record.tools_inserted = reading is not None and reading.inserted
+            shown = self.dialect.shown(request, prompt)
+            record.tools_inserted = prompt.reading is not None and prompt.reading.inserted
             for capsule in capsules[number * num_choices : (number + 1) * num_choices]:
-                choices.append(self._choice(len(choices), request, prompt, capsule, shown, reading))
+                choices.append(self._choice(len(choices), request, prompt, capsule, shown))
                 await _let_others_run(len(choices))
         return choices
 
-    async def _reading(self, request: Request, prompt: Prompt) -> Reading | None:
-        return await self.side.run_if(len(prompt.begun) > _SHORT_MESSAGE, self.dialect.reading, request, prompt)
-
     def _choice(
-        self,
-        index: int,
-        request: Request,
-        prompt: Prompt,
-        capsule: Capsule,
-        shown: PromptShown | None,
-        reading: Reading | None,
+        self, index: int, request: Request, prompt: Prompt, capsule: Capsule, shown: PromptShown | None
     ) -> Choice:
+        reading = prompt.reading
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
         last = prompt.token_ids[-16:].tolist()
         marks = frozenset[int]() if reading is None else reading.marks

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from services.gateway.api.caller import ANYBODY, Caller
 from services.gateway.api.errors import invalid
 
 TTFT_SLO_HEADER = "x-slo-ttft-ms"  # in HTTP and in gRPC's metadata; the name that llm-d gives it
-DEFAULT_TENANT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,12 @@ class Terms:
 
     timeout_s: float
     ttft_slo_s: float | None = None
-    tenant: str = DEFAULT_TENANT
+    caller: Caller = ANYBODY
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the caller."""
+        return self.caller.tenant
 
 
 def parse_ttft_slo(milliseconds: str, default_s: float | None) -> float | None:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.api.caller import ANYBODY, Caller
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
@@ -37,10 +38,12 @@ class Exchange:
     record: its id is the client's X-Request-Id where that is a sane one, else a new one; sent back with every answer.
     stream: writes further events without waiting.
     envelope: the form of errors.
+    caller: whose request it is.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.envelope: Envelope = OpenAIEnvelope()
+        self.caller: Caller = ANYBODY
         self.path_params: Mapping[str, str] = {}
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._query: bytes = scope["query_string"]
@@ -53,6 +56,11 @@ class Exchange:
     def header(self, name: str) -> str:
         """The value of a header of the request, its name in small letters; empty: it has none."""
         return self._headers.get(name.encode(), b"").decode("latin-1").strip()
+
+    @property
+    def has_body(self) -> bool:
+        """True for a request with a body, which may not have come yet."""
+        return bool(self.header("transfer-encoding")) or self.header("content-length") not in ("", "0")
 
     def take_request_id(self, wanted: str | None) -> None:
         """Gives the request the id that its body names, where no header does. wanted: None where it names none."""
@@ -167,7 +175,7 @@ class Exchange:
             pairs.append((IGNORED_FIELDS.encode(), self.record.shown_ignored_fields.encode()))
         if self.record.tools_inserted:
             pairs.append((TOOLS.encode(), b"inserted"))
-        pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
+        pairs += [(name.encode(), value.encode()) for name, value in (*self.record.limit_headers, *headers.items())]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
 

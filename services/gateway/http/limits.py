@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.gateway.api.caller import Caller
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 
 
@@ -15,6 +16,6 @@ class Limits:
     max_body_bytes: int = 8 << 20
     strict_fields: bool = False  # fields that nobody knows are refused, and not ignored
 
-    def terms(self, header: Callable[[str], str]) -> Terms:
+    def terms(self, header: Callable[[str], str], caller: Caller) -> Terms:
         """Returns the terms of a request. header: the value of one of its headers, by name. Raises ApiError."""
-        return Terms(self.request_timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self.ttft_slo_s))
+        return Terms(self.request_timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self.ttft_slo_s), caller)

@@ -2,9 +2,9 @@
 accepts and answers.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.http.envelope import Envelope
@@ -21,11 +21,19 @@ def route(
     return Route(path, _Endpoint(handler, DescribedRoute(path, method, operation), envelope), methods=[method])
 
 
-def described(routes: Iterable[Route]) -> Iterator[DescribedRoute]:
+def described(routes: Iterable[BaseRoute]) -> Iterator[DescribedRoute]:
     """Yields what `route` was told of these routes."""
     for each in routes:
-        if isinstance(each.endpoint, _Endpoint):
+        if isinstance(each, Route) and isinstance(each.endpoint, _Endpoint):
             yield each.endpoint.described
+
+
+def announce(routes: Sequence[BaseRoute], scope: Scope) -> None:
+    """Gives a request that no handler will see the name and the form of errors of the route that it is for."""
+    found = (each.endpoint for each in routes if isinstance(each, Route) and each.matches(scope)[0] is not Match.NONE)
+    endpoint = next(found, None)
+    if isinstance(endpoint, _Endpoint):
+        endpoint.announce(scope["exchange"])
 
 
 class _Endpoint:
@@ -39,8 +47,12 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
-        exchange.record.endpoint = self._name
+        self.announce(exchange)
         exchange.path_params = scope["path_params"]
+        await self._handler(exchange)
+
+    def announce(self, exchange: Exchange) -> None:
+        """Gives a request this route's name and form of errors."""
+        exchange.record.endpoint = self._name
         if self._envelope is not None:
             exchange.envelope = self._envelope
-        await self._handler(exchange)

@@ -1,10 +1,11 @@
-"""Serves an ASGI app on one address until a signal; answers in progress may then end."""
+"""Serves ASGI apps, each on one address: one until a signal, answers in progress may then end; another beside it."""
 
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import FrameType
 
@@ -17,11 +18,14 @@ from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrit
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.
 KEEP_ALIVE_S = 75
+_BESIDE_DRAIN_S = 0.2  # of a server whose answers take milliseconds
 
 log = structlog.get_logger()
 
 
-def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, drain_timeout_s: float, stopping: Shutdown, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
     """uvicorn's settings for the gateway. drain_timeout_s: until answers in progress are cut off."""
     return uvicorn.Config(
         app,
@@ -36,33 +40,67 @@ def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvi
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         proxy_headers=False,  # nothing here asks for the client's address
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
     )
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, drain_timeout_s: float, on_stopping: Callable[[], object] = lambda: None
+    app: ASGIApp,
+    listener: socket.socket,
+    drain_timeout_s: float,
+    on_stopping: Callable[[], object] = lambda: None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most `drain_timeout_s`.
 
-    `on_stopping` is called between the two.
+    `on_stopping` is called between the two. tls: None: plain text.
     """
     stopping = Shutdown()
-    server = _Server(http_config(app, drain_timeout_s, stopping), stopping, on_stopping)
+    server = _SignalledServer(http_config(app, drain_timeout_s, stopping, tls), stopping, on_stopping)
     await server.serve(sockets=[listener])
 
 
-class _Server(uvicorn.Server):
-    """Stops at a signal, and does not raise the signal again at the end, as uvicorn does."""
+@asynccontextmanager
+async def serving_beside(app: ASGIApp, listener: socket.socket) -> AsyncIterator[Callable[[], None]]:
+    """Serves until the `async with` block ends, whatever signals come; or until what it yields is called."""
+    stopping = Shutdown()
+    server = _Server(http_config(app, _BESIDE_DRAIN_S, stopping), stopping)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield server.stop
+    finally:
+        server.stop()
+        await serving
 
-    def __init__(self, config: uvicorn.Config, stopping: Shutdown, on_stopping: Callable[[], object]) -> None:
+
+class _Server(uvicorn.Server):
+    """Stops when it is told to. Signals are left to others."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Shutdown) -> None:
         super().__init__(config)
         self._stopping = stopping
-        self._on_stopping = on_stopping
+
+    def stop(self) -> None:
+        """Has the server stop soon."""
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts no more connections, and waits until those that there are have ended."""
         self._stopping.begun = True  # also for those that are accepted, and not known yet
         await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none."""
+        yield
+
+
+class _SignalledServer(_Server):
+    """Stops at a signal, and does not raise the signal again at the end, as uvicorn does."""
+
+    def __init__(self, config: uvicorn.Config, stopping: Shutdown, on_stopping: Callable[[], object]) -> None:
+        super().__init__(config, stopping)
+        self._on_stopping = on_stopping
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,5 +121,5 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
         else:
-            self.should_exit = True
+            self.stop()
             self._on_stopping()

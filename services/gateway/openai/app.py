@@ -1,20 +1,18 @@
-"""The gateway's HTTP application: routes, one log line and one count for every request, and errors as envelopes."""
+"""The gateway's HTTP applications: the API's routes, and those of the admin port."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import structlog
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from services.gateway.api.errors import ApiError, internal_error
+from services.config import Right
+from services.gateway.api.caller import Authenticator
 from services.gateway.api.generation import Generator
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.request_records import RequestRecords
+from services.gateway.api.request_record import IGNORED_FIELDS, LIMIT_HEADERS, TOOLS
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
-from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
 from services.gateway.http.routes import described, route
@@ -36,7 +34,9 @@ from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
-log = structlog.get_logger()
+# At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how.
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class AppParts:
     other_apis: the routes of other vendors' APIs.
     response_store: None keeps no responses.
     tokenizer_info: what /tokenizer_info shows; None: there is no such page.
+    keys: None asks for no key.
     """
 
     runners: Runners
@@ -59,14 +60,14 @@ class AppParts:
     other_apis: Sequence[Route] = ()
     response_store: ResponseStore | None = None
     tokenizer_info: Mapping[str, object] | None = None
+    keys: Authenticator | None = None
 
 
 def create_app(parts: AppParts) -> ASGIApp:
-    """Returns an ASGI application."""
-    runners, limits, generator, metrics = parts.runners, parts.limits, parts.generator, parts.metrics
-    models, probes = Models(runners.chat.model, generator), Probes(generator, metrics, parts.describe_ledger)
+    """Returns the ASGI application at the API's port."""
+    runners, limits, generator = parts.runners, parts.limits, parts.generator
+    models, probes = Models(runners.chat.model, generator), _probes(parts)
     tokens = Tokens(runners, limits)
-    requests = RecentRequests(runners.records)
     chat = GenerationEndpoint(runners.chat, ChatFormat(runners.tokenizer), limits, runners.records)
     completions = GenerationEndpoint(runners.completions, CompletionFormat(runners.tokenizer), limits, runners.records)
     embeddings = EmbeddingEndpoint(runners.embeddings, limits, runners.records)
@@ -89,13 +90,9 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/ping", probes.health, operations.HEALTH),
         route("/health", probes.health, operations.HEALTH),
         route("/ready", probes.ready, operations.READY),
-        route("/metrics", probes.metrics, operations.METRICS),
-        route("/debug/ledger", probes.ledger, operations.LEDGER),
-        route("/debug/requests", requests.list, operations.REQUESTS),
-        route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
     ]
-    routes += _document_routes(routes, limits, parts.tokenizer_info)
-    app = Application(Router(routes, redirect_slashes=False), metrics, runners.records)
+    routes += _document_routes(routes, parts)
+    app = _application(parts, routes, Right.API, OPEN_PATHS)
     if not parts.allowed_origins:
         return app
     return CORSMiddleware(
@@ -103,8 +100,31 @@ def create_app(parts: AppParts) -> ASGIApp:
         allow_origins=parts.allowed_origins,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],
+        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS, *LIMIT_HEADERS],
     )
+
+
+def create_admin_app(parts: AppParts) -> ASGIApp:
+    """Returns the ASGI application at the admin port: what those need who run the gateway, and no client."""
+    probes, requests = _probes(parts), RecentRequests(parts.runners.records)
+    routes = [
+        route("/health", probes.health, operations.HEALTH),
+        route("/ready", probes.ready, operations.READY),
+        route("/metrics", probes.metrics, operations.METRICS),
+        route("/debug/ledger", probes.ledger, operations.LEDGER),
+        route("/debug/requests", requests.list, operations.REQUESTS),
+        route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
+    ]
+    return _application(parts, routes, Right.ADMIN, OPEN_ADMIN_PATHS)
+
+
+def _application(parts: AppParts, routes: Sequence[Route], right: Right, open_paths: frozenset[str]) -> Application:
+    gate = None if parts.keys is None else Gate(parts.keys, right, open_paths)
+    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners.records, gate)
+
+
+def _probes(parts: AppParts) -> Probes:
+    return Probes(parts.generator, parts.metrics, parts.describe_ledger)
 
 
 def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
@@ -121,64 +141,15 @@ def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | No
     ]
 
 
-def _document_routes(
-    routes: Sequence[Route], limits: Limits, tokenizer_info: Mapping[str, object] | None
-) -> list[Route]:
+def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:
     """Returns the routes that describe all `routes`, themselves among them."""
+    limits, tokenizer_info = parts.limits, parts.tokenizer_info
     own = [("/openapi.json", operations.OPENAPI), ("/docs", operations.DOCS)]
     if tokenizer_info is not None:
         own.append(("/tokenizer_info", operations.TOKENIZER_INFO))
     all_routes = [*described(routes), *(DescribedRoute(path, "GET", operation) for path, operation in own)]
-    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields)
+    open_paths = None if parts.keys is None else OPEN_PATHS
+    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths)
     documents = Documents(document, tokenizer_info)
     handlers = (documents.openapi, documents.page, documents.tokenizer_info)
     return [route(path, handler, operation) for (path, operation), handler in zip(own, handlers, strict=False)]
-
-
-class Application:
-    """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
-
-    def __init__(self, router: Router, metrics: GatewayMetrics, records: RequestRecords) -> None:
-        self._router = router
-        self._metrics = metrics
-        self._records = records
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] != "http":
-            await self._router(scope, receive, send)
-            return
-        exchange = Exchange(scope, receive, send)
-        # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
-        inner = {**scope, "app": self, "exchange": exchange}
-        with structlog.contextvars.bound_contextvars(request_id=exchange.record.request_id):
-            self._metrics.in_flight.inc()
-            try:
-                await self._answer(exchange, self._router(inner, receive, send))
-            finally:
-                self._metrics.in_flight.dec()
-                self._records.end(exchange.record)
-
-    async def _answer(self, exchange: Exchange, handling: Awaitable[None]) -> None:
-        try:
-            await handling
-        except ClientGone:
-            exchange.record.status = STATUS_CLIENT_GONE
-        except ApiError as error:
-            if error.status >= 500 and exchange.record.generates:
-                log.warning("request failed", reason=str(error.__cause__ or error.message))
-            await exchange.fail(error)
-        except HTTPException as error:
-            await exchange.fail(_from_router(error))
-        except Exception:
-            log.exception("request failed")
-            await exchange.fail(internal_error())
-
-
-def _from_router(error: HTTPException) -> ApiError:
-    headers: Mapping[str, str] = error.headers or {}
-    if error.status_code == 405:
-        return ApiError(
-            405, f"This path takes {headers.get('Allow')} only.", headers={"allow": headers.get("Allow", "")}
-        )
-    return ApiError(error.status_code, "There is nothing at this path.", code="unknown_url")

@@ -28,11 +28,12 @@ class EmbeddingEndpoint:
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits, record = self._limits, exchange.record
-        terms = limits.terms(exchange.header)
+        terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
         request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)
         del body
+        exchange.take_request_id(request.request_id)
         record.note_ignored_fields(ignored_fields(request, limits.strict_fields))
         async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
             answer = await self._runner.run(request, record, terms)

@@ -36,7 +36,7 @@ class GenerationEndpoint(Generic[Request]):
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits = self._limits
-        terms = limits.terms(exchange.header)
+        terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._format.neutral)

@@ -69,13 +69,10 @@ RESPONSES_NEUTRAL: Neutral = {
 }
 
 EMBEDDINGS_NEUTRAL: Neutral = {
-    "cache_salt": _NOTHING,
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "messages": _NOTHING,
     "mm_processor_kwargs": ({},),
-    "priority": (0,),
-    "request_id": _NOTHING,
     "softmax": _NOTHING,
     "use_activation": (True,),
 }

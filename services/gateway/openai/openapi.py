@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 
 from pydantic import BaseModel
@@ -28,6 +29,11 @@ _HEADERS: Schema = {
     },
 }
 _HEAD_TOO_LARGE = 431  # answered before the path is read, in the envelope of no API
+_KEY_ERRORS = 401, 403  # of a request whose key is unknown, or does not open the path
+_KEYS: Schema = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 _SLO: Schema = {
     "name": TTFT_SLO_HEADER,
     "in": "header",
@@ -36,8 +42,18 @@ _SLO: Schema = {
 }
 
 
-def describe_api(routes: Sequence[DescribedRoute], max_body_bytes: int, strict_fields: bool) -> Schema:
-    """Returns the document, OpenAPI 3.1. strict_fields: a request's fields that nobody knows are refused."""
+def describe_api(
+    routes: Sequence[DescribedRoute],
+    max_body_bytes: int,
+    strict_fields: bool,
+    open_paths: Collection[str] | None = None,
+) -> Schema:
+    """Returns the document, OpenAPI 3.1. strict_fields: a request's fields that nobody knows are refused.
+
+    open_paths: those at which no key is asked for, unlike at all others; None: no key is asked for.
+    """
+    if open_paths is not None:
+        routes = [each if each.path in open_paths else _asking_for_keys(each) for each in routes]
     schemas = _Schemas([route.operation for route in routes], strict_fields)
     paths: Schema = {}
     for route in routes:
@@ -51,8 +67,16 @@ def describe_api(routes: Sequence[DescribedRoute], max_body_bytes: int, strict_f
             "description": f"A body has at most {max_body_bytes} bytes. null stands for an optional field's default.",
         },
         "paths": paths,
-        "components": {"schemas": dict(sorted(schemas.by_name.items()))},
+        "components": {
+            "schemas": dict(sorted(schemas.by_name.items())),
+            **({} if open_paths is None else {"securitySchemes": _KEYS}),
+        },
     }
+
+
+def _asking_for_keys(route: DescribedRoute) -> DescribedRoute:
+    operation = route.operation
+    return replace(route, operation=replace(operation, errors=(*operation.errors, *_KEY_ERRORS)))
 
 
 class _Schemas:
@@ -103,6 +127,8 @@ def _operation(route: DescribedRoute, schemas: _Schemas) -> Schema:
             **{str(status): _error(status, operation, schemas) for status in sorted(operation.errors)},
         },
     }
+    if _KEY_ERRORS[0] in operation.errors:
+        described["security"] = [{name: []} for name in _KEYS]
     if operation.bodies:
         content = {JSON: {"schema": _one_of([schemas.ref(body) for body in operation.bodies])}}
         described["requestBody"] = {"required": True, "content": content}

@@ -193,5 +193,5 @@ async def test_requests_are_logged_and_counted_under_their_names(api: Api, clien
     await client.messages.create(**ASKED)
     await client.messages.count_tokens(model="m", messages=HI)
     assert [line["endpoint"] for line in api.logs if line["event"] == "request"] == ["messages"]
-    metrics = (await api.http.get("/metrics")).text
+    metrics = (await api.admin.get("/metrics")).text
     assert 'endpoint="messages.count_tokens"' in metrics

@@ -318,7 +318,7 @@ async def test_probes(api: Api):
     assert response.status_code == 503
     assert response.headers["retry-after"]
     assert (await api.http.get("/health")).status_code == 200
-    assert (await api.http.get("/debug/ledger")).json() == {"rows": []}
+    assert (await api.admin.get("/debug/ledger")).json() == {"rows": []}
 
 
 async def test_before_any_worker_answered(api: Api):
@@ -330,7 +330,7 @@ async def test_before_any_worker_answered(api: Api):
 
 async def test_metrics_count_requests_and_tokens(api: Api):
     async def values() -> dict[str, float]:
-        lines = (await api.http.get("/metrics")).text.splitlines()
+        lines = (await api.admin.get("/metrics")).text.splitlines()
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(number) for name, _, number in pairs}
 
@@ -370,7 +370,7 @@ async def test_template_that_refuses_the_messages():
 
 async def test_refusals_are_counted_by_their_cause(api: Api):
     async def refusals() -> float:
-        lines = (await api.http.get("/metrics")).text.splitlines()
+        lines = (await api.admin.get("/metrics")).text.splitlines()
         name = 'baton_admission_refusals_total{cause="share"} '
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 

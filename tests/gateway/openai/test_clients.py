@@ -80,7 +80,7 @@ async def test_client_that_leaves_ends_its_request(api: Api, stream: bool, start
     assert api.generator.running == 0
     metrics = ""
     while 'status="499"' not in metrics:
-        metrics = (await api.http.get("/metrics")).text
+        metrics = (await api.admin.get("/metrics")).text
 
 
 async def test_client_that_leaves_while_tokens_flow(api: Api):

@@ -22,8 +22,8 @@ async def test_an_answer_s_phases_are_in_its_header_and_its_record():
     async with running_api() as api:
         answer = await api.complete(prompt=SECRET)
         shown = durations(answer.headers["server-timing"])
-        (listed,) = (await api.http.get("/debug/requests")).json()["requests"]
-        record = (await api.http.get(f"/debug/requests/{answer.headers['x-request-id']}")).json()
+        (listed,) = (await api.admin.get("/debug/requests")).json()["requests"]
+        record = (await api.admin.get(f"/debug/requests/{answer.headers['x-request-id']}")).json()
     assert listed["request_id"] == record["request_id"] == answer.headers["x-request-id"]
     assert {"read", "tokenize"} <= shown.keys()
     assert shown["read"] == record["phases_ms"]["read"]
@@ -40,10 +40,10 @@ async def test_a_request_s_record_is_found_by_the_id_that_its_client_chose():
         body = {"model": "m", "prompt": "x"}
         for chosen in ("mine/with/slashes", "twice", "twice"):
             await api.http.post("/v1/completions", json=body, headers={"x-request-id": chosen})
-        twice = [each["arrived_at"] for each in (await api.http.get("/debug/requests")).json()["requests"]][:2]
-        assert (await api.http.get("/debug/requests/mine/with/slashes")).json()["status"] == 200
-        assert (await api.http.get("/debug/requests/twice")).json()["arrived_at"] == max(twice)
-        missing = await api.http.get("/debug/requests/no-such")
+        twice = [each["arrived_at"] for each in (await api.admin.get("/debug/requests")).json()["requests"]][:2]
+        assert (await api.admin.get("/debug/requests/mine/with/slashes")).json()["status"] == 200
+        assert (await api.admin.get("/debug/requests/twice")).json()["arrived_at"] == max(twice)
+        missing = await api.admin.get("/debug/requests/no-such")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_request")
 
 
@@ -61,7 +61,7 @@ async def test_a_request_that_failed_has_the_code_of_its_error(wrong: dict[str, 
         if not wrong:
             api.generator.error = Unavailable("nobody is there")
         answer = await api.complete(**wrong)
-        (listed,) = (await api.http.get("/debug/requests")).json()["requests"]
+        (listed,) = (await api.admin.get("/debug/requests")).json()["requests"]
     error = answer.json()["error"]
     assert (listed["status"], listed["error"]) == (answer.status_code, error["code"] or error["type"])
     assert listed["ttft_ms"] is None
@@ -72,5 +72,5 @@ async def test_requests_that_generate_nothing_are_not_kept_and_old_ones_go():
         for number in range(KEPT + 5):
             await api.http.post("/v1/completions", content=b"{}", headers={"x-request-id": f"r{number}"})
         await api.http.get("/v1/models")
-        listed = (await api.http.get("/debug/requests")).json()["requests"]
+        listed = (await api.admin.get("/debug/requests")).json()["requests"]
     assert [each["request_id"] for each in listed] == [f"r{number}" for number in range(KEPT + 4, 4, -1)]

@@ -49,7 +49,7 @@ class ResponsesEndpoint:
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
         limits = self._limits
-        terms = limits.terms(exchange.header)
+        terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
         request, ignored = await self._side.run_if(takes_long(body), self._read, body)

@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
-from services.gateway.api.terms import DEFAULT_TENANT
 from services.gateway.http.exchange import Exchange
 from services.gateway.openai.responses.following import follow, send_kept
 from services.gateway.openai.responses.kept import KeptResponses, not_found, unended
@@ -41,57 +40,58 @@ class ResponsePages:
             return
         if "starting_after" in query:
             raise invalid("'starting_after' is only allowed when 'stream' is true.", "starting_after")
-        if running := self._running.find(DEFAULT_TENANT, response_id):
+        if running := self._running.find(exchange.caller.tenant, response_id):
             await exchange.respond(200, orjson.dumps(running.described))
             return
-        await exchange.respond(200, (await self._kept.find(DEFAULT_TENANT, response_id)).response)
+        await exchange.respond(200, (await self._kept.find(exchange.caller.tenant, response_id)).response)
 
     async def _stream(self, exchange: Exchange, response_id: str, after: int) -> None:
-        if running := self._running.find(DEFAULT_TENANT, response_id):
+        if running := self._running.find(exchange.caller.tenant, response_id):
             if running.items is None:
                 raise _not_in_background()
             await follow(exchange, running, after)
             return
-        kept = await self._until_ended(response_id)
+        kept = await self._until_ended(exchange.caller.tenant, response_id)
         if not kept.pieces:
             raise _not_in_background()
         items = await self._kept.cut_items(response_id, kept)
         await send_kept(exchange, orjson.loads(kept.response), items, after)
 
-    async def _until_ended(self, response_id: str) -> KeptResponse:
+    async def _until_ended(self, tenant: str, response_id: str) -> KeptResponse:
         """Returns a kept response when it has ended: another gateway may generate it. Raises ApiError."""
-        while not (kept := await self._kept.find(DEFAULT_TENANT, response_id)).ended:
+        while not (kept := await self._kept.find(tenant, response_id)).ended:
             await asyncio.sleep(_LOOK_EVERY_S)
         return kept
 
     async def delete(self, exchange: Exchange) -> None:
         """Deletes a kept response. Raises ApiError."""
         response_id = exchange.path_params["response_id"]
-        running = self._running.find(DEFAULT_TENANT, response_id)
+        running = self._running.find(exchange.caller.tenant, response_id)
         if running is not None and running.items is not None:
             raise unended(response_id, "deleted")
-        await self._kept.delete(DEFAULT_TENANT, response_id)
+        await self._kept.delete(exchange.caller.tenant, response_id)
         await exchange.respond(200, orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
 
     async def cancel(self, exchange: Exchange) -> None:
         """Ends a response that is being generated, and sends it as it ended. Raises ApiError."""
         response_id = exchange.path_params["response_id"]
-        running = self._running.find(DEFAULT_TENANT, response_id)
+        running = self._running.find(exchange.caller.tenant, response_id)
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT_S):
-                cancelled = await (
-                    self._cancelled(response_id) if running is None else _cancelled(response_id, running)
-                )
+                if running is not None:
+                    cancelled = await _cancelled(response_id, running)
+                else:
+                    cancelled = await self._cancelled(exchange.caller.tenant, response_id)
         except TimeoutError as error:
             raise ApiError(504, "The response did not end in time.", code="timeout") from error
         await exchange.respond(200, cancelled)
 
-    async def _cancelled(self, response_id: str) -> bytes:
+    async def _cancelled(self, tenant: str, response_id: str) -> bytes:
         """Returns a response as it ended that no request of this gateway generates. Raises ApiError."""
-        kept = await self._kept.find(DEFAULT_TENANT, response_id)
+        kept = await self._kept.find(tenant, response_id)
         if not kept.ended:
-            await self._kept.ask_for_end(DEFAULT_TENANT, response_id)
-            return (await self._until_ended(response_id)).response
+            await self._kept.ask_for_end(tenant, response_id)
+            return (await self._until_ended(tenant, response_id)).response
         status = orjson.loads(kept.response)["status"]
         if status != Status.CANCELLED:
             raise invalid(f"A response that is {status} cannot be cancelled.", None, "response_ended")
@@ -105,7 +105,7 @@ class ResponsePages:
             raise unsupported("stream", "'stream' is not supported for the items that a response answers.")
         if "starting_after" in query:
             raise unsupported("starting_after")
-        items = await self._kept.input_items(DEFAULT_TENANT, exchange.path_params["response_id"])
+        items = await self._kept.input_items(exchange.caller.tenant, exchange.path_params["response_id"])
         await exchange.respond(200, orjson.dumps(_page(items, query)))
 
 

@@ -16,7 +16,7 @@ from services.protocol.outcomes import FinishReason
 from tests.gateway.openai.responses.test_official_client import AwayStore, prompt_of, say
 from tests.gateway.openai.test_bad_input import assert_refused
 from tests.gateway.running_api import Api, running_api
-from tests.gateway.scripted_generator import Script, delta_per_token, one_delta
+from tests.gateway.scripted_generator import Script, one_delta
 
 TEXT = "Hello, 🙂 world"
 LOGPROBS = "message.output_text.logprobs"
@@ -199,7 +199,7 @@ async def test_its_request_is_counted_when_it_has_ended(api: Api, client: openai
     async with asyncio.timeout(60):
         while not (lines := [line for line in api.logs if line["event"] == "request"]):
             await asyncio.sleep(0.01)
-    assert (lines[0]["endpoint"], lines[0]["status"], lines[0]["generated_tokens"]) == ("responses", 200, 3)
+    assert (lines[0]["endpoint"], lines[0]["status"], lines[0]["generated_tokens"]) == ("responses", 200, 2)
 
 
 async def test_a_response_that_has_not_ended_is_neither_continued_nor_deleted(api: Api, client: openai.AsyncOpenAI):
@@ -227,10 +227,11 @@ async def test_only_background_responses_are_streamed_again(api: Api, client: op
 
 
 async def test_nothing_runs_in_the_background_where_it_could_not_be_kept(api: Api, client: openai.AsyncOpenAI):
-    large = "x" * 600_000  # twice: as a part, and as instructions
+    large = "x" * 600_000  # twice: in each turn
+    api.generator.max_model_len = 1 << 21
+    before = await client.responses.create(model="m", input=large)
     with pytest.raises(openai.BadRequestError, match="conversation") as refused:
-        api.generator.max_model_len = 1 << 20
-        await client.responses.create(model="m", input=large[:500_000], instructions=large[:500_000], background=True)
+        await client.responses.create(model="m", input=large, previous_response_id=before.id, background=True)
     assert refused.value.param == "background"
     body = {"input": "Hi", "background": True}
     async with running_api(response_store=None) as forgetful:
@@ -239,6 +240,22 @@ async def test_nothing_runs_in_the_background_where_it_could_not_be_kept(api: Ap
         answer = await forgetful.http.post("/v1/responses", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (503, "background")
         assert forgetful.generator.running == 0
+
+
+async def test_another_gateway_that_shares_the_store_cancels_and_follows_it(
+    store: MemoryResponseStore, client: openai.AsyncOpenAI, api: Api
+):
+    api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), hangs=True)
+    queued = await client.responses.create(model="m", input="Hi", background=True)
+    async with (
+        running_api(response_store=store) as other,
+        openai.AsyncOpenAI(base_url=f"{other.base_url}/v1", api_key="none", max_retries=0) as elsewhere,
+    ):
+        following = asyncio.create_task(events_of(elsewhere, queued.id))
+        cancelled = await elsewhere.responses.cancel(queued.id)
+        assert (cancelled.status, cancelled.output_text) == ("cancelled", "Hel")
+        assert api.generator.running == 0
+        assert (await following)[-1].response == cancelled == await client.responses.retrieve(queued.id)
 
 
 async def test_the_response_of_a_gateway_that_died_has_failed(

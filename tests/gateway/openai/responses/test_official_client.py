@@ -270,7 +270,7 @@ async def test_an_error_after_that_is_the_response_s_own(api: Api, client: opena
     assert "mistake" not in failed.error.message
     assert "request failed" in [line["event"] for line in api.logs]
     assert (await client.responses.retrieve(failed.id)).status == "failed"
-    metrics = (await api.http.get("/metrics")).text
+    metrics = (await api.admin.get("/metrics")).text
     assert 'baton_requests_total{endpoint="responses",status="500"} 1.0' in metrics
 
 
@@ -284,6 +284,15 @@ class AwayStore:
         raise StoreUnavailable
 
     async def delete(self, tenant: str, response_id: str) -> bool:
+        raise StoreUnavailable
+
+    async def renew(self, tenant: str, response_id: str) -> bool:
+        raise StoreUnavailable
+
+    async def leased(self, tenant: str, response_id: str) -> bool:
+        raise StoreUnavailable
+
+    async def ask_for_end(self, tenant: str, response_id: str) -> None:
         raise StoreUnavailable
 
 

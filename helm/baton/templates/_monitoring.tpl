@@ -1,0 +1,26 @@
+{{/* The metrics of this release's gateways, as Prometheus finds them: by the namespace and the pod. Takes the root. */}}
+{{- define "baton.series" -}}
+namespace="{{ .Release.Namespace }}",pod=~"{{ include "baton.fullname" . }}-gateway-.*"
+{{- end }}
+
+{{/* Requests in flight at all gateways, or sequences at all workers of a role. Every gateway reports every worker. */}}
+{{- define "baton.work" -}}
+{{- $series := include "baton.series" .root }}
+{{- if eq .component "gateway" -}}
+sum(baton_requests_in_flight{ {{- $series -}} })
+{{- else -}}
+sum(max by (worker) (baton_worker_running{role="{{ .component }}",{{ $series }}} + baton_worker_waiting{role="{{ .component }}",{{ $series }}}))
+{{- end }}
+{{- end }}
+
+{{/* The recording rule of the above, by which an autoscaler asks for it. Takes (root, component). */}}
+{{- define "baton.workRecord" -}}
+baton:{{ .component }}_{{ ternary "requests" "sequences" (eq .component "gateway") }}:sum
+{{- end }}
+
+{{/* How gateways are scraped. Takes the root. */}}
+{{- define "baton.endpoint" -}}
+port: admin
+path: /metrics
+interval: {{ .Values.monitoring.interval }}
+{{- end }}

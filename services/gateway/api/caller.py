@@ -1,0 +1,83 @@
+"""The caller of a request: whose request it is and what it may ask for, as its key says."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.config import Right
+from services.gateway.api.errors import invalid
+from services.gateway.api.request_record import RequestRecord
+
+DEFAULT_TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """The limits of one key. None: there is none."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers together
+    max_concurrent: int | None = None  # requests
+
+
+class Quota(Protocol):
+    """The limits of a key, and what of them is used."""
+
+    def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """Counts a request, of which the prompt's tokens are known, for as long as the `async with` block runs.
+
+        At the end it counts the tokens that were generated. Raises ApiError, 429, where a limit is reached. The record
+        gets the headers that say what is left.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The one whose request it is.
+
+    key_id: None where no key is asked for. priority: no request comes before it, and one that names no priority has it;
+    None: there is no bound.
+    salt: what all salts of the tenant's cached blocks begin with. The salts of two tenants differ, since this part of
+    them has one length.
+    quota: None for a key without limits.
+    """
+
+    tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
+    rights: frozenset[Right] = frozenset(Right)
+    limits: RateLimits = RateLimits()
+    priority: int | None = None
+    salt: str = ""
+    quota: Quota | None = None
+
+    def cache_salt(self, asked: str | None) -> str:
+        """Returns the salt of a request. asked: the request's own part."""
+        return self.salt + (asked or "")
+
+    def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """See Quota. Without limits, everything is admitted."""
+        return nullcontext() if self.quota is None else self.quota.admit(record, timeout_s)
+
+    def request_priority(self, asked: int | None) -> int:
+        """Returns the priority of a request. asked: the one that it names. Raises ApiError."""
+        if self.priority is None:
+            return asked or 0
+        if asked is None:
+            return self.priority
+        if asked < self.priority:
+            raise invalid(f"'priority' must be at least {self.priority} with this key.", "priority")
+        return asked
+
+
+ANYBODY = Caller()
+
+
+class Authenticator(Protocol):
+    """Knows the keys."""
+
+    def caller(self, header: Callable[[str], str], right: Right) -> Caller:
+        """Returns who asks. header: the value of one of the request's headers, by name. Raises ApiError.
+
+        401: there is no key, or an unknown one. 403: the key lacks the right.
+        """

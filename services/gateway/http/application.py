@@ -1,0 +1,96 @@
+"""An HTTP application: a key asked for, one log line and one count for every request, and errors as envelopes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from services.config import Right
+from services.gateway.api.caller import Authenticator
+from services.gateway.api.errors import ApiError, internal_error
+from services.gateway.api.request_records import RequestRecords
+from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
+from services.gateway.http.routes import announce
+from services.gateway.metrics import GatewayMetrics
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The condition of every request: a key that has a right. open_paths: those at which no key is asked for."""
+
+    keys: Authenticator
+    right: Right
+    open_paths: frozenset[str]
+
+
+class Application:
+    """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
+
+    def __init__(
+        self, router: Router, metrics: GatewayMetrics, records: RequestRecords, gate: Gate | None = None
+    ) -> None:
+        """gate: None asks for no key."""
+        self.router = router
+        self._metrics = metrics
+        self._records = records
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self.router(scope, receive, send)
+            return
+        exchange = Exchange(scope, receive, send)
+        # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
+        inner = {**scope, "app": self, "exchange": exchange}
+        with structlog.contextvars.bound_contextvars(request_id=exchange.record.request_id):
+            self._metrics.in_flight.inc()
+            try:
+                await self._answer(exchange, inner, receive, send)
+            finally:
+                self._metrics.in_flight.dec()
+                self._records.end(exchange.record)
+
+    async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self._gate is not None:
+                self._admit(self._gate, exchange, scope)
+            await self.router(scope, receive, send)
+        except ClientGone:
+            exchange.record.status = STATUS_CLIENT_GONE
+        except ApiError as error:
+            if error.status >= 500 and exchange.record.generates:
+                log.warning("request failed", reason=str(error.__cause__ or error.message))
+            await exchange.fail(error)
+        except HTTPException as error:
+            await exchange.fail(_from_router(error))
+        except Exception:
+            log.exception("request failed")
+            await exchange.fail(internal_error())
+
+    def _admit(self, gate: Gate, exchange: Exchange, scope: Scope) -> None:
+        """Notes who asks, before anything of the body is read. Raises ApiError."""
+        if scope["path"] in gate.open_paths:
+            return
+        try:
+            exchange.caller = gate.keys.caller(exchange.header, gate.right)
+        except ApiError as error:
+            announce(self.router.routes, scope)
+            if exchange.has_body:
+                error.headers["connection"] = "close"  # instead of reading what a stranger sends
+            raise
+        exchange.record.key_id = exchange.caller.key_id
+
+
+def _from_router(error: HTTPException) -> ApiError:
+    headers: Mapping[str, str] = error.headers or {}
+    if error.status_code == 405:
+        return ApiError(
+            405, f"This path takes {headers.get('Allow')} only.", headers={"allow": headers.get("Allow", "")}
+        )
+    return ApiError(error.status_code, "There is nothing at this path.", code="unknown_url")

@@ -1,0 +1,89 @@
+"""The keys that a gateway knows, and the caller of each request by the key that it brings.
+
+A key is looked up by the first bytes of its digest, which is keyed by a secret: nobody can choose keys whose digests
+begin alike, so the time of the lookup says nothing of the keys that there are. The whole digests are then compared in
+constant time. The cost does not depend on the number of keys.
+"""
+
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from services.config import Right
+from services.gateway.api.caller import Caller, Quota, RateLimits
+from services.gateway.api.errors import ApiError
+from services.gateway.keys.entry import key_digest, new_secret, tenant_salt
+from services.gateway.keys.file import KeysFile
+from services.process.configs import MAX_API_KEY
+
+AUTHORIZATION, API_KEY = "authorization", "x-api-key"  # headers, and names in gRPC's metadata
+_BEGINNING = 8  # bytes of a digest
+_BEARER = "bearer "
+
+
+QuotaMaker = Callable[[str, RateLimits], Quota | None]  # of a key's id and its limits
+
+
+def no_quota(key_id: str, limits: RateLimits) -> Quota | None:
+    """Makes no quota: a QuotaMaker of programs that admit no requests."""
+    return None
+
+
+class Keys:
+    """An Authenticator over a keys file, which may be replaced by a newer one, and over keys with all rights."""
+
+    def __init__(
+        self,
+        plain: Sequence[str] = (),
+        file: KeysFile | None = None,
+        quota: QuotaMaker = no_quota,
+    ) -> None:
+        """plain: the keys of --api-key, which are those of the default tenant. quota: makes the quota of a key."""
+        self._plain = tuple(plain)
+        self._quota = quota
+        self.use(file)
+
+    def use(self, file: KeysFile | None) -> None:
+        """Has the keys of this file known from now on, beside the plain ones, and no others."""
+        secret = new_secret() if file is None else file.secret
+        # Of plain keys alone there is one tenant, which needs no salt of its own.
+        owner = Caller() if file is None else Caller(salt=tenant_salt(secret, Caller().tenant))
+        callers = {key_digest(secret, key): owner for key in self._plain}
+        for entry in () if file is None else file.entries:
+            caller = entry.caller(secret)
+            if caller.limits != RateLimits():
+                caller = replace(caller, quota=self._quota(entry.id, caller.limits))
+            callers[bytes.fromhex(entry.hmac_sha256)] = caller
+        self._secret = secret
+        self._known: Mapping[bytes, tuple[bytes, Caller]] = {
+            digest[:_BEGINNING]: (digest, caller) for digest, caller in callers.items()
+        }
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def caller(self, header: Callable[[str], str], right: Right) -> Caller:
+        """See Authenticator."""
+        brought = _keys_of(header)
+        for key in brought:
+            if (caller := self._find(key)) is not None:
+                if right not in caller.rights:
+                    raise ApiError(403, f"This key lacks the right '{right}'.", code="insufficient_permissions")
+                return caller
+        message = "Incorrect API key provided." if brought else "No API key was provided."
+        how = f"{message} Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'."
+        raise ApiError(401, how, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _find(self, key: str) -> Caller | None:
+        if len(key) > MAX_API_KEY or not key.isascii():
+            return None
+        digest = key_digest(self._secret, key)
+        expected, caller = self._known.get(digest[:_BEGINNING], (b"", None))
+        return caller if hmac.compare_digest(digest, expected) else None
+
+
+def _keys_of(header: Callable[[str], str]) -> list[str]:
+    """Returns the keys that a request brings, as a client sends them: by one header, or by both."""
+    authorization = header(AUTHORIZATION)
+    bearer = authorization[len(_BEARER) :].strip() if authorization[: len(_BEARER)].lower() == _BEARER else ""
+    return [key for key in (bearer, header(API_KEY)) if key]
