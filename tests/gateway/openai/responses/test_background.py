@@ -193,6 +193,8 @@ async def test_what_goes_wrong_later_is_the_response_s_own_error(
 async def test_its_request_is_counted_when_it_has_ended(api: Api, client: openai.AsyncOpenAI):
     api.generator.script = Script(one_delta(api.tokens("Hel"), FinishReason.NONE), hangs=True)
     queued = await client.responses.create(model="m", input="Hi", background=True)
+    while (await client.responses.retrieve(queued.id)).status == "queued":
+        await asyncio.sleep(0.01)
     assert (await api.http.get("/load")).json()["server_load"] >= 1
     assert "request" not in [line["event"] for line in api.logs]
     await client.responses.cancel(queued.id)
