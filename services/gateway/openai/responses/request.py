@@ -18,6 +18,7 @@ from services.gateway.openai.responses.items import MAX_ITEMS, AnyItem, unknown_
 MAX_TOOLS = 128
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 
 # Common fields for which a response has no place.
 _NO_PLACE = ("echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
@@ -31,6 +32,13 @@ def _as_items(value: object) -> object:
 
 def _as_choice(value: object) -> object:
     return {"type": value} if isinstance(value, str) else value
+
+
+def _supported_include(value: object) -> object:
+    if value == ENCRYPTED:
+        words = "'{name}' is not supported: reasoning comes as text. Send its items back as they came."
+        raise PydanticCustomError("unsupported", words, {"name": ENCRYPTED})
+    return value
 
 
 class FunctionTool(Open):
@@ -130,7 +138,7 @@ class ResponsesRequest(CommonRequest):
     prompt_logprobs: Annotated[Top | None, _ONLY_NULL] = None
     return_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     return_tokens_as_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Annotated[Literal["message.output_text.logprobs"], BeforeValidator(_supported_include)]] | None = None
     top_logprobs: Top | None = None
     truncation: Literal["disabled"] | None = None
     background: bool | None = None

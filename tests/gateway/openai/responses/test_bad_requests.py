@@ -83,7 +83,7 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
         ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "invalid_value"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "invalid_value"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "unsupported_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"truncation": "auto"}, "truncation", "invalid_value"),
