@@ -4,6 +4,8 @@
 #   make test ARGS="tests/gateway -k stop"     options of pytest
 #   make test-faults                           faults of whole stacks, the long ones too, and a table with a row for each
 #   make test-clients                          clients of every kind; installs those that have an environment of their own
+#   make test-image                            every step of the Dockerfile, and a chat with what comes of it; needs root,
+#                                              debootstrap and the network
 #   PYTHON=python3.12                          the interpreter that .venv is made with (3.11 or later)
 #   TORCH_INDEX=URL                            a further package index for torch, for machines without a GPU: the one
 #                                              that PyTorch's install page names for its CPU builds
@@ -20,7 +22,7 @@ PROTOS := $(wildcard protos/*.proto)
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 
 .NOTPARALLEL:  # one pip at a time
-.PHONY: up test test-faults test-clients lint format proto chart clean
+.PHONY: up test test-faults test-clients test-image lint format proto chart clean
 
 up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
@@ -33,6 +35,9 @@ test-faults: $(VENV)/.dev-installed
 
 test-clients: $(VENV)/.dev-installed $(CLIENTS)/.installed
 	$(BIN)/python -m pytest --numprocesses 0 tests/clients $(ARGS)
+
+test-image: $(VENV)/.dev-installed
+	$(BIN)/python -m pytest --numprocesses 0 tests/image/built.py $(ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(BIN)/ruff check

@@ -145,6 +145,9 @@ def _seeds() -> dict[str, list[bytes]]:
     generate = inference_pb2.GenerateRequest(text="Hi", stop=["a"], logit_bias={5: 1.5}, stop_token_ids=[5], seed=-1)
     asked = inference_pb2.GenerateRequest(chat=inference_pb2.Chat(messages=[inference_pb2.Message(role="a")]))
     asked.chat.template_kwargs.update({"a": [1, None, {"b": True}]})
+    asked.chat.tools.add(name="f", parameters='{"type": "object"}', strict=True)
+    asked.chat.messages[0].tool_calls.add(id="1", name="f", arguments="{}")
+    asked.chat.tool_choice = "required"
     asked.structured_outputs.choice.texts.append("a")
     submit = Submit(5, Capsule(np.array([1, 2, 3], np.int32), 3, SAMPLING), 1.5, "request", TakeFrom("a", WorkerId(1)))
     return {

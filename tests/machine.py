@@ -14,6 +14,7 @@ import pytest
 
 AMX, NO_AMX, BFLOAT16, GCC = "AMX", "no AMX", "AVX-512 with bfloat16", "gcc"
 TWO_CORES, GPU, NO_GPU = "two cores", "a CUDA device", "no CUDA device"
+REDIS = "redis-server"  # a distribution's, which knows TLS
 
 _REASON = "this machine lacks: "
 _BFLOAT16_FLAGS = ("avx512f", "avx512dq", "avx512_bf16")  # of /proc/cpuinfo
@@ -51,6 +52,7 @@ FEATURES: dict[str, Callable[[], bool]] = {
     AMX: _has_amx,
     NO_AMX: lambda: not _has_amx(),
     BFLOAT16: lambda: flags().issuperset(_BFLOAT16_FLAGS),
+    REDIS: lambda: shutil.which(REDIS) is not None,
     GCC: lambda: shutil.which(GCC) is not None,
     TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,
     GPU: _has_gpu,

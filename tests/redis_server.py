@@ -40,7 +40,8 @@ class RedisServer:
 
     def start(self) -> None:
         """Starts it, or starts it again, empty."""
-        command = [*server_command(self.port), "--dir", str(self._directory), *self._options]
+        command = [*server_command(""), "--bind", "127.0.0.1", "--port", str(self.port)]
+        command += ["--dir", str(self._directory), *self._options]
         self.process = subprocess.Popen(command)
         deadline = time.monotonic() + 60
         while True:

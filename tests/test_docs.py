@@ -16,6 +16,7 @@ from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
 from services.protocol.outcomes import FailureCode
+from services.protocol.versions import Since
 
 ROOT = Path(__file__).parent.parent
 IGNORED = {"build", "dist"}
@@ -135,9 +136,12 @@ def test_the_table_of_metrics_has_those_that_the_gateway_registers() -> None:
     assert len(described) == len(table)
 
 
-@pytest.mark.parametrize(("heading", "kind"), [("## Why a handoff ends", EndReason), ("## Failure codes", FailureCode)])
-def test_the_tables_of_failures_have_the_names_and_numbers_of_the_wire(
-    heading: str, kind: type[EndReason] | type[FailureCode]
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [("## Why a handoff ends", EndReason), ("## Failure codes", FailureCode), ("## Versions", Since)],
+)
+def test_the_tables_of_the_protocol_have_the_names_and_numbers_of_the_wire(
+    heading: str, kind: type[EndReason] | type[FailureCode] | type[Since]
 ) -> None:
     assert [cells[0] for cells in rows(PROTOCOL, heading)] == [f"`{each.name}` ({each.value})" for each in kind]
 

@@ -27,6 +27,7 @@ _PARTS = {
         (
             ("rounds", 3, "rounds, of each figure the median"),
             ("model", None, "with a tokenizer and a chat template, instead of the random model"),
+            ("tls", 0, "1: gateways that speak TLS with their workers are measured too"),
             ("dynamo", None, "virtual environment with NVIDIA Dynamo, whose front end is then measured too"),
         ),
     ),

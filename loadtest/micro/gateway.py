@@ -24,7 +24,10 @@ from loadtest.micro import gateway_servers
 from loadtest.micro.flood import Tally, flood
 from loadtest.micro.gateway_servers import Gateway
 from loadtest.tables import Record
-from services.config import HandoffMode
+from services.config import HandoffMode, Right
+from services.gateway.keys import entry
+from services.gateway.keys.authentication import Keys
+from services.gateway.keys.file import KeysFile
 from services.gateway.text.chat_template import load_chat_template
 from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
 from services.gateway.text.tokenizer import Tokenizer, load_tokenizer
@@ -33,6 +36,7 @@ from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.model_files.open import open_model
 
 _RUNS_ALONE = 200  # of work that is measured without a gateway
+_LOOKUPS = 1000  # of keys, in one run
 _BLOCK_SIZE = 16
 _SPACE = "Ġ"  # as byte-level vocabularies write it
 _STEP_MS = 4.0  # of a worker: fast enough that the gateway has plenty to do, slow enough that it keeps up
@@ -69,31 +73,32 @@ _WORKS = (
 )
 
 
-async def measure(rounds: int, model: Path | None, dynamo: Path | None) -> list[Record]:
+async def measure(rounds: int, model: Path | None, dynamo: Path | None, tls: int) -> list[Record]:
     """Measures rounds of all gateways in turn, and returns medians; then the cost of some of the work alone.
 
     model: a Hugging Face directory with a tokenizer and a chat template; None: the random model.
-    dynamo: a virtual environment where it is installed; None: it is left out.
+    dynamo: a virtual environment where it is installed; None: it is left out. tls: 1: gateways that speak TLS with
+    their workers as well.
     """
     model = model or random_model.made()
     prompts = _Prompts(load_tokenizer(open_model(model)))
     measured: dict[tuple[str, Work], list[Record]] = {}
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as client:
         for _ in range(rounds):
-            for name, start in _servers(model, dynamo).items():
+            for name, start in _servers(model, dynamo, tls == 1).items():
                 async with start() as server:
                     await _run(client, server, _WARM_UP, prompts)
                     for work in _WORKS:
                         measured.setdefault((name, work), []).append(await _run(client, server, work, prompts))
     medians = [_median(name, work, figures) for (name, work), figures in measured.items()]
-    return medians + _without_gateway(model, prompts.text(1200))
+    return medians + _without_gateway(model, prompts.text(1200)) + [_key_lookup(number) for number in (1, 10_000)]
 
 
-def _servers(model: Path, venv: Path | None) -> dict[str, _Start]:
-    ours: dict[str, _Start] = {
-        "baton, handed off": partial(gateway_servers.baton, model, HandoffMode.ALWAYS, _STEP_MS),
-        "baton, decode alone": partial(gateway_servers.baton, model, HandoffMode.NEVER, _STEP_MS),
-    }
+def _servers(model: Path, venv: Path | None, tls: bool) -> dict[str, _Start]:
+    ours: dict[str, _Start] = {}
+    for name, mtls in (("", False), (", TLS", True))[: 2 if tls else 1]:
+        for kind, handoff in {"handed off": HandoffMode.ALWAYS, "decode alone": HandoffMode.NEVER}.items():
+            ours[f"baton, {kind}{name}"] = partial(gateway_servers.baton, model, handoff, _STEP_MS, mtls=mtls)
     return ours if venv is None else {**ours, "dynamo": partial(gateway_servers.dynamo, venv, model)}
 
 
@@ -180,6 +185,26 @@ def _without_gateway(model: Path, text: str) -> list[Record]:
         {"server": "-", "work": f"{name}, chat 1200", "at_once": 1, "cpu_us_per_request": _fastest_us(part)}
         for name, part in parts.items()
     ]
+
+
+def _key_lookup(num_keys: int) -> Record:
+    """Measures what a key adds to a request: its caller is found among those of so many keys."""
+    secret, keys = entry.new_secret(), [entry.new_key() for _ in range(num_keys)]
+    entries = tuple(
+        entry.KeyEntry(id=str(number), hmac_sha256=entry.key_digest(secret, key).hex(), created=entry.now())
+        for number, key in enumerate(keys)
+    )
+    known, headers = Keys((), KeysFile(secret, entries)), {"authorization": f"Bearer {keys[-1]}"}
+
+    def header(name: str) -> str:
+        return headers.get(name, "")
+
+    def look_up() -> None:
+        for _ in range(_LOOKUPS):
+            known.caller(header, Right.API)
+
+    work = f"the caller of a request, of {num_keys} keys"
+    return {"server": "-", "work": work, "at_once": 1, "cpu_us_per_request": _fastest_us(look_up) / _LOOKUPS}
 
 
 def _fastest_us(call: Callable[[], object]) -> float:

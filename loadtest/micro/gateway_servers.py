@@ -14,9 +14,11 @@ from loadtest.compare.servers import MODEL_NAME
 from loadtest.http_stream import Address
 from loadtest.micro.own_redis import own_redis
 from loadtest.processes import Process, Started, free_ports, http_ok, started, until_ready
-from services.config import REDIS_URL_VARIABLE, HandoffMode, WorkerRole
+from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, HandoffMode, WorkerRole
+from services.launcher import certificates
 from services.launcher.readiness import grpc_serving
 from services.process import lifeline
+from services.tls.roles import CertificateRole
 
 _START_S = 90.0
 _LOOPBACK = "127.0.0.1"
@@ -38,29 +40,42 @@ class Gateway:
 
 
 @asynccontextmanager
-async def baton(model: Path, handoff: HandoffMode, step_ms: float) -> AsyncIterator[Gateway]:
-    """Starts a gateway, two workers, whose steps take `step_ms`, and Redis. Raises ProcessError."""
+async def baton(model: Path, handoff: HandoffMode, step_ms: float, *, mtls: bool = False) -> AsyncIterator[Gateway]:
+    """Starts a gateway, two workers, whose steps take `step_ms`, and Redis. Raises ProcessError.
+
+    mtls: TLS between gateway and workers, with certificates for the purpose.
+    """
     ports = free_ports(5)
     roles = dict(zip(WorkerRole, ports, strict=False))
     http, grpc, admin = ports[2:]
     async with own_redis() as url, AsyncExitStack() as stack:
         environment = {REDIS_URL_VARIABLE: url}
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-"))) if mtls else None
+        if directory is not None:
+            certificates.make(directory, _LOOPBACK)
+        operator = None if directory is None else directory / CertificateRole.OPERATOR
         workers, probes = [], []
         for role, port in roles.items():
             command = ["loadtest.micro.simulated_worker", role, str(model), str(port), str(step_ms)]
-            worker = await stack.enter_async_context(_python(role, sys.executable, command, environment))
+            starting = _python(role, sys.executable, command, environment | _mtls(directory, role))
+            worker = await stack.enter_async_context(starting)
             workers.append(worker)
-            probes.append(partial(grpc_serving(f"{_LOOPBACK}:{port}"), worker.process.pid))
+            probes.append(partial(grpc_serving(f"{_LOOPBACK}:{port}", operator), worker.process.pid))
         await until_ready(probes, workers, _START_S)
         command = ["services.cli", "gateway", "--model", str(model), "--served-model-name", MODEL_NAME]
         command += ["--port", str(http), "--grpc-port", str(grpc), "--admin-port", str(admin)]
         command += ["--handoff", handoff]
+        environment |= _mtls(directory, CertificateRole.GATEWAY)
         gateway = await stack.enter_async_context(_python("gateway", sys.executable, command, environment))
         processes = [*workers, gateway]
         await until_ready([http_ok(Address(_LOOPBACK, http), "/ready")], processes, _START_S)
         yield Gateway(http, psutil.Process(gateway.process.pid), grpc)
         for process in processes:
             process.check()
+
+
+def _mtls(directory: Path | None, role: str) -> dict[str, str]:
+    return {} if directory is None else {MTLS_VARIABLE: str(directory / role)}
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """A worker whose model costs nothing: `python -m loadtest.micro.simulated_worker ROLE MODEL PORT STEP_MS`.
 
 All else in the worker is real: the gateway's stream, the step loop, the prefix cache, handoffs, the index in Redis
-(named by BATON_REDIS_URL). A step takes STEP_MS, without a core.
+(named by BATON_REDIS_URL), TLS (where BATON_MTLS names its certificates). A step takes STEP_MS, without a core.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from loadtest.micro.idle_runner import IdleRunner
-from services.config import REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
+from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LogFormat, TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput, StepOutput
 from services.engine.scheduler import Scheduler
@@ -24,6 +24,7 @@ from services.process.logs import configure_logging
 from services.protocol.grpc_options import host_port
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.worker.engine_thread import SWITCH_INTERVAL_S
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerParts
@@ -74,8 +75,14 @@ def main(arguments: list[str]) -> None:
         max_num_seqs=_MAX_NUM_SEQS,
         model=model_digest(open_model(model)),
         redis_url=os.environ.get(REDIS_URL_VARIABLE),
+        tls=_certificate(),
     )
     asyncio.run(_serve(Worker(parts), host_port("127.0.0.1", port)))
+
+
+def _certificate() -> CertificateFiles | None:
+    directory = os.environ.get(MTLS_VARIABLE)
+    return None if directory is None else CertificateFiles(CertificatePaths.in_directory(Path(directory)))
 
 
 def _scheduler(role: WorkerRole) -> Scheduler:

@@ -1,4 +1,6 @@
-"""Reads of blocks between two processes of this host, as decode reads from prefill, over each transport that works."""
+"""Reads of blocks between two processes of this host, as decode reads from prefill, over each transport that works.
+
+Over gRPC also with TLS and the checks of certificates that workers make."""
 
 import asyncio
 import secrets
@@ -8,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import numpy as np
@@ -19,8 +23,13 @@ from kvtransfer.transports.byte_stream import BlockSource
 from loadtest.children import child
 from loadtest.tables import Record, spread
 from protos import kv_pb2_grpc
-from services.config import TransportName
+from services.config import TransportName, WorkerRole
+from services.launcher import certificates
 from services.protocol.grpc_options import SERVER_OPTIONS
+from services.tls.admission import RoleInterceptor
+from services.tls.files import CertificateFiles, CertificatePaths
+from services.tls.grpc_ends import Channels, open_port
+from services.worker.callers import CALLERS
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from services.worker.transports import make_transports
 
@@ -38,12 +47,19 @@ MakeBlocks = Callable[
 def measure() -> list[Record]:
     """Measures the bytes a second of reads of all blocks; the first read, which connects, is left out."""
     sizes: Record = {"blocks": _NUM_BLOCKS, "block_kib": _BLOCK_BYTES >> 10, "unit": "GB/s"}
-    return [{"transport": name.value, **sizes, **_rate(name)} for name in (TransportName.NIXL, TransportName.GRPC)]
+    with TemporaryDirectory(prefix="baton-") as directory:
+        certificates.make(Path(directory), "127.0.0.1")
+        ways: dict[str, tuple[TransportName, Path | None]] = {
+            "nixl": (TransportName.NIXL, None),
+            "grpc": (TransportName.GRPC, None),
+            "grpc, TLS": (TransportName.GRPC, Path(directory)),
+        }
+        return [{"transport": name, **sizes, **_rate(*way)} for name, way in ways.items()]
 
 
-def _rate(name: TransportName) -> Record:
+def _rate(name: TransportName, mtls: Path | None) -> Record:
     try:
-        with reading(name, _NUM_BLOCKS, _BLOCK_BYTES) as read:
+        with reading(name, _NUM_BLOCKS, _BLOCK_BYTES, mtls=mtls) as read:
             seconds = [read(_NUM_BLOCKS) for _ in range(_READS)][1:]
     except (TransportError, EOFError) as error:
         return {"error": f"not here: {error or 'the source process ended'}"}
@@ -57,14 +73,20 @@ def host_blocks(num_blocks: int, block_bytes: int, content: int) -> HostBlocks:
 
 @contextmanager
 def reading(
-    name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks = host_blocks
+    name: TransportName,
+    num_blocks: int,
+    block_bytes: int,
+    make_blocks: MakeBlocks = host_blocks,
+    mtls: Path | None = None,
 ) -> Iterator[Read]:
     """Yields a function that reads blocks of another process's pool and returns the seconds it took.
 
-    Raises TransportError, and EOFError where that process ends."""
-    with child(_serve, name, num_blocks, block_bytes, make_blocks) as producer:
+    mtls: certificates of each role; None: plain text. Raises TransportError, and EOFError where that process ends.
+    """
+    with child(_serve, name, num_blocks, block_bytes, make_blocks, _tls(mtls, WorkerRole.PREFILL)) as producer:
         worker_id, address, descriptor = producer.pipe.recv()
-        with _end(name, make_blocks(num_blocks, block_bytes, 0), 0) as (source, transport, _):
+        tls = _tls(mtls, WorkerRole.DECODE)
+        with _end(name, make_blocks(num_blocks, block_bytes, 0), 0, tls) as (source, transport, _):
             transport.add_worker(worker_id, address, descriptor)
             ids = count()
 
@@ -83,10 +105,21 @@ def reading(
             transport.close()
 
 
-def _serve(pipe: Connection, name: TransportName, num_blocks: int, block_bytes: int, make_blocks: MakeBlocks) -> None:
+def _tls(mtls: Path | None, role: WorkerRole) -> CertificatePaths | None:
+    return None if mtls is None else CertificatePaths.in_directory(mtls / role)
+
+
+def _serve(
+    pipe: Connection,
+    name: TransportName,
+    num_blocks: int,
+    block_bytes: int,
+    make_blocks: MakeBlocks,
+    tls: CertificatePaths | None,
+) -> None:
     """Runs the producer, which polls until nobody holds the pipe any more."""
     blocks = make_blocks(num_blocks, block_bytes, _GENERATION)
-    with _end(name, blocks, _GENERATION) as (source, transport, address):
+    with _end(name, blocks, _GENERATION, tls) as (source, transport, address):
         pipe.send((source.worker_id, address, transport.descriptor()))
         while not pipe.poll(_POLL_S):
             transport.poll()
@@ -107,15 +140,18 @@ def _read(transport: Transport, worker: WorkerId, read_id: int, blocks: np.ndarr
 
 
 @contextmanager
-def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[tuple[BlockSource, Transport, str]]:
+def _end(
+    name: TransportName, blocks: BlockMemory, generation: int, tls: CertificatePaths | None
+) -> Iterator[tuple[BlockSource, Transport, str]]:
     """Makes one worker's transport and address, with its event loop on a thread, as in a worker."""
     memory = Memory(blocks, np.full(blocks.num_blocks, generation, dtype=np.uint64))
     source = BlockSource(WorkerId(secrets.randbits(64)), memory)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server, port = asyncio.run_coroutine_threadsafe(_listen(source), loop).result()
-    (transport,) = make_transports(name)(source, lambda address: GrpcByteChannel(address, loop))
+    files = None if tls is None else CertificateFiles(tls)
+    server, port = asyncio.run_coroutine_threadsafe(_listen(source, files), loop).result()
+    (transport,) = make_transports(name)(source, lambda address: GrpcByteChannel(address, loop, Channels(files)))
     try:
         yield source, transport, f"127.0.0.1:{port}"
     finally:
@@ -124,9 +160,10 @@ def _end(name: TransportName, blocks: BlockMemory, generation: int) -> Iterator[
         thread.join()
 
 
-async def _listen(source: BlockSource) -> tuple[grpc.aio.Server, int]:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+async def _listen(source: BlockSource, files: CertificateFiles | None) -> tuple[grpc.aio.Server, int]:
+    interceptors = [] if files is None else [RoleInterceptor(CALLERS)]
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
     kv_pb2_grpc.add_KvBytesServicer_to_server(KvBytesServicer(source), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = open_port(server, "127.0.0.1:0", files)
     await server.start()
     return server, port

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
@@ -22,6 +23,7 @@ from loadtest.soak.members import Member
 from loadtest.soak.schedule import ROLES
 from loadtest.tcp_proxy import Proxy, ProxyThread
 from services.launcher import random_model
+from services.launcher.readiness import redis_answers
 from services.process import lifeline
 
 MODEL_NAME = "m"
@@ -37,15 +39,16 @@ _WORKER_OPTIONS = ("--device", "cpu", "--num-threads", "1", "--kv-memory", "16Mi
 class SoakStack:
     """The processes by name ("prefill-0", "gateway-1", "redis"), and the proxies before the workers."""
 
-    def __init__(self, thread: ProxyThread, logs: Path) -> None:
+    def __init__(self, thread: ProxyThread, logs: Path, sockets: Path) -> None:
         names = [f"{role}-{index}" for role in ROLES for index in range(2)]
-        self.ports = dict(zip([*names, "redis"], free_ports(len(names) + 1), strict=True))
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self._redis_socket = sockets / "redis.sock"
         self._grpc_ports = dict(zip(_HANDOFF, free_ports(len(_HANDOFF)), strict=True))
         admin_ports = free_ports(len(_HANDOFF))
         self._admins = {name: Address("127.0.0.1", port) for name, port in zip(_HANDOFF, admin_ports, strict=True)}
         self.workers = [name for name in names if name not in _HANDOFF]
         self.gateways = {name: Address("127.0.0.1", self.ports[name]) for name in _HANDOFF}
-        self.members = {name: Member(self._process(name, logs)) for name in self.ports}
+        self.members = {name: Member(self._process(name, logs)) for name in [*names, "redis"]}
         self.ended_by_themselves: Counter[str] = Counter()  # name and exit code
         self.proxies = {
             name: Proxy(thread, ("127.0.0.1", self.ports[name]), ("127.0.0.2", self.ports[name]), self.pids)
@@ -88,15 +91,16 @@ class SoakStack:
         return f"127.0.0.2:{self.ports[name]}"
 
     async def _worker_ids(self, name: str) -> set[str]:
-        address = f"127.0.0.1:{self.ports[name]}"
-        ledgers = (await self.ledgers()).values() if name in self.workers else ()
+        if name not in self.workers:
+            return set()
+        address, ledgers = f"127.0.0.1:{self.ports[name]}", (await self.ledgers()).values()
         return {each["incarnation"] for ledger in ledgers for each in ledger["workers"] if each["address"] == address}
 
     async def _is_ready(self, name: str, before: set[str]) -> bool:
         if name in self.gateways:
             return await _answers(self.gateways[name], "/ready" if self._has_workers() else "/health")
         if name == "redis":
-            return await _listens(Address("127.0.0.1", self.ports["redis"]))
+            return await redis_answers(f"unix://{self._redis_socket}")(0)
         if not any(self.members[gateway].pid for gateway in self.gateways):  # nobody could tell of it
             return await _listens(Address("127.0.0.2", self.ports[name]))
         return bool(await self._worker_ids(name) - before)
@@ -106,11 +110,11 @@ class SoakStack:
 
     def _process(self, name: str, logs: Path) -> Process:
         log = logs / f"{name}.log"
-        port, redis = self.ports[name], f"redis://127.0.0.1:{self.ports['redis']}"
         if name == "redis":
-            command = (sys.executable, "-P", "-m", "services.prefix_index.embedded", str(port))
+            command = (sys.executable, "-P", "-m", "services.prefix_index.embedded", str(self._redis_socket))
             return Process(name, command, lifeline.environment(), log)
-        common = ["--model", str(random_model.made()), "--port", str(port), "--redis-url", redis]
+        common = ["--model", str(random_model.made()), "--port", str(self.ports[name])]
+        common += ["--redis-url", f"unix://{self._redis_socket}"]
         common += ["--drain-timeout", f"{DRAIN_S:g}", "--log-format", "json"]
         if name in _HANDOFF:
             options = ["gateway", *common, "--served-model-name", MODEL_NAME, "--handoff", _HANDOFF[name]]
@@ -127,7 +131,8 @@ async def running_stack(logs: Path) -> AsyncIterator[SoakStack]:
     """Starts all of the stack, and ends it with the block. Raises ProcessError."""
     async with AsyncExitStack() as open_things:
         thread = open_things.enter_context(ProxyThread())
-        stack = SoakStack(thread, logs)
+        sockets = open_things.enter_context(TemporaryDirectory(prefix="baton-"))
+        stack = SoakStack(thread, logs, Path(sockets))
         for proxy in stack.proxies.values():
             open_things.callback(proxy.close)
         for member in stack.members.values():

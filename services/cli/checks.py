@@ -26,16 +26,6 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
 
 
-def check_worker_host(host: str, allow_plaintext: bool) -> None:
-    """Raises Refusal for an address that other machines reach, unless the user allows plaintext."""
-    if allow_plaintext or _stays_here(host):
-        return
-    raise Refusal(
-        f"--host {host} needs --allow-plaintext: workers speak without TLS and authentication, so anyone on that "
-        "network could read and write prompts and KV, and control the worker"
-    )
-
-
 def advertised_host(host: str, given: str | None, redis_url: str | None) -> str | None:
     """The address that a worker registers in Redis; None without Redis. given: by --advertise-host. Raises Refusal."""
     if redis_url is None:
@@ -58,7 +48,7 @@ def check_keys(hosts: Sequence[str], api_keys: Sequence[str], file: Path | None,
     if api_keys or allow_anonymous:
         return
     for flag, host in zip(("--host", "--admin-host"), hosts, strict=True):
-        if not _stays_here(host):
+        if not is_loopback(host):
             raise Refusal(
                 f"{flag} {host} needs keys (--keys FILE or BATON_API_KEY) or --allow-anonymous: else anyone on that "
                 "network may use the gateway, and see what it does"
@@ -74,11 +64,10 @@ def _check_keys_file(path: Path) -> None:
         raise Refusal(str(error)) from error
 
 
-def _stays_here(host: str) -> bool:
-    return host == "localhost" or _is_loopback(host)
-
-
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """True for an address that this machine alone reaches."""
+    if host == "localhost":
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: who knows where it leads

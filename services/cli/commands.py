@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
-from services.cli import checks, start
+from services.cli import checks, start, tls_checks
 from services.cli.keys import app as keys_app
 from services.cli.models import find_model, refuse_revision
 from services.cli.options import Values, add_command
-from services.config import REDIS_URL_VARIABLE, LoadFormat, WorkerRole
+from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LoadFormat, WorkerRole
 from services.config.engine import EngineConfig
 from services.config.option import Refusal, build
 from services.process.configs import (
     WORKER_PORTS,
     GatewayConfig,
     ModelChoice,
+    ProcessSettings,
+    ServingSettings,
     UpConfig,
     UpModelChoice,
     WorkerConfig,
@@ -36,6 +38,7 @@ def _up(values: Values) -> int:
     from services.launcher.main import run
 
     _check_keys(values)
+    _check_up(values)
     if "model" in values:
         path, name = _find_engine_model(values)
         demo = None
@@ -49,12 +52,21 @@ def _up(values: Values) -> int:
     return run(build(UpConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name}))
 
 
+def _check_up(values: Values) -> None:
+    """Raises Refusal before a model is looked for."""
+    config = build(UpConfig, values | {"model": Path(), "served_model_name": ""})
+    tls_checks.check_own_tls(config)
+    tls_checks.check_serving(config.serving, config.process, makes_tls=config.tls)
+
+
 def _gateway(values: Values) -> int:
     if "worker_addresses" in values and values.get("redis_url") == os.environ.get(REDIS_URL_VARIABLE):
         values.pop("redis_url", None)  # what the command line says holds, and not what the environment says
     if ("worker_addresses" in values) == ("redis_url" in values):
         raise Refusal("a gateway finds its workers through --redis-url, or is given them by --workers: say one of both")
     _check_keys(values)
+    named = values | {"model": Path(), "served_model_name": ""}
+    tls_checks.check_serving(build(ServingSettings, named), build(ProcessSettings, named))
     path, name = find_model(values["model"], values.get("revision"), weights=False)
     return start.run_gateway(
         build(GatewayConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name})
@@ -67,7 +79,7 @@ def _check_keys(values: Values) -> None:
 
 
 def _worker(values: Values) -> int:
-    checks.check_worker_host(values["host"], values["allow_plaintext"])
+    tls_checks.check_worker(build(WorkerConfig, values | {"model": Path()}))
     host = checks.advertised_host(values["host"], values.get("advertised_host"), values.get("redis_url"))
     path, _ = _find_engine_model(values)
     return start.run_worker(build(WorkerConfig, values | {"model": path, "advertised_host": host}))
@@ -118,11 +130,19 @@ def _drain(
             min=0, metavar="SECONDS", help="How long the whole may take. Default: the worker's --drain-timeout."
         ),
     ] = None,
+    mtls: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar=MTLS_VARIABLE,
+            help="Directory with tls.crt, tls.key and ca.crt of an operator, for a worker that has --mtls.",
+        ),
+    ] = None,
 ) -> None:
     """Has a worker take no new work, finish or move what it has, and end; returns when it does."""
     from services.cli.drain import drain
 
-    raise typer.Exit(drain(worker, timeout))
+    raise typer.Exit(drain(worker, timeout, mtls))
 
 
 app.add_typer(keys_app, name="keys")

@@ -1,5 +1,8 @@
 """`baton drain`: has a worker finish what it does, and end."""
 
+import asyncio
+from pathlib import Path
+
 import grpc
 import typer
 
@@ -7,31 +10,40 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.config.option import OptionError, Refusal
 from services.process.configs import parse_workers
 from services.protocol.grpc_options import CLIENT_OPTIONS
+from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 
 
-def drain(address: str, timeout_s: float | None) -> int:
+def drain(address: str, timeout_s: float | None, mtls: Path | None = None) -> int:
     """Drains the worker at host:port, and prints one line when it is over. Returns 0. Raises Refusal.
 
-    timeout_s: the time of the drain; None: the worker's own.
+    timeout_s: the time of the drain; None: the worker's own. mtls: directory with an operator's certificate.
     """
     try:
         (worker,) = parse_workers(address)
     except (OptionError, ValueError) as error:
         raise Refusal(f"drain takes one worker as HOST:PORT: {error}") from error
     request = worker_pb2.DrainRequest() if timeout_s is None else worker_pb2.DrainRequest(timeout_s=timeout_s)
-    with grpc.insecure_channel(worker, options=CLIENT_OPTIONS) as channel:
-        try:
-            reply = worker_pb2_grpc.WorkerStub(channel).Drain(request)
-        except grpc.RpcError as error:
-            raise Refusal(f"{worker} cannot be drained: {_reason(error)}") from error
+    try:
+        channels = Channels(None if mtls is None else CertificateFiles(CertificatePaths.in_directory(mtls)))
+        reply = asyncio.run(_ask(channels, worker, request))
+    except (grpc.RpcError, TlsError) as error:
+        raise Refusal(f"{worker} cannot be drained: {_reason(error)}") from error
     moved = f"; {reply.moved} of its attempts continue on other workers" if reply.moved else ""
     typer.echo(f"{worker} is drained and ends{moved}" if reply.done else f"{worker} ends: its time was over{moved}")
     return 0
 
 
-def _reason(error: grpc.RpcError) -> str:
-    if isinstance(error, grpc.Call):
+async def _ask(channels: Channels, worker: str, request: worker_pb2.DrainRequest) -> worker_pb2.DrainReply:
+    async with channels.open(worker, CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
+        reply: worker_pb2.DrainReply = await worker_pb2_grpc.WorkerStub(channel).Drain(request)
+    return reply
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return "what listens there is no worker that can"
         return str(error.details())
-    return "the call failed"
+    return str(error)

@@ -9,12 +9,13 @@ from enum import StrEnum
 API_KEY_VARIABLE = "BATON_API_KEY"  # in the environment: where --api-key is not given
 KEYS_VARIABLE = "BATON_KEYS"  # in the environment: where --keys is not given
 REDIS_URL_VARIABLE = "BATON_REDIS_URL"  # in the environment: where --redis-url is not given
+MTLS_VARIABLE = "BATON_MTLS"  # in the environment: where --mtls is not given
 GC_DEBUG_VARIABLE = "BATON_GC_DEBUG"  # in the environment: off, on, top=N
 CPU_ISA_VARIABLE = "BATON_CPU_ISA"  # in the environment: auto, or a class of processors (`kernels/cpu/isa.py`)
 
 
 class Right(StrEnum):
-    """What a client's key opens."""
+    """A part of the gateway that a client's key opens."""
 
     API = "api"  # all that clients ask for
     ADMIN = "admin"  # /debug at the admin port

@@ -7,11 +7,18 @@ generated. So a sequence that is handed over, preempted or continued on another 
                                    │                                           ▲
     guidance thread                └─ compile, follow the tokens, fill a mask for each row ─┘
 
+On a CPU the model needs all cores, so masks beside it make its step longer. Where all rows of a step are greedy, the
+engine thread asks after the model whether the likeliest token may come, which takes a small part of the time of a mask.
+Only a row for which it must not gets one. The tokens are the same: the likeliest token, if it may come, is also the
+likeliest of those that may.
+
+    engine thread     plan ─ launch: the model runs ─ likeliest tokens ─ settle ─ masks of refused rows ─ collect
+
 The library computes without the interpreter lock (https://github.com/guidance-ai/llguidance).
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -26,7 +33,7 @@ _WORD_BITS = 32  # of a mask
 
 
 class GuidedSequence:
-    """One sequence's place in its grammar. Only the guidance thread touches `matcher`.
+    """One sequence's place in its grammar. The guidance thread touches `matcher`, or the engine's while that one rests.
 
     allowed: uint32[words], a bit for each token that it may ever choose; None: it may choose any.
     error: why the sequence cannot go on, once that is known; empty: it can.
@@ -39,6 +46,11 @@ class GuidedSequence:
         self.matcher: llguidance.LLMatcher | None = None
         self.num_followed = 0  # generated tokens that the matcher was given, or will be
         self.error = ""
+
+    def started(self) -> llguidance.LLMatcher:
+        """Returns the matcher, which is there once the sequence's first row was followed."""
+        assert self.matcher is not None
+        return self.matcher
 
 
 @dataclass(slots=True, eq=False)
@@ -66,16 +78,18 @@ class Guidance:
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()  # least recently used first
 
     def masks(self, rows: Sequence[GuidedRow]) -> TokenMasks:
-        """Begins to compute which tokens each row may choose. The masks of the call before are no longer needed."""
-        filled: Future[np.ndarray] = self._thread.submit(self._fill, rows)
-        return TokenMasks(np.array([row.row for row in rows], dtype=np.int64), filled.result)
+        """Returns the masks of the rows, not begun. Those of the call before are no longer needed."""
+        step = _StepMasks(self._thread, rows, self._fill)
+        if any(row.sequence.matcher is None or row.new_tokens for row in rows):
+            step.follow(self._follow)
+        return TokenMasks(_numbers(rows), step.bits, step.begin, step.settle)
 
     def _fill(self, rows: Sequence[GuidedRow]) -> np.ndarray:
         """Returns a bit for each token that a row may choose, uint32[rows, words]; all bits for one with an error."""
         if len(rows) > len(self._bits):
             self._bits = np.zeros((len(rows), self._num_words), dtype=np.int32)
         bits = self._bits[: len(rows)]
-        matchers = self._followed(rows)
+        matchers = [row.sequence.started() for row in rows]
         if sound := [(matcher, index) for index, matcher in enumerate(matchers) if not matcher.is_error()]:
             fill_next_token_bitmask_par(self._workers, sound, bits)
         masks = bits.view(np.uint32)
@@ -91,22 +105,19 @@ class Guidance:
                 _ban(masks[index], row.banned)
         return masks
 
-    def _followed(self, rows: Sequence[GuidedRow]) -> list[llguidance.LLMatcher]:
-        """Returns the rows' matchers, which know their new tokens. Rows with one new token are told in one call."""
-        matchers: list[llguidance.LLMatcher] = []
+    def _follow(self, rows: Sequence[GuidedRow]) -> None:
+        """Tells the rows' matchers their new tokens: those of rows with one new token in one call."""
         singles: list[tuple[llguidance.LLMatcher, int]] = []
         for row in rows:
             matcher, new_tokens = row.sequence.matcher, row.new_tokens
             if matcher is None:
                 matcher = row.sequence.matcher = self._compile(row.sequence.grammar).deep_copy()
-            matchers.append(matcher)
             if len(new_tokens) == 1:
                 singles.append((matcher, new_tokens[0]))
             elif new_tokens:
                 matcher.consume_tokens(new_tokens)
         if singles:
             consume_token_par(self._workers, singles)
-        return matchers
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
         compiled = self._compiled.get(grammar)
@@ -118,6 +129,74 @@ class Guidance:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return compiled
+
+
+class _StepMasks:
+    """The masks of one step's guided rows. `fill` computes masks of some rows, on the guidance thread or another."""
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        rows: Sequence[GuidedRow],
+        fill: Callable[[Sequence[GuidedRow]], np.ndarray],
+    ) -> None:
+        self._thread = thread
+        self._rows = rows
+        self._fill = fill
+        self._followed: Future[None] | None = None
+        self._filled: Future[np.ndarray] | None = None
+
+    def follow(self, follow: Callable[[Sequence[GuidedRow]], None]) -> None:
+        """Begins to tell the rows' matchers their new tokens, on the guidance thread."""
+        self._followed = self._thread.submit(follow, self._rows)
+
+    def begin(self) -> None:
+        """See `TokenMasks.begin`."""
+        self._filled = self._thread.submit(self._fill, self._rows)
+
+    def bits(self) -> np.ndarray:
+        """See `TokenMasks.bits`."""
+        if self._filled is None:
+            self.begin()
+        assert self._filled is not None
+        self._wait()
+        return self._filled.result()
+
+    def settle(self, tokens: np.ndarray) -> TokenMasks | None:
+        """See `TokenMasks.settle`. The matchers of rows that are not refused follow their tokens at once."""
+        self._wait()
+        refused: list[GuidedRow] = []
+        for index, (row, likeliest) in enumerate(zip(self._rows, tokens.tolist(), strict=True)):
+            token = _settled(row, likeliest)
+            if token is None:
+                refused.append(row)
+            else:
+                tokens[index] = token
+                row.sequence.num_followed += 1
+        return TokenMasks(_numbers(refused), lambda: self._fill(refused)) if refused else None
+
+    def _wait(self) -> None:
+        """Waits until the matchers know all tokens. Raises what failed there."""
+        if self._followed is not None:
+            self._followed.result()
+
+
+def _settled(row: GuidedRow, likeliest: int) -> int | None:
+    """Returns the token that a row gets, which its matcher then has followed; None: only a mask can say.
+
+    A mask leaves the one token by which the tokenizer would write text that the grammar forces, although the matcher
+    takes others that begin it. So what is forced is looked at first.
+    """
+    if row.sequence.allowed is not None or len(row.banned):
+        return None
+    matcher = row.sequence.started()
+    forced = matcher.compute_ff_tokens()
+    token = forced[0] if forced else likeliest
+    return token if matcher.try_consume_tokens([token]) == 1 else None
+
+
+def _numbers(rows: Sequence[GuidedRow]) -> np.ndarray:
+    return np.array([row.row for row in rows], dtype=np.int64)
 
 
 def _restrict(mask: np.ndarray, allowed: np.ndarray) -> bool:

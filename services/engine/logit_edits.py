@@ -153,7 +153,7 @@ def _with_allowed(masks: TokenMasks | None, allowed: Sequence[tuple[int, np.ndar
     if masks is None:
         return TokenMasks(rows, lambda: own)
     computed = masks.bits
-    return TokenMasks(np.concatenate([masks.rows, rows]), lambda: np.concatenate([computed(), own]))
+    return TokenMasks(np.concatenate([masks.rows, rows]), lambda: np.concatenate([computed(), own]), masks.begin)
 
 
 def _packed(parts: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

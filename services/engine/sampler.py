@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.torch_operations import TorchOperations
-from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, StepOutput
+from services.engine.runner.base import (
+    LogitEdits,
+    NamedLogprobs,
+    SamplingBatch,
+    StepLogprobs,
+    StepOutput,
+    TokenMasks,
+)
 
 Mask = Callable[[Tensor, Tensor, Tensor], None]
 _BY_TORCH = TorchOperations()
@@ -27,22 +34,39 @@ def sample(logits: Tensor, batch: SamplingBatch, mask: Mask = _BY_TORCH.mask) ->
 
     mask: see `HostOperations.mask`.
     """
-    if batch.all_greedy and not batch.any_logprobs and (batch.edits is None or batch.edits.only_masks):
-        if batch.edits is not None:
-            _mask(logits, batch.edits, mask)
-        return StepOutput(likeliest(logits), None)
+    if batch.only_likeliest:
+        return StepOutput(_likeliest_allowed(logits, batch, mask), None)
     logits = logits.to(torch.float32)
     raw = logits
     if batch.edits is not None:
         raw = logits.clone() if batch.any_logprobs else logits
         _edit(logits, batch.edits)
-        _mask(logits, batch.edits, mask)
+        if batch.edits.masks is not None:
+            _mask(logits, batch.edits.masks, mask)
     chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))  # torch's own takes ten times as long on a CPU
     if not batch.all_greedy:
         rows = np.flatnonzero(batch.temperature > 0)
         chosen[torch.from_numpy(rows)] = _draw(logits, batch, rows)
     logprobs = _logprobs(raw, chosen, batch.num_logprobs, batch.named) if batch.any_logprobs else None
     return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
+
+
+def _likeliest_allowed(logits: Tensor, batch: SamplingBatch, mask: Mask) -> np.ndarray:
+    """Returns the likeliest token of each row that it may choose, int32[N]."""
+    masks = None if batch.edits is None else batch.edits.masks
+    if masks is None:
+        return likeliest(logits)
+    if masks.settle is None:
+        _mask(logits, masks, mask)
+        return likeliest(logits)
+    chosen = likeliest(logits)
+    settled = chosen[masks.rows]
+    refused = masks.settle(settled)
+    chosen[masks.rows] = settled
+    if refused is not None:
+        _mask(logits, refused, mask)
+        chosen[refused.rows] = likeliest(logits[torch.from_numpy(refused.rows)])
+    return chosen
 
 
 def likeliest(logits: Tensor) -> np.ndarray:
@@ -81,9 +105,8 @@ def _edit(logits: Tensor, edits: LogitEdits) -> None:
     logits[rows, tokens] = values
 
 
-def _mask(logits: Tensor, edits: LogitEdits, mask: Mask) -> None:
-    if (masks := edits.masks) is not None:
-        mask(logits, torch.from_numpy(masks.rows), torch.from_numpy(masks.bits().view(np.int32)))
+def _mask(logits: Tensor, masks: TokenMasks, mask: Mask) -> None:
+    mask(logits, torch.from_numpy(masks.rows), torch.from_numpy(masks.bits().view(np.int32)))
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

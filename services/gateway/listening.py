@@ -10,14 +10,15 @@ class ListenError(Exception):
     """The address cannot be listened on. The message is one line, for the person who chose the address."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a listening socket; port 0 takes a free one. Raises ListenError."""
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """Returns a listening socket; port 0 takes a free one. flag: the port's. Raises ListenError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        why = "is in use already" if error.errno == errno.EADDRINUSE else f"cannot be listened on: {error.strerror}"
-        raise ListenError(f"{host}:{port} {why}") from error
+        if error.errno == errno.EADDRINUSE:
+            raise ListenError(f"{host}:{port} is in use already; choose another with {flag}") from error
+        raise ListenError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
 
 
 def inherit(fd: int) -> socket.socket:

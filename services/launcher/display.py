@@ -8,13 +8,14 @@ import json
 import sys
 from types import TracebackType
 from typing import Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from services.config import API_KEY_VARIABLE, HandoffMode, LogFormat, TransportName
-from services.launcher.commands import local_url
+from services.launcher.certificates import ca_file
+from services.launcher.commands import api_url, local_address, local_url
 from services.process.configs import UpConfig
 
 
@@ -84,7 +85,7 @@ class Display:
 def ready_lines(config: UpConfig) -> str:
     """The facts that a user needs next, one a line, with a command to paste."""
     serving = config.serving
-    url = local_url(serving.host, serving.port)
+    url = api_url(serving)
     note = f" ({config.model_note})" if config.model_note else ""
     body = {
         "model": serving.served_model_name,
@@ -93,19 +94,31 @@ def ready_lines(config: UpConfig) -> str:
     }
     rows = {
         "Baton is ready": f"{url}/v1",
-        "gRPC": f"{local_url(serving.host, serving.grpc_port).removeprefix('http://')} (baton.v1.Inference)",
+        "gRPC": f"{local_address(serving.host, serving.grpc_port)} (baton.v1.Inference)",
         "admin": f"{local_url(serving.admin_host, serving.admin_port)}/metrics, /debug/ledger",
         "model": f"{serving.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),
         "prefix index": _prefix_index(config),
         "transport": _transport(config),
+        **_tls(config),
         "keys": _keys(config),
-        "try": f"curl {url}/v1/chat/completions {_key_header(config)}"
+        "try": f"{_curl(config)} {url}/v1/chat/completions {_key_header(config)}"
         f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'",
         "end it": "Ctrl-C",
     }
     return "\n".join(f"{name:<15} {text}" for name, text in rows.items())
+
+
+def _tls(config: UpConfig) -> dict[str, str]:
+    if config.certificates is None:
+        return {}
+    file = ca_file(config.certificates)
+    return {"TLS": f"everywhere, by an authority of this run; clients trust it by SSL_CERT_FILE={file}"}
+
+
+def _curl(config: UpConfig) -> str:
+    return "curl" if config.certificates is None else f"curl --cacert {ca_file(config.certificates)}"
 
 
 def _asks_for_keys(config: UpConfig) -> bool:
@@ -126,7 +139,8 @@ def _prefix_index(config: UpConfig) -> str:
     url = config.process.redis_url
     if url is None:
         return "in the gateway's memory"
-    return f"redis at {urlsplit(url).netloc.rpartition('@')[2] or 'a socket'}"
+    parts = urlsplit(url)
+    return f"redis at {parts.netloc.rpartition('@')[2] or unquote(parts.path)}"
 
 
 def _transport(config: UpConfig) -> str:

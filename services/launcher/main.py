@@ -4,12 +4,15 @@ import asyncio
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
-from services.launcher import commands, control, display, ports, random_model
+from services.launcher import certificates, commands, control, display, ports, random_model
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
+from services.launcher.private_directory import private_directory
 from services.launcher.restart import RestartPolicy
 from services.process.configs import UpConfig
+from services.tls.files import TlsError
 
 # For a child to end after its drain. Workers that outlive the gateway have nothing to drain, so no budget adds up.
 _ENDING_S = 5.0
@@ -19,12 +22,12 @@ def run(config: UpConfig) -> int:
     """Serves until it is told to end. Returns the exit code: 0 after a signal, 1 with one line on stderr otherwise."""
     try:
         config = _with_ports(config)
-        *worker_ports, redis_port = ports.free_ports("127.0.0.1", commands.num_workers(config) + 1)
+        worker_ports = ports.free_ports("127.0.0.1", commands.num_workers(config))
         http = ports.bind(config.serving.host, config.serving.port)
         admin = ports.bind(config.serving.admin_host, config.serving.admin_port)
     except ports.PortUnavailable as error:
         return _refuse(str(error))
-    with http, admin, display.Display(config.process.log_format) as screen:
+    with http, admin, private_directory() as directory, display.Display(config.process.log_format) as screen:
         model = config.workers.engine.model
         if config.makes_model and not random_model.exists(model):
             screen.starting("random model", f"making it in {model}")
@@ -33,11 +36,25 @@ def run(config: UpConfig) -> int:
             except OSError as error:
                 return _refuse(f"the random model cannot be made in {model}: {error.strerror}")
             screen.finished("random model")
-        own_redis = config.process.redis_url is None and commands.has_redis()
-        if own_redis:
-            config = commands.with_redis(config, redis_port)
-        fds = commands.GatewayFds(http.fileno(), admin.fileno())
-        stack = commands.stack(config, worker_ports, redis_port if own_redis else None, fds)
+        return _serve(config, worker_ports, commands.GatewayFds(http.fileno(), admin.fileno()), directory, screen)
+
+
+def _serve(
+    config: UpConfig,
+    worker_ports: list[int],
+    fds: commands.GatewayFds,
+    directory: Path,
+    screen: display.Display,
+) -> int:
+    if config.tls:
+        certificates.make(directory, config.serving.host)
+        config = commands.with_certificates(config, directory)
+    redis_socket = None
+    if config.process.redis_url is None and commands.has_redis():
+        redis_socket = directory / "redis.sock"
+        config = commands.with_redis(config, redis_socket)
+    try:
+        stack = commands.stack(config, worker_ports, redis_socket, fds)
         launcher = Launcher(
             stack,
             commands.environment(os.environ, len(stack.workers)),
@@ -46,10 +63,11 @@ def run(config: UpConfig) -> int:
             config.process.drain_timeout_s + _ENDING_S,
             control.socket_path(config.serving.port),
         )
-        try:
-            asyncio.run(launcher.run(lambda: display.print_ready(config)))
-        except ChildFailed as failure:
-            return _report(failure, screen)
+        asyncio.run(launcher.run(lambda: display.print_ready(config)))
+    except TlsError as error:
+        return _refuse(str(error))
+    except ChildFailed as failure:
+        return _report(failure, screen)
     return 0
 
 

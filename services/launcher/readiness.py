@@ -4,6 +4,7 @@ A probe is called with the child's process id.
 """
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import grpc
 import httpx2
@@ -11,17 +12,26 @@ from grpc_health.v1 import health_pb2
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from services.tls.files import CertificateFiles, CertificatePaths
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
+
 Probe = Callable[[int], Awaitable[bool]]
 
 _TIMEOUT_S = 2.0
+_DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
-def grpc_serving(address: str) -> Probe:
-    """True once the standard health service at host:port reports SERVING."""
+def grpc_serving(address: str, mtls: Path | None = None) -> Probe:
+    """True once the standard health service at host:port, a worker's, reports SERVING.
+
+    mtls: directory with a certificate to ask with. Raises TlsError where that cannot be used.
+    """
+    channels = Channels(None if mtls is None else CertificateFiles(CertificatePaths.in_directory(mtls)))
 
     async def probe(_: int) -> bool:
         # A channel of its own for each question: an old one would wait out its back-off before it tries again.
-        async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        async with channels.open(address, CertificateRole.WORKER, _DIRECT) as channel:
             check = channel.unary_unary(
                 "/grpc.health.v1.Health/Check",
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,

@@ -3,6 +3,8 @@
     baton:index:{<tree>}   one tree of blocks: hash of a block -> ids of who holds it
     baton:{workers}:...    the registry (registry.py)
     baton:response:...     responses that gateways keep (services/gateway/openai/responses)
+    baton:response-lease:...   who generates one in the background lives
+    baton:limits:{<key>}:  what is used of the limits of an API key (services/gateway/keys)
 
 A tree is all the blocks below one first block, named by that block's hash. It is one key, so a lookup touches one slot
 of a Redis Cluster, and a server that evicts under `maxmemory` takes a tree whole: no chain keeps a hole.
@@ -20,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
+from services.prefix_index.redis_tls import LOWEST_VERSION, use_fresh_connections, use_fresh_connections_of_cluster
 from services.protocol.block_hash import BlockHash
 
 TREES = "baton:index:{*}"
@@ -28,6 +31,7 @@ RECORDS, LEASES, DEAD, SWEEPER = (f"baton:{{workers}}:{name}" for name in ("reco
 # What a call to a server that is gone, frozen or refuses can raise.
 UNREACHABLE = (RedisError, RedisClusterException, OSError, TimeoutError)
 
+_TLS = "rediss"
 _CLUSTER = "+cluster://"
 _MAX_CONNECTIONS = 16  # to a single server; further calls wait for one
 _TREE_HEX = 16  # of the first block's hash; two trees that share a key take no harm
@@ -116,7 +120,13 @@ def connect(url: str, timeout_s: float) -> Client:
     """
     # On Python 3.11 the library's own limit for a send, asyncio.wait_for, loses cancellations; it also makes tasks.
     options: Any = {"socket_timeout": None, "socket_connect_timeout": timeout_s, "protocol": 2}
+    if url.startswith(_TLS):
+        options["ssl_min_version"] = LOWEST_VERSION
     if _CLUSTER in url:
-        return Client(RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), **options), timeout_s)
+        cluster = RedisCluster.from_url(url.replace(_CLUSTER, "://", 1), **options)
+        use_fresh_connections_of_cluster(cluster)
+        return Client(cluster, timeout_s)
     options |= {"retry": Retry(NoBackoff(), 0), "max_connections": _MAX_CONNECTIONS, "timeout": None}
-    return Client(Redis.from_pool(BlockingConnectionPool.from_url(url, **options)), timeout_s)
+    pool = BlockingConnectionPool.from_url(url, **options)
+    use_fresh_connections(pool)
+    return Client(Redis.from_pool(pool), timeout_s)

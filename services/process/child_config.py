@@ -2,6 +2,9 @@
 
 The child's command line has its role, its port, and FLAG. It does not have the configuration: all users of a machine
 can read command lines, and the URL of Redis may hold a password.
+
+After an upgrade, `baton restart` of a running `baton up` starts children of the new version: they take the older
+version's configuration, with defaults for settings that it does not have.
 """
 
 import dataclasses
@@ -28,7 +31,7 @@ def environment(config: Any) -> dict[str, str]:
 def take(kind: type[T]) -> T:
     """The configuration that this process's parent hands to it. The process's own children do not find it again.
 
-    Raises Refusal where there is none.
+    Raises Refusal where there is none, or where the parent's version has other settings.
     """
     text = os.environ.pop(_VARIABLE, None)
     if text is None:
@@ -44,7 +47,23 @@ def _read(kind: Any, value: Any) -> Any:
         return None if value is None else _read(inner, value)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
+        if (odd := _odd_setting(kind, value)) is not None:
+            raise Refusal(
+                f"`baton up` is of another version, which differs in the setting {odd}: end it, and start it again"
+            )
         return kind(**{name: _read(hints[name], inner) for name, inner in value.items()})
     if get_origin(kind) is tuple:
         return tuple(value)
     return kind(value) if isinstance(kind, type) and issubclass(kind, (Enum, Path)) else value
+
+
+def _odd_setting(kind: Any, values: dict[str, Any]) -> str | None:
+    """A setting that only the parent has, or that this process needs of it; None: there is none."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    unknown = sorted(values.keys() - fields.keys())
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in values and field.default is dataclasses.MISSING is field.default_factory
+    ]
+    return next(iter([*unknown, *missing]), None)

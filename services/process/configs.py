@@ -18,6 +18,7 @@ from services.config import (
     API_KEY_VARIABLE,
     GC_DEBUG_VARIABLE,
     KEYS_VARIABLE,
+    MTLS_VARIABLE,
     REDIS_URL_VARIABLE,
     HandoffMode,
     LogFormat,
@@ -70,10 +71,12 @@ def parse_redis_url(text: str) -> str:
     from redis.asyncio.connection import parse_url
 
     try:
-        parse_url(text.replace("+cluster://", "://", 1))
+        options = parse_url(text.replace("+cluster://", "://", 1))
     except ValueError:  # its words may hold a part of the password
         schemes = "redis://, rediss:// (TLS), unix://, redis+cluster:// and rediss+cluster://"
         raise OptionError(f"this is no URL of a Redis server; known are {schemes}") from None
+    if "ssl_min_version" in options:
+        raise OptionError("TLS to Redis is 1.3: leave ssl_min_version out")
     return text
 
 
@@ -106,6 +109,12 @@ def parse_gc_debug(text: str) -> int | None:
     return 0 if match[2] else None
 
 
+MTLS_HELP = (
+    "Directory with tls.crt, tls.key and ca.crt, as a Secret of cert-manager has them: mutual TLS between gateways and "
+    "workers, and to Redis where its URL is rediss://. New connections use what the files have then."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
     """The settings of every process."""
@@ -120,6 +129,7 @@ class ProcessSettings:
             "In the environment a password is safer from other users of the machine.",
         ),
     ] = None
+    mtls: Annotated[Path | None, Option(metavar="DIR", variable=MTLS_VARIABLE, help=MTLS_HELP)] = None
     log_format: Annotated[LogFormat, Option(help="Log lines for people, or one JSON object a line.")] = LogFormat.TEXT
     drain_timeout_s: Annotated[
         float,
@@ -143,12 +153,28 @@ class ServingSettings:
         str, Option(help="What clients call the model. Default: its id, or the name of its directory or file.")
     ]
     host: Annotated[
-        str, Option(help="Address to listen on for clients. Another than loopback needs keys. There is no TLS yet.")
+        str, Option(help="Address to listen on for clients. Another than loopback needs keys, and TLS.")
     ] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on for clients; 0: a free one.")] = 8000
     grpc_port: Annotated[
         int, Option(min=0, max=65535, help="Port to listen on for gRPC clients, at --host too; 0: a free one.")
     ] = 9000
+    tls_cert: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Certificate, with those between it and its root, for TLS with clients: 1.3 over HTTP, 1.2 or 1.3 "
+            "over gRPC. New connections get what the file has then.",
+        ),
+    ] = None
+    tls_key: Annotated[Path | None, Option(metavar="FILE", help="The key of --tls-cert.")] = None
+    allow_plaintext: Annotated[
+        bool,
+        Option(
+            help="Listen on other addresses than loopback without TLS: anyone on that network can then read and change "
+            "prompts and answers."
+        ),
+    ] = False
     # Not shown where a configuration is printed.
     api_keys: Annotated[
         tuple[str, ...],
@@ -306,6 +332,15 @@ class WorkerConfig:
             "then read and write prompts, answers and KV, and control this worker."
         ),
     ] = False
+    health_port: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=65535,
+            help="Port for gRPC health alone, at --host, as plain text: for probes that know no TLS, as a kubelet's. "
+            "Default: none.",
+        ),
+    ] = None
     advertised_host: Annotated[
         str | None,
         Option(
@@ -348,8 +383,16 @@ class UpConfig:
     """`baton up`: workers and a gateway on this machine."""
 
     model_note: str = ""  # for a person, beside the model's name
+    certificates: Path | None = None  # a directory that has one for each role, made for this run
     makes_model: bool = False  # the engine's model is the random model, to be made where it is not there yet
     serving: ServingSettings  # of the gateway; workers stay on loopback
+    tls: Annotated[
+        bool,
+        Option(
+            help="Make an authority for this run alone, and use TLS everywhere with its certificates: for clients, and "
+            "between all processes."
+        ),
+    ] = False
     num_prefill: Annotated[int, Option(flag="--prefill", min=0, help="Prefill workers.")] = 1
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
     workers: WorkerSettings  # of every worker

@@ -6,7 +6,8 @@
     Submit, Abort ...     ──▶                              in the order of their handles, also several at once
                           ◀──          Frame, BlockEvents ...   no events for a gateway that reads the index in Redis
 
-Processes whose major versions differ refuse each other, with the reason in the error; minor versions may differ.
+Processes whose major versions differ refuse each other, with the reason in the error; minor versions may differ
+(versions.py).
 """
 
 from dataclasses import dataclass
@@ -16,10 +17,7 @@ from services.config import WorkerRole
 from services.protocol.block_hash import BlockHash
 from services.protocol.capsule import Capsule
 from services.protocol.frames import Frame
-
-PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 1
-COMMANDS_MINOR = 1  # workers since then understand Commands
+from services.protocol.versions import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
 MAX_HANDLE = 2**32 - 1
 

@@ -20,4 +20,4 @@ class FailureCode(IntEnum):
     DEADLINE = 4  # the request's own deadline
     OVER = 5  # the handle was over before
     UNSUPPORTED = 6  # this role cannot run it
-    DRAINING = 7  # the worker is about to end; costs no attempt
+    DRAINING = 7  # the worker is about to end; costs no attempt; see versions.py

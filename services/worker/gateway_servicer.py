@@ -18,7 +18,6 @@ from services.engine.request import Branch, Kind, Request
 from services.protocol.block_hash import BlockHash
 from services.protocol.frames import Failure, Frame
 from services.protocol.messages import (
-    PROTOCOL_MAJOR,
     Abort,
     BlockEvents,
     Command,
@@ -31,6 +30,7 @@ from services.protocol.messages import (
     WorkerMessage,
 )
 from services.protocol.outcomes import FailureCode
+from services.protocol.versions import PROTOCOL_MAJOR, frame_for
 from services.protocol.wire import WireError, pack_worker_message, parse_gateway_message
 from services.worker.block_changes import BlockChanges
 from services.worker.block_log import BlockLog
@@ -47,9 +47,10 @@ log = structlog.get_logger()
 class _Session:
     """One life of a gateway's stream."""
 
-    def __init__(self, gateway: GatewayId, wants_block_events: bool, end: Callable[["_Session"], None]) -> None:
-        self.gateway = gateway
-        self.wants_block_events = wants_block_events
+    def __init__(self, hello: GatewayHello, end: Callable[["_Session"], None]) -> None:
+        self.gateway = hello.gateway
+        self.minor = hello.protocol_minor
+        self.wants_block_events = hello.wants_block_events
         self.outbox: Outbox[WorkerMessage | BlockChanges] = Outbox(_MAX_UNREAD_FRAMES, lambda: end(self))
         self.changes = BlockChanges()  # is in the outbox once while it has any
 
@@ -81,7 +82,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         """Frames of one step, by gateway."""
         for gateway, frame in frames.items():
             if (session := self._sessions.get(gateway)) is not None:
-                session.outbox.put(frame)
+                session.outbox.put(frame_for(session.minor, frame))
 
     def close(self) -> None:
         """Ends all streams, each after the messages that wait for it."""
@@ -135,7 +136,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         gateway, highest = hello.gateway, hello.highest_handle
         if (older := self._sessions.get(gateway)) is not None:
             self._end(older)
-        session = self._sessions[gateway] = _Session(gateway, hello.wants_block_events, self._end)
+        session = self._sessions[gateway] = _Session(hello, self._end)
         self._engine.call(lambda core, now: core.from_gateways.hello(gateway, highest))
         log.info("gateway connected", gateway=f"{gateway:016x}")
         return session

@@ -1,7 +1,8 @@
 """KV blocks over gRPC: what carries the bytes of the byte-stream transport, at both of its ends.
 
 Lives on the event loop, as all gRPC does; the transport calls from its own thread. A worker's reads have a connection
-of their own, where bulk does not stand before announcements and pings, and run a few at a time.
+of their own, where bulk does not stand before announcements and pings, and run a few at a time. Where this worker's
+certificate has changed, later reads go over a new connection; those that run end on the old one.
 """
 
 import asyncio
@@ -14,10 +15,14 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteRequest, ByteSink
 from protos import kv_pb2, kv_pb2_grpc
 from services.protocol.grpc_options import BULK_CLIENT_OPTIONS
 from services.protocol.wire import WireError
+from services.tls.files import Certificate
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 from services.worker.kv_wire import pack_read, pack_words, parse_read, parse_words
 
 _MAX_READS_SERVED = 16  # at a time, for all consumers; others wait, holding nothing
 _MAX_READS_OF_ONE_WORKER = 4  # at a time: enough that one's end does not leave the connection idle
+_LONGEST_READ_S = 600.0  # on a connection that is replaced
 _STALL_S = 30.0  # without a byte; a frozen worker is noticed long before, on the control stream
 
 log = structlog.get_logger()
@@ -48,11 +53,13 @@ class KvBytesServicer(kv_pb2_grpc.KvBytesServicer):
 class GrpcByteChannel:
     """The consumer's end: a `ByteChannel` to one producer, over the loop that it is given."""
 
-    def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, address: str, loop: asyncio.AbstractEventLoop, channels: Channels) -> None:
         self._address = address
         self._loop = loop
+        self._channels = channels
         self._turns = asyncio.Semaphore(_MAX_READS_OF_ONE_WORKER)
         self._channel: grpc.aio.Channel | None = None  # made on the loop
+        self._certificate: Certificate | None = None  # of this channel
         self._tasks: set[asyncio.Task[None]] = set()
 
     def read(self, request: ByteRequest, sink: ByteSink) -> None:
@@ -64,19 +71,27 @@ class GrpcByteChannel:
         self._loop.call_soon_threadsafe(self._close)
 
     def _start(self, request: kv_pb2.ReadRequest, sink: ByteSink) -> None:
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self._address, options=BULK_CLIENT_OPTIONS)
-        task = self._loop.create_task(self._run(kv_pb2_grpc.KvBytesStub(self._channel), request, sink))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        stub = kv_pb2_grpc.KvBytesStub(self._current_channel())
+        self._keep(self._loop.create_task(self._run(stub, request, sink)))
+
+    def _current_channel(self) -> grpc.aio.Channel:
+        certificate = self._channels.certificate()
+        if self._channel is None or certificate is not self._certificate:
+            if self._channel is not None:
+                self._keep(self._loop.create_task(self._channel.close(_LONGEST_READ_S)))
+            self._channel = self._channels.open(self._address, CertificateRole.PREFILL, BULK_CLIENT_OPTIONS)
+            self._certificate = certificate
+        return self._channel
 
     def _close(self) -> None:
         for task in self._tasks:
             task.cancel()
         if self._channel is not None:
-            closing = self._loop.create_task(self._channel.close())
-            self._tasks.add(closing)  # the loop alone would not keep it
-            closing.add_done_callback(self._tasks.discard)
+            self._keep(self._loop.create_task(self._channel.close()))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)  # the loop alone would not keep it
+        task.add_done_callback(self._tasks.discard)
 
     async def _run(self, stub: kv_pb2_grpc.KvBytesStub, request: kv_pb2.ReadRequest, sink: ByteSink) -> None:
         try:

@@ -21,6 +21,8 @@ from protos import kv_pb2, kv_pb2_grpc
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import TakeFrom
 from services.protocol.wire import WireError
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 from services.worker.engine_thread import EngineThread
 from services.worker.kv_wire import (
     pack_process,
@@ -55,10 +57,13 @@ class KvIdentity:
 class KvStreams:
     """All control streams of this worker, of both directions. Lives on the event loop."""
 
-    def __init__(self, engine: EngineThread, transfer: TransferThread, identity: KvIdentity) -> None:
+    def __init__(
+        self, engine: EngineThread, transfer: TransferThread, identity: KvIdentity, channels: Channels
+    ) -> None:
         self.engine = engine
         self.transfer = transfer
         self.identity = identity
+        self._channels = channels
         self._stream_ids = count(1)
         self._consumers: dict[StreamId, Outbox[ToConsumer]] = {}
         self._producers: dict[StreamId, Outbox[ToProducer]] = {}
@@ -142,7 +147,7 @@ class KvStreams:
 
     async def _run_stream(self, producer: TakeFrom) -> bool:
         """One stream, until it breaks. True: it was up."""
-        async with grpc.aio.insecure_channel(producer.address, options=CLIENT_OPTIONS) as channel:
+        async with self._channels.open(producer.address, CertificateRole.PREFILL, CLIENT_OPTIONS) as channel:
             call = kv_pb2_grpc.KvControlStub(channel).Pair()
             await call.write(kv_pb2.ConsumerMessage(hello=self._consumer_hello()))
             async with asyncio.timeout(_HELLO_TIMEOUT_S):

@@ -13,6 +13,7 @@ from services.engine.guidance import Guidance
 from services.engine.runner.load import LoadedModel, load_runner
 from services.engine.runner.memory import keep_freed_memory, populate
 from services.engine.scheduler import Scheduler
+from services.prefix_index.redis_tls import with_certificate
 from services.process.configs import WorkerConfig
 from services.process.gc_watch import GcWatch
 from services.process.logs import configure_logging
@@ -20,6 +21,8 @@ from services.protocol.grpc_options import host_port
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest
 from services.protocol.model_files.open import open_model
+from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.roles import CertificateRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
@@ -34,10 +37,11 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     try:
-        parts = _load(config, scheduler, gc_watch)
+        tls = _certificate(config)  # before the model, which takes long
+        parts = _load(config, scheduler, gc_watch, tls)
         worker = Worker(parts)
         exit_code = asyncio.run(_serve(worker, host_port(config.host, config.port)))
-    except (ModelError, TransportError, WorkerError) as error:
+    except (ModelError, TlsError, TransportError, WorkerError) as error:
         print(f"baton {config.role}: {error}", file=sys.stderr)
         return 1
     if not worker.engine_ended:
@@ -47,7 +51,14 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     return exit_code
 
 
-def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> WorkerParts:
+def _certificate(config: WorkerConfig) -> CertificateFiles | None:
+    if config.process.mtls is None:
+        return None
+    roles = (CertificateRole.WORKER, CertificateRole(config.role.value))
+    return CertificateFiles(CertificatePaths.in_directory(config.process.mtls), roles)
+
+
+def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: CertificateFiles | None) -> WorkerParts:
     engine = config.workers.engine
     loaded = load_runner(engine)
     for notice in loaded.notices:
@@ -65,13 +76,15 @@ def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch) -> Work
         max_model_len=loaded.max_model_len,
         max_num_seqs=engine.max_num_seqs,
         model=model_digest(open_model(engine.model)),
-        redis_url=config.process.redis_url,
+        redis_url=with_certificate(config.process.redis_url, config.process.mtls),
         advertised_host=config.advertised_host or config.host,
         gc_watch=gc_watch,
         pipeline_depth=loaded.pipeline_depth,
         guidance=_guidance(open_model(engine.model), loaded),
         decode_pause_s=no_pause if loaded.cores is None else loaded.cores.decode_pause_s,
         drain_timeout_s=config.process.drain_timeout_s,
+        tls=tls,
+        health_address=None if config.health_port is None else host_port(config.host, config.health_port),
     )
 
 

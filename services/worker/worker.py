@@ -39,6 +39,10 @@ from services.process.gc_watch import GcWatch
 from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
+from services.tls.admission import RoleInterceptor
+from services.tls.files import CertificateFiles
+from services.tls.grpc_ends import Channels, open_port
+from services.worker.callers import CALLERS
 from services.worker.core import WorkerCore
 from services.worker.core_state import CoreOutputs
 from services.worker.engine_thread import EngineThread, no_pause
@@ -84,6 +88,8 @@ class WorkerParts:
     guidance: Guidance | None = None  # of answers that match grammars; None: it takes no requests for them
     decode_pause_s: Callable[[], float] = no_pause  # see EngineThread
     drain_timeout_s: float = 30.0  # the time of a whole drain
+    tls: CertificateFiles | None = None  # of this worker; None: it speaks plain text
+    health_address: str | None = None  # host:port for health alone, as plain text; None: no such port
 
 
 class Worker:
@@ -107,6 +113,7 @@ class Worker:
         generations = engine.sequences.pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.
         generations[:] = secrets.randbits(62)
+        self._channels = Channels(parts.tls)
         self._source = BlockSource(self._worker_id, Memory(parts.runner.kv_memory(), generations))
         marks = HandleMarks()
         producer = Producer(self._worker_id, marks)
@@ -115,6 +122,7 @@ class Worker:
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         self._watch = EngineWatch(self.engine, self._on_hang)
         self._index: IndexLink | None = None
+        self._health_server: grpc.aio.Server | None = None
         self._drain_until: float | None = None  # None: it does not drain
         self._drained = False
         self._num_moved = 0
@@ -129,7 +137,7 @@ class Worker:
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
         offers = self._transfer.start()
         identity = KvIdentity(self._worker_id, self._parts.fingerprint, offers, ProcessIdentity.own())
-        self._kv = KvStreams(self.engine, self._transfer, identity)
+        self._kv = KvStreams(self.engine, self._transfer, identity, self._channels)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
         self._watching = asyncio.create_task(self._watch.run())
@@ -151,22 +159,27 @@ class Worker:
         self._gateways.close()
         await self._kv.close()
         await self._server.stop(_STOP_GRACE_S)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
         self.engine_ended = await asyncio.to_thread(self.engine.stop, 0.0 if self._watch.hangs else _LONGEST_STEP_S)
         self._transfer.stop()
 
     async def _open(self, address: str) -> int:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        interceptors = [] if self._parts.tls is None else [RoleInterceptor(CALLERS)]
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._gateways, self._server)
         kv_pb2_grpc.add_KvControlServicer_to_server(KvServicer(self._kv), self._server)
         if ByteStreamTransport.name in self._kv.identity.offers:
             kv_pb2_grpc.add_KvBytesServicer_to_server(KvBytesServicer(self._source), self._server)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise WorkerError(f"cannot listen on {address}: is the port in use?") from error
+        port = _open_port(self._server, address, self._parts.tls)
         await self._server.start()
+        if self._parts.health_address is not None:
+            self._health_server = grpc.aio.server(options=SERVER_OPTIONS)
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._health_server)
+            _open_port(self._health_server, self._parts.health_address, None)
+            await self._health_server.start()
         return port
 
     async def _join(self, redis_url: str, port: int) -> None:
@@ -194,7 +207,7 @@ class Worker:
 
     def _dial(self, address: str) -> GrpcByteChannel:
         """Called on the transfer thread."""
-        return GrpcByteChannel(address, self._loop)
+        return GrpcByteChannel(address, self._loop, self._channels)
 
     def _hello(self, transports: tuple[str, ...]) -> WorkerHello:
         parts = self._parts
@@ -283,3 +296,10 @@ class Worker:
         """Says that it is time to stop."""
         if not self.ended.done():
             self.ended.set_result(reason)
+
+
+def _open_port(server: grpc.aio.Server, address: str, tls: CertificateFiles | None) -> int:
+    try:
+        return open_port(server, address, tls)
+    except RuntimeError as error:
+        raise WorkerError(f"cannot listen on {address}: is the port in use?") from error

@@ -1,5 +1,6 @@
 """The command line: what it refuses, in one line, and what it does not load."""
 
+import json
 import os
 import signal
 import subprocess
@@ -134,11 +135,56 @@ def test_what_is_refused_is_refused_before_a_model_is_fetched() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::", "worker.example"])
-def test_a_worker_on_a_network_must_say_plaintext(host: str, checkpoint: Path) -> None:
-    result = baton("prefill", "--model", str(checkpoint), "--host", host)
+@pytest.mark.parametrize(
+    ("command", "needs"),
+    [
+        (["prefill"], "--mtls or --allow-plaintext"),
+        (["gateway", "--workers", "a:1", "--allow-anonymous"], "--tls-cert and --tls-key, or --allow-plaintext"),
+        (["up", "--allow-anonymous"], "--tls-cert and --tls-key, or --allow-plaintext"),
+    ],
+    ids=["worker", "gateway", "up"],
+)
+def test_plain_text_on_a_network_must_be_allowed(command: list[str], needs: str, host: str, checkpoint: Path) -> None:
+    result = baton(*command, "--model", str(checkpoint), "--host", host)
     assert result.returncode == 1
-    assert result.stderr.startswith(f"baton: --host {host} needs --allow-plaintext: ")
+    assert result.stderr.startswith(f"baton: --host {host} needs {needs}: without TLS, anyone on that network can ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_plain_text_on_a_network_is_said_at_the_start(log_format: str, checkpoint: Path) -> None:
+    """In red on a terminal; as a line like all others where programs read them."""
+    arguments = ["--host", "192.0.2.7", "--allow-plaintext", "--allow-anonymous", "--log-format", log_format]
+    first = baton("gateway", "--workers", "a:1", "--model", str(checkpoint), *arguments).stderr.splitlines()[0]
+    danger = "plain text at 192.0.2.7: anyone on that network can read and change prompts and answers"
+    assert first == f"baton: {danger}" if log_format == "text" else json.loads(first)["event"] == danger
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (["--tls-cert", "c"], "--tls-cert and --tls-key belong together: name both"),
+        (["--tls-key", "k"], "--tls-cert and --tls-key belong together: name both"),
+        (["--tls", "--mtls", "d"], "--tls makes all certificates: leave --mtls, --tls-cert and --tls-key out"),
+        (["--tls", "--tls-cert", "c", "--tls-key", "k"], "--tls makes all certificates: leave --mtls"),
+        (
+            ["--tls", "--redis-url", "rediss://h"],
+            "--tls makes an authority that the Redis of --redis-url does not know",
+        ),
+    ],
+)
+def test_certificates_that_contradict_each_other_are_refused(
+    options: list[str], refusal: str, checkpoint: Path
+) -> None:
+    result = baton("up", "--model", str(checkpoint), *options)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"baton: {refusal}")
+
+
+def test_certificates_that_cannot_be_used_end_a_process_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    result = baton("prefill", "--model", str(checkpoint), "--mtls", str(tmp_path / "none"))
+    assert result.returncode == 1
+    assert result.stderr == f"baton prefill: {tmp_path}/none/tls.crt cannot be read: No such file or directory\n"
 
 
 @pytest.mark.parametrize("option", ["--allow-plaintext", "--kv-memory", "--max-num-batched-tokens"])

@@ -69,7 +69,7 @@ def test_keys_or_a_word_of_the_user_open_other_addresses(tmp_path: Path) -> None
     checks.check_keys(("127.0.0.1", "localhost"), (), None, allow_anonymous=False)
     checks.check_keys(("0.0.0.0", "::"), ("key",), None, allow_anonymous=False)
     checks.check_keys(("0.0.0.0", "::"), (), None, allow_anonymous=True)
-    with pytest.raises(Refusal, match="--host gateway.example needs keys"):
+    with pytest.raises(Refusal, match=r"--host gateway\.example needs keys"):
         checks.check_keys(("gateway.example", "::1"), (), None, allow_anonymous=False)
     with pytest.raises(Refusal, match="none cannot be read"):
         checks.check_keys(("127.0.0.1", "::1"), (), tmp_path / "none", allow_anonymous=True)

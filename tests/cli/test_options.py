@@ -16,6 +16,7 @@ from services.config import (
     API_KEY_VARIABLE,
     GC_DEBUG_VARIABLE,
     KEYS_VARIABLE,
+    MTLS_VARIABLE,
     REDIS_URL_VARIABLE,
     DeviceKind,
     Dtype,
@@ -75,6 +76,9 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--host=0.0.0.0": ("host", "0.0.0.0"),
     "--port=81": ("port", 81),
     "--grpc-port=82": ("grpc_port", 82),
+    "--tls-cert=c.crt": ("tls_cert", Path("c.crt")),
+    "--tls-key=c.key": ("tls_key", Path("c.key")),
+    "--allow-plaintext": ("allow_plaintext", True),
     "--api-key=a,b": ("api_keys", ("a", "b")),
     "--allow-anonymous": ("allow_anonymous", True),
     "--admin-host=127.0.0.2": ("admin_host", "127.0.0.2"),
@@ -97,6 +101,7 @@ SERVING: dict[str, tuple[str, Any]] = {
 }
 PROCESS: dict[str, tuple[str, Any]] = {
     "--redis-url=redis://r": ("redis_url", "redis://r"),
+    "--mtls=certificates": ("mtls", Path("certificates")),
     "--drain-timeout=7": ("drain_timeout_s", 7.0),
     "--log-format=json": ("log_format", LogFormat.JSON),
 }
@@ -113,7 +118,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     for module, name in ((start, "run_gateway"), (start, "run_worker"), (launcher, "run")):
         monkeypatch.setattr(module, name, run)
-    for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE):
+    for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE, MTLS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     return found
 
@@ -131,6 +136,7 @@ def baton(*arguments: str) -> None:
 @pytest.mark.parametrize("engine", [ENGINE, GPU], ids=["cpu", "gpu"])
 def test_every_flag_of_a_worker_reaches_its_field(engine: dict[str, Any], model: Path, configs: list[Any]) -> None:
     flags = ["--host=10.0.0.1", "--port=9", "--allow-plaintext", "--advertise-host=10.0.0.2", "--transport=nixl"]
+    flags.append("--health-port=10")
     baton("decode", f"--model={model}", *flags, *engine, *PROCESS)
     assert configs == [
         WorkerConfig(
@@ -138,6 +144,7 @@ def test_every_flag_of_a_worker_reaches_its_field(engine: dict[str, Any], model:
             host="10.0.0.1",
             port=9,
             allow_plaintext=True,
+            health_port=10,
             advertised_host="10.0.0.2",
             workers=WorkerSettings(
                 engine=EngineConfig(model=model, **dict(engine.values())), transport=TransportName.NIXL
@@ -173,10 +180,15 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
     ]
 
 
+def test_up_makes_certificates_where_it_is_told_to(model: Path, configs: list[Any]) -> None:
+    baton("up", f"--model={model}", "--tls", "--host=0.0.0.0", "--allow-anonymous")
+    assert [config.tls for config in configs] == [True]
+
+
 def test_these_are_all_flags() -> None:
     tried = {flag.partition("=")[0] for flag in (*ENGINE, *GPU, *SERVING, *PROCESS)}
     tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
-    tried |= {"--allow-plaintext", "--advertise-host", "--keys"}
+    tried |= {"--tls", "--advertise-host", "--health-port", "--keys"}
     assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
 
 
@@ -190,6 +202,15 @@ def test_options_that_are_not_given_have_their_defaults(model: Path, configs: li
         WorkerConfig(role=WorkerRole.PREFILL, port=9100, workers=workers),
         WorkerConfig(role=WorkerRole.DECODE, port=9200, workers=workers),
     ]
+
+
+def test_the_environment_has_the_directory_of_certificates(
+    model: Path, configs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MTLS_VARIABLE, "there")
+    baton("prefill", f"--model={model}", "--host=10.0.0.1")
+    baton("gateway", f"--model={model}", "--workers=a:1", "--mtls=here")
+    assert [config.process.mtls for config in configs] == [Path("there"), Path("here")]
 
 
 def test_the_environment_has_the_url_of_redis_and_what_is_logged_of_collections(
@@ -213,8 +234,9 @@ def test_the_environment_has_keys_and_the_file_of_keys(
     file = write_keys(tmp_path / "keys.json").path
     monkeypatch.setenv(API_KEY_VARIABLE, "one,two")
     monkeypatch.setenv(KEYS_VARIABLE, str(file))
-    baton("gateway", f"--model={model}", "--workers=a:1", "--host=0.0.0.0")
-    baton("up", f"--model={model}", "--api-key=three", f"--keys={file}", "--host=0.0.0.0")
+    elsewhere = ("--host=0.0.0.0", "--allow-plaintext")
+    baton("gateway", f"--model={model}", "--workers=a:1", *elsewhere)
+    baton("up", f"--model={model}", "--api-key=three", f"--keys={file}", *elsewhere)
     found = [(config.serving.api_keys, config.serving.keys_file) for config in configs]
     assert found == [(("one", "two"), file), (("three",), file)]
     assert "two" not in repr(configs)

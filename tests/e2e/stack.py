@@ -33,19 +33,22 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: st
 class Endpoint:
     """A gateway's ports, and what a person could ask there. options: those that give a gateway these ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str | None = None) -> None:
+        """key: one with all rights; None: no key is asked for."""
+        self._key = key
         self.port, self.grpc_port, self.admin_port = free_ports(3)
         self.options = ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
         self.options += ["--admin-port", str(self.admin_port)]
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or "none", max_retries=0)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    def get(self, path: str) -> tuple[int, str]:
         """GET at the admin port: status and body; 0 when nobody answers."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}", headers=dict(headers or {}))
+        headers = {"x-api-key": self._key} if self._key else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}", headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
@@ -85,8 +88,8 @@ class Endpoint:
 class Gateway(Endpoint):
     """A gateway process."""
 
-    def __init__(self, model: Path, options: list[str]) -> None:
-        super().__init__()
+    def __init__(self, model: Path, options: list[str], key: str | None = None) -> None:
+        super().__init__(key)
         self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
         self._arguments += [*self.options, *options]
         self.start()
@@ -121,7 +124,9 @@ class Stack:
     kv_memory: str = "16MiB"
     listen_on: str = "127.0.0.1"  # of the workers; elsewhere, something at 127.0.0.1 leads there
     environment: Mapping[str, str] = field(default_factory=dict)  # of the workers, beside that of this process
+    mtls: Path | None = None  # has the certificates of each role, in a directory of its name
     prepare: Callable[[], None] | None = None  # called in each worker before it begins
+    key: str | None = None  # with all rights at the gateways, where these ask for keys
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
@@ -130,6 +135,7 @@ class Stack:
         arguments = [name.partition("-")[0], "--model", str(self.model), "--port", str(self.ports[name])]
         arguments += ["--host", self.listen_on, "--num-threads", "1"]
         arguments += ["--redis-url", self.redis_url, "--advertise-host", "127.0.0.1"] if self.redis_url else []
+        arguments += [] if self.mtls is None else ["--mtls", str(self.mtls / arguments[0])]
         arguments += ["--device", "cpu", "--kv-memory", self.kv_memory, *self.options, *options]
         self.workers[name] = WorkerProcess(arguments, os.environ | self.environment, prepare or self.prepare)
 
@@ -144,7 +150,8 @@ class Stack:
     def _gateway(self, options: Sequence[str]) -> Gateway:
         addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
-        return Gateway(self.model, [*found_by, "--handoff", "always", *options])
+        mtls = [] if self.mtls is None else ["--mtls", str(self.mtls / "gateway")]
+        return Gateway(self.model, [*found_by, *mtls, "--handoff", "always", *options], self.key)
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[None]:

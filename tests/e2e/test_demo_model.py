@@ -29,13 +29,9 @@ CHATS = (
     "What is the capital of France?",
     "Name three fruits.",
     "What color is the sky?",
-    "Translate 'good morning' to Spanish.",
     "Who wrote Romeo and Juliet?",
     "What is 2 plus 3?",
-    "Say hello in one sentence.",
-    "Describe a cat in one sentence.",
     "What is water made of?",
-    "Who was the first person on the Moon?",
 )
 SENTENCES = (
     "The river runs slowly past the old mill.",
@@ -50,9 +46,9 @@ SENTENCES = (
     "Fishermen mend their nets in the evening.",
 )
 NUM_SENTENCES = 82  # some 800 tokens
-NUM_CODES = 10
+NUM_CODES = 4
 BLOCK_SIZE = 16
-CHAT_TOKENS, CODE_TOKENS = 24, 16
+CHAT_TOKENS, CODE_TOKENS = 24, 12
 DECODE, DAMAGED_DECODE = 1, 2  # which port is whose
 
 
@@ -176,7 +172,7 @@ def num_handed_off(gateway: Gateway) -> float:
     return gateway.metric("baton_handoffs_total", outcome="completed")
 
 
-def test_ten_chats_are_answered_as_by_transformers(gateway: Gateway, oracle: Oracle) -> None:
+def test_chats_are_answered_as_by_transformers(gateway: Gateway, oracle: Oracle) -> None:
     before = num_handed_off(gateway)
     chats = [[{"role": "user", "content": text}] for text in CHATS]
     with ThreadPoolExecutor(len(chats)) as clients:
@@ -191,7 +187,7 @@ def test_ten_chats_are_answered_as_by_transformers(gateway: Gateway, oracle: Ora
 
 
 def test_codes_in_long_prompts_are_recalled_through_the_handoff(gateway: Gateway, oracle: Oracle) -> None:
-    """As many as `transformers` recalls, of ten that it does recall."""
+    """As many as `transformers` recalls, of those that it does recall."""
     before, num_recalled, seed = num_handed_off(gateway), 0, 0
     while num_recalled < NUM_CODES:
         text, seed = planted(seed), seed + 1

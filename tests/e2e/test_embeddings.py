@@ -62,6 +62,21 @@ def test_grpc_has_the_same_embeddings(stack: Stack):
         assert np.abs(embedding - np.array(other)).max() < 1e-6
 
 
+def test_an_embedding_finds_its_prompt_in_caches_by_its_own_salt_alone(stack: Stack):
+    prompt = prompt_of(3100, 50)
+
+    def cached(salt: str) -> int:
+        request = inference_pb2.EmbedRequest(inputs=[{"token_ids": {"ids": prompt}}], cache_salt=salt, priority=-1)
+        with grpc.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel:
+            answer = inference_pb2_grpc.InferenceStub(channel).Embed(request, timeout=120)
+        assert np.abs(np.array(answer.embeddings[0].values) - expected(stack.model, prompt)).max() < 1e-5
+        stack.gateway.wait_for_baseline()
+        return int(answer.usage.cached_tokens)
+
+    assert [cached(salt) for salt in ("a", "b", "")] == [0, 0, 0]
+    assert all(cached(salt) >= 16 for salt in ("a", "b", ""))
+
+
 def test_the_option_says_how_to_pool(stack: Stack):
     prompt = prompt_of(4000, 30)
     with stack.serving("--pooling", "mean") as gateway:

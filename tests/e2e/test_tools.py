@@ -1,12 +1,14 @@
 """Calls of tools through the whole stack: held by grammars, through handoffs, and when a worker dies."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import grpc
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from protos import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import write_model
 from tests.e2e.schemas import draw
 from tests.e2e.stack import Stack, running_stack, wait_until
@@ -96,4 +98,56 @@ def test_a_streamed_call_goes_on_when_its_worker_dies(stack: Stack):
     assert arguments == expected.message.tool_calls[0].function.arguments
     assert finish == expected.finish_reason == "tool_calls"
     stack.heal()
+    wait_until(stack.gateway.at_baseline)
+
+
+def joined(answers: Iterable[inference_pb2.GenerateResponse]) -> tuple[list[list[str]], int]:
+    """The calls of a streamed answer, and its finish reason."""
+    calls: list[list[str]] = []
+    finish = 0
+    for answer in answers:
+        for part in answer.tool_calls:
+            if part.id:
+                calls.append([part.name, ""])
+            calls[part.call][1] += part.arguments
+        finish = answer.finish_reason or finish
+    return calls, finish
+
+
+def test_a_call_over_grpc_is_that_of_http_and_goes_on_when_its_worker_dies(stack: Stack):
+    """Handed off from the prefill worker each time, with a second turn that has the call and its result."""
+    fields: dict[str, Any] = {"tools": [tool("second", ADDRESS)], "tool_choice": "required"}
+    (expected,) = ask(stack, 11, **fields, parallel_tool_calls=False).choices[0].message.tool_calls
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Call."}],
+        "tools": [{"name": "second", "parameters": json.dumps(ADDRESS)}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
+    before = stack.gateway.metric("baton_handoffs_total", outcome="completed")
+    lost = stack.gateway.metric("baton_attempt_ends_total", reason="worker_lost")
+    with grpc.insecure_channel(f"127.0.0.1:{stack.gateway.grpc_port}") as channel:
+        inference = inference_pb2_grpc.InferenceStub(channel)
+
+        def generate(**more: Any) -> Iterator[inference_pb2.GenerateResponse]:
+            request = inference_pb2.GenerateRequest(chat={**chat, **more}, temperature=1.0, seed=11)
+            for number, answer in enumerate(inference.Generate(request, timeout=300)):
+                if number == 8 and not more:
+                    stack.workers[busiest(stack, "decode")].kill()
+                yield answer
+
+        calls, finish = joined(generate())
+        assert calls == [[expected.function.name, expected.function.arguments]]
+        assert finish == inference_pb2.FINISH_REASON_TOOL_CALLS
+        assert stack.gateway.metric("baton_attempt_ends_total", reason="worker_lost") > lost
+        stack.heal()
+        call = {"id": expected.id, "name": calls[0][0], "arguments": calls[0][1]}
+        turn = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "x"},
+        ]
+        ((name, arguments),), _ = joined(generate(messages=[*chat["messages"], *turn]))
+        assert name == "second"
+        jsonschema.Draft202012Validator(ADDRESS).validate(json.loads(arguments))
+    assert stack.gateway.metric("baton_handoffs_total", outcome="completed") - before >= 2
     wait_until(stack.gateway.at_baseline)

@@ -127,6 +127,18 @@ def test_chunks_beside_other_work_and_a_step_ahead(pooling: Pooling, depth: int)
     driven.assert_baseline()
 
 
+def test_embeddings_share_cached_blocks_by_their_salts() -> None:
+    driven = make_engine(scheduler=PrefillScheduler(64))
+    prompt = list(range(30))
+    cached = []
+    for salt in ("a", "b", "", "a", ""):
+        handle = driven.embed(prompt, Pooling.LAST, salt=salt)
+        driven.run()
+        cached.append(driven.cached[handle] > 0)
+    assert cached == [False, False, False, True, True]
+    driven.assert_baseline()
+
+
 def test_a_prompt_may_fill_the_context() -> None:
     """No token follows it, so it needs no further position."""
     driven = make_engine(scheduler=PrefillScheduler(64), max_model_len=32, num_blocks=8)

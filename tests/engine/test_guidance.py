@@ -1,16 +1,24 @@
 """Answers that match grammars, whatever happens to their sequences."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from llguidance import LLMatcher
 
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
-from services.engine.guidance import Guidance
+from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
+from services.engine.logit_edits import gather_edits
+from services.engine.runner.base import SamplingBatch
 from services.engine.runner.simulated import SimulatedRunner
+from services.engine.sampler import sample
 from services.engine.sequences import Sequences
+from services.launcher import random_model
+from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode, FinishReason
 from tests.engine.harness import Driven
 
@@ -194,3 +202,56 @@ def test_an_answer_that_is_cut_off_begins_as_its_grammar_does():
     driven.run()
     assert driven.finish[handle] == FinishReason.LENGTH
     assert re.fullmatch("[0-9]{2}", text(driven.tokens[handle]))
+
+
+WORDS = 4096
+DIGITS_AND_QUOTE = [*range(18, 28), 4]
+FORCED = LLMatcher.grammar_from_regex(r'\{"temperature": (true|false|[0-9]{1,4}), "description": "[^"]{0,40}"\}')
+
+
+class Answers:
+    """Greedy rows that have a grammar, but for the last; the first of them is never to choose one of a few tokens."""
+
+    def __init__(self, guidance: Guidance, num_guided: int) -> None:
+        self._guidance = guidance
+        self._sequences = [GuidedSequence(guidance, FORCED) for _ in range(num_guided)]
+        self.tokens: list[list[int]] = [[] for _ in self._sequences]
+
+    def advance(self, logits: torch.Tensor, *, settles: bool) -> list[int]:
+        """Samples the next token of each row, and returns them all."""
+        rows = []
+        for row, (sequence, tokens) in enumerate(zip(self._sequences, self.tokens, strict=True)):
+            new = tokens[sequence.num_followed :]
+            sequence.num_followed += len(new)
+            banned = np.arange(20, 24) if row == 0 else np.zeros(0, dtype=np.int64)
+            rows.append(GuidedRow(row, sequence, new, banned))
+        masks = self._guidance.masks(rows)
+        if not settles:
+            masks = replace(masks, settle=None)
+        batch = SamplingBatch.greedy(len(logits))
+        batch.edits = gather_edits([], len(logits), masks)
+        assert batch.settles is settles
+        sampled: list[int] = sample(logits.clone(), batch).token_ids.tolist()
+        for tokens, token in zip(self.tokens, sampled, strict=False):
+            tokens.append(token)
+        return sampled
+
+
+@pytest.fixture(scope="module")
+def words() -> Guidance:
+    """The grammars of a vocabulary in which a text that is forced has one way to be written."""
+    tokenizer = open_model(random_model.made()).tokenizer().decode()
+    return Guidance(tokenizer, WORDS, (2,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_that_are_settled_are_the_likeliest_of_the_masked_ones(words: Guidance, dtype: torch.dtype):
+    """Rows that may choose one token only, rows whose likeliest token must not come, ends, and what is banned."""
+    settled, masked = Answers(words, 12), Answers(words, 12)
+    chance = torch.Generator().manual_seed(4)
+    for _step in range(60):
+        logits = torch.randn(13, WORDS, generator=chance).to(dtype)
+        logits[:, DIGITS_AND_QUOTE] += 6  # some likeliest tokens may come
+        assert settled.advance(logits, settles=True) == masked.advance(logits, settles=False)
+    assert all(len(set(tokens)) > 5 for tokens in settled.tokens)
+    assert any(2 in tokens for tokens in settled.tokens)

@@ -1,6 +1,7 @@
 """Priorities: lower ones are served sooner, the highest is preempted first, and nothing starves."""
 
 from kvtransfer.ids import AttemptId
+from services.config import Pooling
 from services.decode.scheduler import DecodeScheduler
 from services.engine.priority import DUE_S
 from services.engine.request import Kind
@@ -69,6 +70,15 @@ def test_produced_prompts_have_priorities_too():
     plain, urgent = (driven.submit([at, 2, 3], 5, kind=Kind.PRODUCE, priority=-at) for at in (0, 1))
     driven.run()
     assert [announced.id.handle for announced in driven.announced][-2:] == [urgent, plain]
+
+
+def test_prompts_to_embed_have_priorities_too():
+    driven = make_engine(max_num_seqs=1, scheduler=PrefillScheduler(64))
+    driven.submit(list(range(100)), 1)
+    driven.step()
+    short, long = driven.embed([1, 2], Pooling.LAST), driven.embed(list(range(50, 90)), Pooling.LAST, priority=-1)
+    driven.run()
+    assert list(driven.embeddings) == [long, short]
 
 
 def test_a_sequence_that_is_due_is_not_the_one_to_be_preempted():

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from services.protocol.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from services.protocol.versions import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from tests.e2e.stack import Stack, running_stack, wait_until
 from tests.e2e.test_pair import GREEDY
 from tests.faults.case import Case, busiest, case_of

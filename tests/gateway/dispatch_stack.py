@@ -17,7 +17,7 @@ from services.gateway.api.generation import (
     Generation,
     GenerationRequest,
 )
-from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy, Why
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.capsule import Capsule
@@ -128,9 +128,8 @@ async def running(
             await exits.enter_async_context(serving(worker))
         counts = Counts()
         named = [worker.address for worker in workers] + list(addresses)
-        dispatcher = Dispatcher(
-            named, Policy(handoff), max_waiting, MemoryPrefixIndex(), counts, no_worker_wait_s=no_worker_wait_s
-        )
+        access = WorkerAccess(no_worker_wait_s=no_worker_wait_s)
+        dispatcher = Dispatcher(named, Policy(handoff), max_waiting, MemoryPrefixIndex(), counts, access)
         task = asyncio.create_task(dispatcher.run())
         try:
             stack = Stack(dispatcher, counts, list(workers))

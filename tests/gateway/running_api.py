@@ -31,6 +31,8 @@ from services.gateway.text.chat_template import ChatTemplate
 from services.gateway.text.responses.forms import find_forms
 from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.model_files.info import GenerationDefaults, ModelInfo
+from services.tls.contexts import server_context
+from services.tls.files import CertificateFiles
 from tests.gateway.scripted_generator import Script, ScriptedGenerator, one_delta
 from tests.gateway.tokenizer_files import CHATML, byte_level
 
@@ -78,17 +80,21 @@ async def running_api(
     tokenizer_info: dict[str, Any] | None = None,
     response_store: ResponseStore | None = None,
     trusts_templates: bool = False,
+    tool_template: str | None = None,
     keys: Authenticator | None = None,
+    tls: CertificateFiles | None = None,
 ) -> AsyncIterator[Api]:
-    """A gateway on a free port of loopback."""
+    """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
     generator = ScriptedGenerator(Script(one_delta(tokenizer.backend.encode("Hello", add_special_tokens=False).ids)))
     metrics = GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, defaults or GenerationDefaults())
     chat_template = None
     if template is not None:
-        chat_template = ChatTemplate(template, tokenizer.special_tokens, replaceable=trusts_templates)
-    chat_model = ChatModel(chat_template, find_forms(response_template, template))
+        chat_template = ChatTemplate(
+            template, tokenizer.special_tokens, replaceable=trusts_templates, tool_use=tool_template
+        )
+    chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
     runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     parts = AppParts(
@@ -107,17 +113,18 @@ async def running_api(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    config = http_config(app, 5, Shutdown())  # a test that failed may have left a client behind
+    context = None if tls is None else server_context(tls)
+    config = http_config(app, 5, Shutdown(), context)  # a test that failed may have left a client behind
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    base_url = f"http://127.0.0.1:{port}"
+    base_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     admin_listener = socket.create_server(("127.0.0.1", 0))
     admin_url = f"http://127.0.0.1:{admin_listener.getsockname()[1]}"
     grpc_servers: list[GrpcServer] = []
 
     async def start_grpc() -> int:
-        servicer = InferenceServicer(runners, metrics, request_timeout_s, keys=keys)
-        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, keys=keys))
+        servicer = InferenceServicer(runners, metrics, request_timeout_s, strict_fields=strict_fields, keys=keys)
+        grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, keys=keys, tls=tls))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 
     try:

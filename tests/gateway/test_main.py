@@ -145,12 +145,15 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(
     os.close(writing)
 
 
-async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int, admin_port: int):
-    with socket.create_server(("127.0.0.1", port)):
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+async def test_a_taken_port_is_one_line_and_an_exit_code(model: Path, port: int, admin_port: int, flag: str):
+    taken = port if flag == "--port" else admin_port
+    with socket.create_server(("127.0.0.1", taken)):
         async with gateway(model, port, admin_port, "127.0.0.1:1") as process:
             code, out, error = await how_it_ended(process)
     assert code == 1
-    assert (out, error) == ("", f"baton gateway: 127.0.0.1:{port} is in use already\n")
+    words = f"127.0.0.1:{taken} is in use already; choose another with {flag}"
+    assert (out, error) == ("", f"baton gateway: {words}\n")
 
 
 async def test_a_missing_model_is_one_line_and_an_exit_code(tmp_path: Path, port: int, admin_port: int):

@@ -15,6 +15,10 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 if find_spec("triton") is None:  # there is one for Linux alone
     collect_ignore_glob = ["test_*.py"]
+elif not torch.cuda.is_available():
+    from tests.gpu.checks.interpreter import remember_builtins
+
+    remember_builtins()
 
 
 @pytest.fixture(scope="session")

@@ -51,12 +51,14 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
         pytest.param(bugs.MARK_PER_STREAM, "still knows|no end for", id="mark"),
         pytest.param(bugs.ABORT_TO_DECODE_ONLY, "still knows|no end for", id="abort"),
         pytest.param(bugs.LASTING_PENDING_NODES, "pending nodes", id="pending nodes"),
-        pytest.param(bugs.LINKED_TWICE, "linked one way|a cycle", id="linked twice"),
         pytest.param(bugs.CHUNKWISE_BLOCKS, "no end for", id="chunkwise blocks"),
     ],
 )
 def test_random_interleavings_find_the_bug(bug: Parts, words: str) -> None:
-    """Without a schedule. The missing generation check is not among them: random runs hardly ever get there."""
+    """Without a schedule. Two bugs are not among them.
+
+    Random runs hardly ever get to the missing generation check, and need half a minute for the block linked twice.
+    """
 
     class Planted(StretchMachine):
         parts = bug

@@ -13,6 +13,10 @@ from redis.retry import Retry
 
 from kvtransfer.ids import WorkerId
 from loadtest.processes import free_ports
+from services.gateway.api.caller import RateLimits
+from services.gateway.api.generation import Refusal
+from services.gateway.keys.quota import Ask
+from services.gateway.keys.redis_quotas import RedisQuotas
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.publisher import IndexPublisher
@@ -87,6 +91,16 @@ async def test_a_gateway_keeps_reads_and_deletes_responses(clients: tuple[Client
     assert await store.put("default", "resp_1", b"words")
     assert await store.get("default", "resp_1") == b"words"
     assert await store.delete("default", "resp_1")
+
+
+async def test_a_gateway_counts_what_keys_use(clients: tuple[Client, Client]):
+    quotas = RedisQuotas(clients[0], CircuitBreaker(time.monotonic))
+    asked = Ask("key", RateLimits(2, 100, 1), "lease", 10, 60)
+    taken = await quotas.take(asked)
+    assert (taken.alone, taken.refusal) == (False, None)
+    assert (await quotas.take(asked)).refusal is Refusal.KEY_CONCURRENT
+    await quotas.settle(asked, taken, 95)
+    assert (await quotas.take(asked)).refusal is Refusal.KEY_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from kvtransfer.transports.memory import MemoryFabric, MemoryTransport
 from kvtransfer.transports.nixl import NixlTransport
 from protos import kv_pb2_grpc
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
+from services.tls.grpc_ends import Channels
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from tests.forkserver import FORKSERVER
 
@@ -134,7 +135,7 @@ class GrpcEnd(End):
         super().__init__(ByteStreamTransport(self.source, self.dial), f"127.0.0.1:{port}")
 
     def dial(self, address: str) -> GrpcByteChannel:
-        return GrpcByteChannel(address, self._loop)
+        return GrpcByteChannel(address, self._loop, Channels())
 
     async def _serve(self) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server()  # without the pings of a worker's, which take a busy machine for a stopped reader

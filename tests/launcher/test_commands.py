@@ -24,7 +24,8 @@ from services.config import (
     WorkerRole,
 )
 from services.config.engine import EngineConfig
-from services.launcher import commands
+from services.launcher import certificates, commands
+from services.launcher.authority import Authority
 from services.launcher.child import ChildSpec
 from services.process import child_config
 from services.process.configs import (
@@ -35,6 +36,7 @@ from services.process.configs import (
     WorkerConfig,
     WorkerSettings,
 )
+from services.tls.roles import CertificateRole
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -137,6 +139,26 @@ def test_a_configuration_comes_out_as_it_went_in(
     assert repr(found) == repr(config)  # types too: an enum's member is equal to its text
 
 
+def test_each_process_has_a_certificate_of_its_own_role(tmp_path: Path) -> None:
+    """And the launcher one that can ask workers. The gateway shows clients another one."""
+    certificates.make(tmp_path, "127.0.0.1")
+    config = commands.with_certificates(replace(UP, process=ProcessSettings()), tmp_path)
+    stack = commands.stack(config, PORTS, None, FDS)
+    roles = [taken(child, WorkerConfig).process.mtls for child in stack.workers]
+    assert roles == [tmp_path / "prefill", tmp_path / "decode", tmp_path / "decode"]
+    gateway = taken(stack.gateway, GatewayConfig)
+    assert (gateway.process.mtls, gateway.serving.tls_cert) == (tmp_path / "gateway", tmp_path / "clients" / "tls.crt")
+    assert commands.api_url(config.serving) == "https://127.0.0.1:81"
+
+
+def test_a_certificate_that_the_user_names_is_everybody_s(tmp_path: Path) -> None:
+    names = [role.dns_name for role in CertificateRole]
+    mtls = Authority().issue(names, tmp_path).chain.parent
+    stack = commands.stack(replace(UP, process=ProcessSettings(mtls=mtls)), PORTS, None, FDS)
+    assert {taken(child, WorkerConfig).process.mtls for child in stack.workers} == {mtls}
+    assert taken(stack.gateway, GatewayConfig).process.mtls == mtls
+
+
 def test_command_lines_have_role_and_port_and_no_secret() -> None:
     stack = commands.stack(UP, PORTS, None, FDS)
     lines = [" ".join(child.command) for child in (*stack.workers, stack.gateway)]
@@ -173,11 +195,12 @@ def test_workers_know_how_many_they_are() -> None:
 
 
 def test_a_stack_with_redis_starts_it_first_and_the_gateway_asks_it() -> None:
-    config = commands.with_redis(replace(UP, process=ProcessSettings()), 21004)
-    stack = commands.stack(config, PORTS, 21004, FDS)
+    socket = Path("/run/user/1/baton-1/redis.sock")
+    config = commands.with_redis(replace(UP, process=ProcessSettings()), socket)
+    stack = commands.stack(config, PORTS, socket, FDS)
     assert [child.name for child in stack.in_order()[0]] == ["redis"]
     gateway = taken(stack.gateway, GatewayConfig)
-    assert (gateway.process.redis_url, gateway.worker_addresses) == ("redis://127.0.0.1:21004", ())
+    assert (gateway.process.redis_url, gateway.worker_addresses) == (f"unix://{socket}", ())
 
 
 def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
@@ -186,6 +209,11 @@ def test_children_hear_of_no_other_redis_than_the_stack_s() -> None:
     stack = commands.stack(UP, PORTS, None, FDS)
     urls = {taken(child, WorkerConfig).process.redis_url for child in stack.workers}
     assert urls | {taken(stack.gateway, GatewayConfig).process.redis_url} == {PROCESS.redis_url}
+
+
+def test_nixl_of_workers_of_one_machine_listens_on_loopback_alone() -> None:
+    assert commands.environment({}, 2)["UCX_NET_DEVICES"] == "lo"
+    assert commands.environment({"UCX_NET_DEVICES": "all"}, 2)["UCX_NET_DEVICES"] == "all"
 
 
 def test_workers_hear_of_no_key() -> None:

@@ -185,6 +185,11 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(
         open_model(path).tokenizer()
 
 
+def test_a_template_for_tools(tmp_path: Path, checkpoint: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", checkpoint, change={"tokenizer.chat_template.tool_use": "tools"})
+    assert open_model(path).tool_template() == "tools"
+
+
 def test_a_template_that_is_no_text_is_refused(tmp_path: Path, checkpoint: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", checkpoint, change={"tokenizer.chat_template": 7})
     with pytest.raises(ModelError, match="chat_template is not a text"):

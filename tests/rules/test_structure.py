@@ -1,5 +1,6 @@
 """The rules of structure that the code is held to: small functions and classes, no import cycle, a README a folder."""
 
+import ast
 from graphlib import CycleError, TopologicalSorter
 
 from tests.rules.source_tree import (
@@ -61,6 +62,18 @@ def test_no_module_imports_itself_through_others():
 
 def _imported(module: Module, known: dict[str, Module]) -> set[str]:
     return {name for name in imports(module) if name in known}
+
+
+def test_one_file_makes_channels_and_opens_ports_of_grpc():
+    """So that no connection is plain text where the process has a certificate."""
+    calls = ("insecure_channel", "secure_channel", "add_insecure_port", "add_secure_port")
+    found = {
+        module.path
+        for module in modules("services", "kvtransfer")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and node.attr in calls
+    }
+    assert found == {"services/tls/grpc_ends.py"}
 
 
 def test_every_folder_of_the_services_says_on_one_screen_what_it_is():

@@ -14,7 +14,10 @@ from services.protocol.capsule import Capsule
 from services.protocol.frames import Failure, Frame, Load, Row, Timing
 from services.protocol.messages import BlockEvents, GatewayHello, GatewayMessage, HandTo, Submit, TakeFrom, WorkerHello
 from services.protocol.sampling import SamplingParams
+from services.protocol.versions import PROTOCOL_MINOR
 from services.protocol.wire import deserialize_worker_message, serialize_gateway_message
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 
 
 class Stream:
@@ -82,17 +85,18 @@ class TestGateway:
 
     __test__ = False
 
-    def __init__(self, id: int = 77) -> None:
+    def __init__(self, id: int = 77, minor: int = PROTOCOL_MINOR) -> None:
         self.id = GatewayId(id)
+        self.minor = minor
         self.handles = count(1)
         self.highest = 0
 
     @contextlib.asynccontextmanager
-    async def connect(self, port: int) -> AsyncIterator[Stream]:
+    async def connect(self, port: int, channels: Channels | None = None) -> AsyncIterator[Stream]:
         address = f"127.0.0.1:{port}"
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with (channels or Channels()).open(address, CertificateRole.WORKER, ()) as channel:
             stream = Stream(channel.stream_stream("/baton.v1.Worker/Connect")(), address)
-            await stream.send(GatewayHello(self.id, self.highest))
+            await stream.send(GatewayHello(self.id, self.highest, protocol_minor=self.minor))
             reader = asyncio.create_task(stream.read())
             await stream.until(lambda: stream.hello and stream.events)
             yield stream

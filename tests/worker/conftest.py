@@ -14,6 +14,7 @@ from services.decode.scheduler import DecodeScheduler
 from services.engine.runner.base import StepInput
 from services.engine.runner.simulated import SimulatedRunner
 from services.prefill.scheduler import PrefillScheduler
+from services.tls.files import CertificateFiles
 from services.worker.worker import MakeTransports, Worker, WorkerParts
 from tests.worker.client import Stream, TestGateway
 
@@ -84,6 +85,8 @@ def make_worker(
     redis_url: str | None = None,
     transports: MakeTransports | None = None,
     runner: type[SimulatedRunner] | None = None,
+    tls: CertificateFiles | None = None,
+    health_address: str | None = None,
 ) -> Worker:
     """A worker over the simulated runner, and the memory transport unless others are named."""
 
@@ -102,6 +105,8 @@ def make_worker(
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
             redis_url=redis_url,
+            tls=tls,
+            health_address=health_address,
         )
     )
 

@@ -7,7 +7,7 @@ from kvtransfer.ids import GatewayId, WorkerId
 from services.config import WorkerRole
 from services.engine.prefix_cache import ROOT_NODE, CacheEvents
 from services.protocol.block_hash import BlockHash
-from services.protocol.messages import WorkerHello
+from services.protocol.messages import GatewayHello, WorkerHello
 from services.worker.block_changes import BlockChanges
 from services.worker.engine_thread import EngineThread
 from services.worker.gateway_servicer import GatewayServicer, _Session
@@ -43,7 +43,7 @@ async def test_many_changes_at_once_do_not_end_a_stream():
     )  # fmt: skip
     servicer = GatewayServicer(EngineThread.__new__(EngineThread), hello, lambda take_from: None, drain=_never_drains)
     ended: list[_Session] = []
-    session = _Session(GatewayId(7), True, ended.append)
+    session = _Session(GatewayHello(GatewayId(7), 0), ended.append)
     servicer._sessions[session.gateway] = session
     events = CacheEvents()
     for node in range(1, 140_001):

@@ -39,13 +39,13 @@ user probe on nopass -@all +ping
 {{- if .Values.mtls.enabled }}
 user reloader on >$RELOADER -@all +config|set
 {{- end }}
-user gateway on >$GATEWAY_PASSWORD ~baton:index:* ~baton:{workers}:* ~baton:response:* ~baton:limits:* -@all {{ include "baton.redisGatewayCommands" . }}
+user gateway on >$GATEWAY_PASSWORD ~baton:index:* ~baton:{workers}:* ~baton:response:* ~baton:response-lease:* ~baton:limits:* -@all {{ include "baton.redisGatewayCommands" . }}
 user worker on >$WORKER_PASSWORD ~baton:index:* ~baton:{workers}:* -@all {{ include "baton.redisWorkerCommands" . }}
 END
 {{- end }}
 
 {{- define "baton.redisGatewayCommands" -}}
-+ping +select +evalsha +script|load +time +hget +zrangebyscore +get +set +del +pexpire
++ping +select +evalsha +script|load +time +hget +zrangebyscore +get +set +del +exists +pexpire
 {{- end }}
 
 {{- define "baton.redisWorkerCommands" -}}

@@ -51,6 +51,10 @@
 {{ include "baton.modelVolume" .root }}
 - name: tmp
   emptyDir: {}
+- name: kernels
+  emptyDir: {}
+- name: hub
+  emptyDir: {}
 {{- if .root.Values.mtls.enabled }}
 {{ include "baton.secretVolume" (dict "volume" "mtls" "secret" (include "baton.mtlsSecret" .)) }}
 {{- end }}
@@ -67,6 +71,8 @@
 {{- define "baton.volumeMounts" -}}
 {{ include "baton.modelMount" .root }}
 - {name: tmp, mountPath: /tmp}
+- {name: kernels, mountPath: /var/cache/baton}
+- {name: hub, mountPath: /var/cache/huggingface}
 {{- if .root.Values.mtls.enabled }}
 - {name: mtls, mountPath: /etc/baton/mtls, readOnly: true}
 {{- end }}

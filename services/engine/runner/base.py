@@ -10,12 +10,28 @@ from kvtransfer.block_memory import BlockMemory
 from kvtransfer.layout import KvLayout
 
 
+def _nothing() -> None:
+    """Begins masks that are there already."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMasks:
-    """The tokens that M rows may choose. Something computes them while the model runs."""
+    """The tokens that M rows may choose.
+
+    A runner begins the masks and takes their bits; or it settles the tokens that would come without masks, and takes
+    the masks of those rows alone for which that fails.
+
+    begin: has the masks computed while the model runs.
+    bits: waits for them, and returns uint32[M, ceil(vocab / 32)], lowest bit first; 1: may.
+    settle: gets the likeliest of all tokens for each row, int[M]. Where a row may choose one token only, it puts that
+    one in its place. Returns masks of the rows whose token must not come, or None if there are none. None instead of
+    it: masks have to be taken.
+    """
 
     rows: np.ndarray  # int64[M]
-    bits: Callable[[], np.ndarray]  # waits for them, and returns uint32[M, ceil(vocab / 32)], lowest bit first; 1: may
+    bits: Callable[[], np.ndarray]
+    begin: Callable[[], None] = _nothing
+    settle: "Callable[[np.ndarray], TokenMasks | None] | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +83,22 @@ class SamplingBatch:
     all_greedy: bool
     any_logprobs: bool
     named: "NamedLogprobs | None" = None  # None: all alternatives are the likeliest
+
+    @property
+    def only_likeliest(self) -> bool:
+        """True when each row gets the likeliest of the tokens that it may choose, and no other number is wanted."""
+        return self.all_greedy and not self.any_logprobs and (self.edits is None or self.edits.only_masks)
+
+    @property
+    def settles(self) -> bool:
+        """True when tokens are chosen first, and masks are taken only for rows that must not have theirs."""
+        masks = None if self.edits is None else self.edits.masks
+        return self.only_likeliest and masks is not None and masks.settle is not None
+
+    def begin_masks(self) -> None:
+        """Has the masks computed, if there are any, while the model runs."""
+        if self.edits is not None and self.edits.masks is not None:
+            self.edits.masks.begin()
 
     @classmethod
     def greedy(cls, num_rows: int, num_logprobs: int = -1) -> "SamplingBatch":

@@ -5,6 +5,7 @@ of a sequence's blocks, so a block that is stale, misplaced, torn or not moved c
 """
 
 from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -83,7 +84,9 @@ class SimulatedRunner:
         self._pool[step.block_tables[rows, block], 1, offset] = step.positions
         tokens = self._followers(step.block_tables[step.sample_rows], step.seq_lens[step.sample_rows] - 1)
         tokens = self._moved_by_chance(tokens, step.sampling)
-        if step.sampling.edits is not None:
+        if step.sampling.settles:
+            self._settle(tokens, step.sampling.edits)
+        elif step.sampling.edits is not None:
             tokens = self._edited(tokens, step.sampling.edits)
         return StepOutput(tokens, self._logprobs(tokens, step), self._score(step), self._pooled(step))
 
@@ -108,6 +111,18 @@ class SimulatedRunner:
         moved = tokens + (digest >> np.uint64(33)) % np.uint64(self.vocab_size)
         chosen: np.ndarray = np.where(sampling.temperature > 0, moved % self.vocab_size, tokens).astype(np.int32)
         return chosen
+
+    def _settle(self, tokens: np.ndarray, edits: LogitEdits | None) -> None:
+        """Puts tokens that their rows may choose in the place of those that they must not, as the CPU's sampler."""
+        assert edits is not None
+        assert edits.masks is not None
+        assert edits.masks.settle is not None
+        rows = edits.masks.rows
+        settled = tokens[rows]
+        refused = edits.masks.settle(settled)
+        tokens[rows] = settled
+        if refused is not None:
+            tokens[refused.rows] = self._edited(tokens, replace(edits, masks=refused))[refused.rows]
 
     def _edited(self, tokens: np.ndarray, edits: LogitEdits) -> np.ndarray:
         """Applies edits to logits that are 0 for the hash's token and one less for each token after it, around the

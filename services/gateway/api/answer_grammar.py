@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.gateway.api.call_grammar import ANY_ARGUMENTS, Rules, add_calls, add_text_with_calls, in_pattern
+from services.gateway.api.call_grammar import ANY_ARGUMENTS, add_calls, add_text_with_calls
 from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.grammar_rules import Rules, in_pattern
 from services.gateway.api.tools import NamedChoice, Tool, ToolChoice
 from services.gateway.text.responses.formats import CallForm
 from services.gateway.text.responses.template import Field
@@ -12,6 +13,7 @@ from services.gateway.text.tokenizer import Tokenizer
 from services.protocol.sampling import MAX_GRAMMAR
 
 _SPACE = r"/[ \n]{0,4}/"  # between reasoning and answer
+_BLANK = r"[\s\x1c-\x1f]*"  # before a mark that opens reasoning
 _ANYTHING = "anything"  # the name of a rule: any tokens
 
 
@@ -88,11 +90,22 @@ def _add_calls(rules: Rules, wanted: WantedAnswer) -> str:
         if wanted.form:
             calls = add_calls(rules, form, tools, one=wanted.one_call)
             return rules.add("answer", f"{calls} | {rules.grammar('form', wanted.form)}")
-        return add_text_with_calls(rules, form, tools, one=wanted.one_call)
+        excluded = _openings(wanted.reasoning)
+        return add_text_with_calls(rules, form, tools, one=wanted.one_call, excluded=excluded)
     if isinstance(wanted.choice, NamedChoice):
         named = wanted.choice.function.name
         return add_calls(rules, form, [tool for tool in wanted.tools if tool.function.name == named], one=True)
     return add_calls(rules, form, wanted.tools, one=wanted.one_call)
+
+
+def _openings(reasoning: ReasoningFirst | None) -> Sequence[str]:
+    """Patterns of texts that open reasoning without a bound, where there is one: spelled in letters, or once more."""
+    if reasoning is None or reasoning.budget is None:
+        return ()
+    assert reasoning.field.open is not None
+    marks = "|".join(map(in_pattern, reasoning.field.open.literals))
+    before = _BLANK if reasoning.field.leads else r"(.|\n)*"
+    return (f"{before}({marks})",)
 
 
 def _loosened(tool: Tool) -> Tool:

@@ -1,6 +1,5 @@
 """Calls of tools as rules of a grammar: in the form in which the model writes them, with arguments of their schemas."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,63 +8,13 @@ import orjson
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.forms import JsonStyle, of_schema
+from services.gateway.api.grammar_rules import Rules, in_pattern
+from services.gateway.api.tagged_arguments import TaggedArguments
 from services.gateway.api.tools import Tool
 from services.gateway.text.responses.formats import CallForm
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
-
-
-class Rules:
-    """Rules in llguidance's notation of Lark, and the grammars that they name.
-
-    added: the tokens that the tokenizer adds to its vocabulary, by their text. Where a rule has such a text, it asks
-    for the token, and not for the letters.
-    """
-
-    def __init__(self, added: Mapping[str, int]) -> None:
-        self._added = added
-        longest_first = sorted((text for text in added if text), key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._rules: dict[str, str] = {}
-        self._grammars: dict[str, dict[str, Any]] = {}
-
-    def add(self, name: str, rule: str) -> str:
-        """Adds a rule; returns its name. `name` may have attributes: `head[lazy]`."""
-        self._rules[name] = rule
-        return name.partition("[")[0]
-
-    def token(self, text: str) -> int | None:
-        """The added token with this text."""
-        return self._added.get(text)
-
-    def text(self, text: str) -> str:
-        """A text as an expression."""
-        parts, end = [], 0
-        for found in self._split.finditer(text):
-            parts += [text[end : found.start()], self._added[found.group()]]
-            end = found.end()
-        parts.append(text[end:])
-        return " ".join(
-            f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)
-            for part in parts
-            if part != ""
-        )
-
-    def grammar(self, name: str, grammar: str) -> str:
-        """Adds a grammar of its own; returns the expression that names it."""
-        if grammar.lstrip().startswith("{"):
-            first, *others = orjson.loads(grammar)["grammars"]
-            self._grammars[name] = {**first, "name": name}
-            self._grammars.update({each["name"]: each for each in others})
-        else:
-            self._grammars[name] = {"name": name, "lark_grammar": grammar}
-        return f"@{name}"
-
-    def written(self) -> str:
-        """The whole, in llguidance's notation."""
-        lark = "\n".join(f"{name}: {rule}" for name, rule in self._rules.items())
-        return orjson.dumps({"grammars": [{"lark_grammar": lark}, *self._grammars.values()]}).decode()
 
 
 def add_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool) -> str:
@@ -75,20 +24,23 @@ def add_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool)
     return rules.add("calls", f"{rules.text(form.begin)} {call} {more} {rules.text(form.end)}")
 
 
-def add_text_with_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool) -> str:
-    """Adds the rule of any text, in which what begins like a call is one; returns its name. Raises ApiError."""
+def add_text_with_calls(
+    rules: Rules, form: CallForm, tools: Sequence[Tool], *, one: bool, excluded: Sequence[str] = ()
+) -> str:
+    """Adds the rule of any text, in which what begins like a call is one; returns its name. Raises ApiError.
+
+    excluded: patterns of beginnings that no text has, neither the first nor one after a call.
+    """
     if form.bare:
-        first = re.escape(form.first_character)
-        rules.add("PLAIN", rf"/\s*[^{first}\s](.|\n)*/")  # white space does not hide a call from its reader
-        rules.add("BEFORE", r"/\s+/")
-        return rules.add("answer", f"(BEFORE? {add_calls(rules, form, tools, one=one)} | PLAIN | BEFORE)?")
+        return _add_bare(rules, form, add_calls(rules, form, tools, one=one), excluded)
     token, trigger = rules.token(form.trigger), in_pattern(form.trigger)
-    # Where the mark is a token, letters do not spell it: the reader of calls sees only text.
-    unspelled = "" if token is None else rf" & ~/(.|\n)*{trigger}(.|\n)*/"
-    rules.add("TEXT", rf"/(.|\n)*/{unspelled}")
     if token is None:
-        head = rules.add("head[lazy]", rf"/(.|\n)*{trigger}/")
+        rules.add("TEXT", _text_without(excluded))
+        rules.add("HEAD", rf"/(.|\n)*{trigger}/{_without(excluded)}")
+        head = rules.add("head[lazy]", "HEAD")
     else:
+        # Where the mark is a token, letters do not spell it: the reader of calls sees only text.
+        rules.add("TEXT", _text_without([rf"(.|\n)*{trigger}", *excluded]))
         head = rules.add("head", f"TEXT <[{token}]>")
     body, after = _add_body(rules, form, tools), rules.text(form.after)
     more = f"({rules.text(form.separator + form.before)} {body} {after})*" if form.begin and not one else ""
@@ -97,9 +49,25 @@ def add_text_with_calls(rules: Rules, form: CallForm, tools: Sequence[Tool], *, 
     return rules.add("answer", f"called{'?' if one else '*'} TEXT")
 
 
-def in_pattern(text: str) -> str:
-    """A text inside a regular expression of a rule."""
-    return re.escape(text).replace("/", r"\/")
+def _add_bare(rules: Rules, form: CallForm, calls: str, excluded: Sequence[str]) -> str:
+    """Adds the rule of calls without a mark, or of text that does not begin like one; returns its name."""
+    first = re.escape(form.first_character)
+    led = rf"\s*{in_pattern(form.lead)}\s*"
+    # Neither white space nor the mark, however it is spelled, hides a call from its reader.
+    rules.add("PLAIN", rf"/\s*[^{first}\s](.|\n)*/{_without([led + first, *excluded])}")
+    rules.add("BEFORE", r"/\s+/")
+    token = rules.token(form.lead)
+    before = rules.add("LED", f"/{led}/") if token is None else f"BEFORE? <[{token}]> BEFORE?"
+    return rules.add("answer", f"((BEFORE | {before})? {calls} | PLAIN | BEFORE)?")
+
+
+def _text_without(beginnings: Sequence[str]) -> str:
+    return rf"/(.|\n)*/{_without(beginnings)}"
+
+
+def _without(beginnings: Sequence[str]) -> str:
+    """Returns the end of a terminal that excludes texts with these beginnings."""
+    return "".join(rf" & ~/({beginning})(.|\n)*/" for beginning in beginnings)
 
 
 def _add_call(rules: Rules, form: CallForm, tools: Sequence[Tool]) -> str:
@@ -118,6 +86,8 @@ def _body(rules: Rules, form: CallForm, tool: Tool, number: int) -> str:
     param = f"tools[{number}].function.parameters"
     if form.python:
         return f"{rules.text(name + '(')} {_python_arguments(rules, schema, number, param)} {rules.text(')')}"
+    if form.tagged:
+        return f"{rules.text(name + form.middle)} {TaggedArguments(rules, schema, number, param).add()}"
     arguments = rules.grammar(f"arguments_{number}", of_schema({"type": "object", **schema}, JsonStyle(), param))
     if form.middle:
         return f"{rules.text(name + form.middle)} {arguments}"

@@ -1,11 +1,13 @@
-"""Who asks: whose request it is and what it may ask for, as its key says."""
+"""The caller of a request: whose request it is and what it may ask for, as its key says."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 from services.config import Right
 from services.gateway.api.errors import invalid
+from services.gateway.api.request_record import RequestRecord
 
 DEFAULT_TENANT = "default"
 
@@ -19,14 +21,26 @@ class RateLimits:
     max_concurrent: int | None = None  # requests
 
 
+class Quota(Protocol):
+    """The limits of a key, and what of them is used."""
+
+    def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """Counts a request, of which the prompt's tokens are known, for as long as the `async with` block runs.
+
+        At the end it counts the tokens that were generated. Raises ApiError, 429, where a limit is reached. The record
+        gets the headers that say what is left.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whose request it is.
+    """The one whose request it is.
 
     key_id: None where no key is asked for. priority: no request comes before it, and one that names no priority has it;
     None: there is no bound.
     salt: what all salts of the tenant's cached blocks begin with. The salts of two tenants differ, since this part of
     them has one length.
+    quota: None for a key without limits.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -35,10 +49,15 @@ class Caller:
     limits: RateLimits = RateLimits()
     priority: int | None = None
     salt: str = ""
+    quota: Quota | None = None
 
     def cache_salt(self, asked: str | None) -> str:
         """Returns the salt of a request. asked: the request's own part."""
         return self.salt + (asked or "")
+
+    def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """See Quota. Without limits, everything is admitted."""
+        return nullcontext() if self.quota is None else self.quota.admit(record, timeout_s)
 
     def request_priority(self, asked: int | None) -> int:
         """Returns the priority of a request. asked: the one that it names. Raises ApiError."""

@@ -11,7 +11,6 @@ from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, cut
-from services.gateway.api.reading import Reading
 from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
@@ -24,6 +23,7 @@ MAX_MESSAGES = 2048  # as OpenAI has it
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE_CHARS = 1 << 16
 
+_SHORT_MESSAGE = 1024  # characters of a message that the prompt has begun, which are read in less than a millisecond
 _FEW_PARTS = 128  # messages, and parts of their content, that are rendered in a millisecond or two
 
 
@@ -161,7 +161,9 @@ class ChatDialect:
         token_ids = cut(whole, kept, from_right=request.truncation_side == "right")
         has_end = token_ids is whole or request.truncation_side != "right"
         goes_on = has_end and (request.continue_final_message or request.add_generation_prompt is not False)
-        return [Prompt(token_ids, begun=self._answers.begun(text) if goes_on else "")]
+        begun = self._answers.begun(text) if goes_on else ""
+        reading = await self._side.run_if(len(begun) > _SHORT_MESSAGE, self._answers.reading, request, begun)
+        return [Prompt(token_ids, reading=reading)]
 
     def _render(self, request: ChatRequest) -> str:
         if self._template is None:
@@ -169,6 +171,8 @@ class ChatDialect:
         template, kwargs = self._template, request.chat_template_kwargs or {}
         if request.chat_template is not None:
             template = _of_request(template, request.chat_template)
+        elif request.callable_tools:
+            template = template.with_tools
         self._answers.check(request, template)
         if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
             raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
@@ -207,11 +211,7 @@ class ChatDialect:
 
     def grammar(self, request: ChatRequest, prompt: Prompt) -> tuple[str, str]:
         """See Dialect."""
-        return self._answers.grammar(request, prompt.begun)
-
-    def reading(self, request: ChatRequest, prompt: Prompt) -> Reading | None:
-        """See Dialect."""
-        return self._answers.reading(request, prompt.begun)
+        return self._answers.grammar(request, prompt.reading)
 
 
 def _of_request(template: ChatTemplate, source: str) -> ChatTemplate:

@@ -86,7 +86,7 @@ class ChatAnswers:
         return self._forms.template.begun(prompt[-_TAIL:])
 
     def reading(self, request: MessageRequest, begun: str) -> Reading | None:
-        """See Dialect."""
+        """Returns how the answers are told apart, which go on `begun`; None: all of their text is content."""
         tools = request.callable_tools
         if not tools and self._forms.reasoning is None:
             return None
@@ -110,10 +110,10 @@ class ChatAnswers:
             return True
         return bool(request.callable_tools) and self._wanted(request, "", None).constrained
 
-    def grammar(self, request: MessageRequest, begun: str) -> tuple[str, str]:
+    def grammar(self, request: MessageRequest, reading: Reading | None) -> tuple[str, str]:
         """See Dialect."""
         form, param = grammar_of(request.response_format, request.structured_outputs, self._tokenizer.marks)
-        reasoning = self._reasoning_first(request, begun)
+        reasoning = self._reasoning_first(request, reading)
         wanted = self._wanted(request, form, reasoning)
         if not wanted.constrained or (not wanted.tools and reasoning is None):
             return form, param
@@ -132,10 +132,9 @@ class ChatAnswers:
             reasoning=reasoning,
         )
 
-    def _reasoning_first(self, request: MessageRequest, begun: str) -> ReasoningFirst | None:
+    def _reasoning_first(self, request: MessageRequest, reading: Reading | None) -> ReasoningFirst | None:
         """The reasoning that may come before the answer; None: there is none, or the prompt has ended it."""
         field = self._forms.reasoning
-        reading = self.reading(request, begun)
         if field is None or field.close is None or reading is None:
             return None
         if not (field.open and field.open.literals and field.close.literals):

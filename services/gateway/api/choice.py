@@ -159,6 +159,14 @@ class Choice:
         """
         return self._text.extend
 
+    @property
+    def extend_part(self) -> Callable[[int], Update | None] | None:
+        """Turns a plain token that `extend` does not take into an update without a finish reason; None: no token.
+
+        It may return None too, for a token that has to go through `take`.
+        """
+        return None
+
     def take(self, delta: Delta) -> Update:
         """Turns a delta into an update."""
         update = self._generated(delta)

@@ -10,7 +10,6 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.echo import echo_of_ids, echo_of_text
 from services.gateway.api.prompts import Prompt, as_token_ids, check_text_length, cut, separate_prompts, too_long
-from services.gateway.api.reading import Reading
 from services.gateway.api.schema import CommonRequest, OnePrompt, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import grammar_of
@@ -137,7 +136,3 @@ class CompletionDialect:
     def grammar(self, request: CompletionRequest, prompt: Prompt) -> tuple[str, str]:
         """See Dialect."""
         return grammar_of(request.response_format, request.structured_outputs, self._tokenizer.marks)
-
-    def reading(self, request: CompletionRequest, prompt: Prompt) -> Reading | None:
-        """See Dialect."""
-        return None

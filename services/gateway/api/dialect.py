@@ -4,7 +4,6 @@ from typing import Protocol
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.prompts import Prompt
-from services.gateway.api.reading import Reading
 from services.gateway.api.schema import Request
 
 
@@ -27,6 +26,3 @@ class Dialect(Protocol[Request]):
 
         Raises ApiError.
         """
-
-    def reading(self, request: Request, prompt: Prompt) -> Reading | None:
-        """The way in which the parts of an answer are told apart; None: all of its text is content."""

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid
 from services.gateway.api.prompts import as_token_ids, check_text_length, check_token_ids, separate_prompts, too_long
-from services.gateway.api.schema import OnePrompt, TokenCount, WholeNumber
+from services.gateway.api.schema import Label, OnePrompt, Priority, TokenCount, WholeNumber
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
 from services.gateway.text.tokenizer import Tokenizer
@@ -54,6 +54,9 @@ class EmbeddingRequest(Open):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[WholeNumber, AfterValidator(_truncation)] | None = None
     truncation_side: Literal["left", "right"] | None = None  # whose tokens go; None: right
+    cache_salt: Label | None = None
+    priority: Priority | None = None
+    request_id: Label | None = None
     user: str | None = None  # the client's own note, which asks for nothing
 
     def check_combinations(self) -> None:

@@ -1,12 +1,14 @@
 """Runs requests for embeddings, for every API: inputs to tokens, and what workers make of them to vectors."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
 import numpy as np
 
 from services.config import Pooling
+from services.gateway.api.caller import Caller
 from services.gateway.api.embedding_inputs import EmbeddingInputs, EmbeddingRequest
 from services.gateway.api.errors import from_generation_error, internal_error, invalid, unavailable
 from services.gateway.api.generation import (
@@ -79,18 +81,16 @@ class EmbeddingRunner:
         record.prompt_tokens = sum(map(len, prompts))
         self._metrics.prompt_tokens.inc(record.prompt_tokens)
         record.tokenized = monotonic()
-        pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
-        salt, priority = terms.caller.cache_salt(None), terms.caller.request_priority(None)
         wanted = GenerationRequest(
             record.request_id,
-            tuple(Capsule(prompt, len(prompt), _NO_TOKENS, salt, priority, pooling=pooling) for prompt in prompts),
+            self._capsules(request, prompts, terms.caller),
             terms.timeout_s,
             ttft_slo_s=terms.ttft_slo_s,
             tenant=terms.tenant,
             attempts=record.attempts,
         )
         try:
-            async with self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
                 vectors, record.cached_tokens = await _collect(request, generation, len(prompts), record)
         except GenerationError as error:
             if isinstance(error, Overloaded):
@@ -98,6 +98,13 @@ class EmbeddingRunner:
             raise from_generation_error(error, request.prompt_param) from error
         self._metrics.prompt_cached.inc(record.cached_tokens)
         return EmbeddingAnswer(vectors, record.prompt_tokens, record.cached_tokens)
+
+    def _capsules(
+        self, request: EmbeddingRequest, prompts: Sequence[np.ndarray], caller: Caller
+    ) -> tuple[Capsule, ...]:
+        pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
+        salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
+        return tuple(Capsule(prompt, len(prompt), _NO_TOKENS, salt, priority, pooling) for prompt in prompts)
 
     async def _limits(self, request: EmbeddingRequest) -> int:
         """Returns the context length. Raises ApiError for too many dimensions, and where no worker embeds."""

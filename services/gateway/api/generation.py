@@ -52,6 +52,9 @@ class Refusal(StrEnum):
     SLO = "slo"  # its first token would come later than it may
     DEADLINE = "deadline"  # its first token would come after its time limit
     SHARE = "share"  # its tenant has more than its share, and others wait
+    KEY_REQUESTS = "key_requests"  # its key has had its requests of this minute
+    KEY_TOKENS = "key_tokens"  # its key has had its tokens of this minute
+    KEY_CONCURRENT = "key_concurrent"  # its key has as many requests running as it may
 
 
 class Overloaded(Unavailable):

@@ -37,6 +37,24 @@ class ParsedChoice(Choice):
 
         return extend
 
+    @property
+    def extend_part(self) -> Callable[[int], Update | None] | None:
+        """See Choice. Takes tokens of reasoning, and of arguments of calls."""
+        peek, more = self._text.peek, self._answer.more
+        if peek is None or self._reading.single_call:  # which may end the answer
+            return None
+
+        def extend(token: int) -> Update | None:
+            text = peek(token)
+            told = None if text is None else more(text)
+            if told is None:
+                return None
+            if self.num_reasoning is not None and self._answer.reasons:
+                self.num_reasoning += 1
+            return self._update(Update(self._index, "", [token], None, None), told)
+
+        return extend
+
     def _generated(self, delta: Delta) -> Update:
         """See Choice. Tokens are taken one by one where their number in a part of the answer matters."""
         if len(delta.tokens) < 2 or (self.num_reasoning is None and not self._reading.single_call):
@@ -57,11 +75,28 @@ class ParsedChoice(Choice):
             finish = "stop"
         if finish is not None:
             told = _both(told, self._answer.finish())
-        calls = self._parts(told.calls) if told.calls else ()
+        update = self._update(update, told)
         if finish == "stop" and self._called:
             finish = "tool_calls"
+        return update if finish == update.finish_reason else update._replace(finish_reason=finish)
+
+    def _update(self, update: Update, told: Told) -> Update:
+        """Puts the parts that a text was told apart into in the place of it."""
+        calls = self._parts(told.calls) if told.calls else ()
         reasoning = told.reasoning if self._reading.shows_reasoning else ""
-        return update._replace(text=told.content, finish_reason=finish, reasoning=reasoning, tool_calls=calls)
+        return Update(
+            update.choice,
+            told.content,
+            update.tokens,
+            update.logprobs,
+            update.finish_reason,
+            update.prompt_logprobs,
+            reasoning,
+            calls,
+            update.stop_reason,
+            update.prompt_token_ids,
+            update.echoed,
+        )
 
     def _parts(self, calls: Sequence[CallPart]) -> tuple[ToolCallPart, ...]:
         parts = []

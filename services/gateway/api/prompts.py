@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.reading import Reading
 from services.gateway.text.tokenizer import Tokenizer
 
 _SLICE = 16_384  # token ids that become an array at once
@@ -16,14 +17,14 @@ class Prompt:
     """One prompt.
 
     token_ids: int32[n]. echo: the text that its answers begin with. echo_lengths: of each token in that text, in
-    characters, where answers begin with the tokens too. begun: the part of the assistant's message that a chat's prompt
-    already has.
+    characters, where answers begin with the tokens too. reading: how the parts of its answers are told apart; None: all
+    of their text is content.
     """
 
     token_ids: np.ndarray
     echo: str = ""
     echo_lengths: tuple[int, ...] = ()
-    begun: str = ""
+    reading: Reading | None = None
 
 
 def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:

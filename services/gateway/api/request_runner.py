@@ -26,7 +26,6 @@ from services.gateway.api.large_json import takes_long
 from services.gateway.api.pace import pace_of
 from services.gateway.api.parsed_choice import ParsedChoice
 from services.gateway.api.prompts import Prompt, check_token_ids
-from services.gateway.api.reading import Reading
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
@@ -54,7 +53,6 @@ MAX_SEQUENCES = 1024  # choices of one request, of all its prompts
 MAX_NAMED_TOKENS = 1 << 17
 
 _AT_ONCE = 64  # choices that are made before other requests get their turn
-_SHORT_MESSAGE = 1024  # characters of a message that the prompt has begun, which are read in less than a millisecond
 _SHORT_WORDS = 1024  # characters of bad words that are tokenized in less than a millisecond
 
 
@@ -112,7 +110,7 @@ class RequestRunner(Generic[Request]):
                 record.attempts,
                 request.session_id or "",
             )
-            async with self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
                 updates = Updates(generation, choices, num_choices, record, self._metrics, pace_of(request))
                 try:
                     yield updates
@@ -195,25 +193,17 @@ class RequestRunner(Generic[Request]):
         choices: list[Choice] = []
         num_choices = len(capsules) // len(prompts)
         for number, prompt in enumerate(prompts):
-            shown, reading = self.dialect.shown(request, prompt), await self._reading(request, prompt)
-            record.tools_inserted = reading is not None and reading.inserted
+            shown = self.dialect.shown(request, prompt)
+            record.tools_inserted = prompt.reading is not None and prompt.reading.inserted
             for capsule in capsules[number * num_choices : (number + 1) * num_choices]:
-                choices.append(self._choice(len(choices), request, prompt, capsule, shown, reading))
+                choices.append(self._choice(len(choices), request, prompt, capsule, shown))
                 await _let_others_run(len(choices))
         return choices
 
-    async def _reading(self, request: Request, prompt: Prompt) -> Reading | None:
-        return await self.side.run_if(len(prompt.begun) > _SHORT_MESSAGE, self.dialect.reading, request, prompt)
-
     def _choice(
-        self,
-        index: int,
-        request: Request,
-        prompt: Prompt,
-        capsule: Capsule,
-        shown: PromptShown | None,
-        reading: Reading | None,
+        self, index: int, request: Request, prompt: Prompt, capsule: Capsule, shown: PromptShown | None
     ) -> Choice:
+        reading = prompt.reading
         skip_special_tokens = True if request.skip_special_tokens is None else request.skip_special_tokens
         last = prompt.token_ids[-16:].tolist()
         marks = frozenset[int]() if reading is None else reading.marks

@@ -120,6 +120,7 @@ _KEPT_TOKENS = Field(json_schema_extra={"minimum": -1, "not": {"const": 0}})
 OnePrompt = Annotated[str, Field(min_length=1)] | Annotated[list[TokenId], Field(min_length=1)]  # as it comes
 AnswerTokens = Annotated[int, Field(ge=0), BeforeValidator(_whole)]  # 0: nothing is generated
 WholeNumber = Annotated[int, BeforeValidator(_whole)]
+Priority = Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(_whole)]  # lower ones are served sooner
 
 
 class StreamOptions(Strict):
@@ -169,7 +170,7 @@ class CommonRequest(Open, ABC):
     cache_salt: Label | None = None
     request_id: Label | None = None
     session_id: Label | None = None
-    priority: Annotated[int, Field(gt=-(2**31), lt=2**31), BeforeValidator(_whole)] | None = None
+    priority: Priority | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in logprobs, instead of texts
     include_stop_str_in_output: bool | None = None

@@ -52,15 +52,15 @@ class NamedChoice(Strict):
     function: ChosenFunction
 
 
-_CHOICES = ("none", "auto", "required")
+CHOICES = ("none", "auto", "required")  # that name no tool
 
 
 def _choice(value: object) -> object:
     """Reads a choice here: the errors of a union would name its classes."""
     try:
-        return value if value in _CHOICES else NamedChoice.model_validate(value)
+        return value if value in CHOICES else NamedChoice.model_validate(value)
     except ValidationError as error:
-        known = {"words": ", ".join(_CHOICES), "form": '{"type": "function", "function": {"name": ...}}'}
+        known = {"words": ", ".join(CHOICES), "form": '{"type": "function", "function": {"name": ...}}'}
         raise PydanticCustomError("tool_choice", "It must be one of {words}, or {form}.", known) from error
 
 

@@ -15,7 +15,8 @@ from services.protocol.outcomes import FinishReason
 class UpdateSink(Protocol):
     """Takes updates as they come. No method may wait.
 
-    `take_text` is the short form of `take`, for text that has nothing beside it. It is only called when `ready`.
+    `take_text` is the short form of `take`, for text that has nothing beside it. It is only called when `ready`, after
+    which `take` returns True for an update without a finish reason.
     """
 
     def take(self, update: Update) -> bool:
@@ -75,25 +76,31 @@ class Updates:
             await self._generation.relay(_DeltaSink(self, sink))
 
     def text_taker(self, index: int, sink: UpdateSink) -> TakeToken:
-        """Returns the function that every plain streamed token of a choice goes through. It does as little as possible.
+        """Returns the function that every plain streamed token of a choice goes through. It does as little as possible:
+        text alone becomes no update.
 
         The first token of a choice is never taken, nor is any token of a choice with stop strings, or where the pace
         forbids it.
         """
         choice, metrics, last = self._choices[index], self._metrics.tokens, self._last
-        ready, take_text, extend = sink.ready, sink.take_text, choice.extend
+        ready, take_text, extend, extend_part = sink.ready, sink.take_text, choice.extend, choice.extend_part
         if extend is None or not self._in_short:
             return never
 
         def take_token(token: int) -> bool:
             since = last[index]
-            if since is None or not ready() or (text := extend(token)) is None:
+            if since is None or not ready():
+                return False
+            text, part = extend(token), None
+            if text is None and (extend_part is None or (part := extend_part(token)) is None):
                 return False
             last[index] = now = monotonic()
             metrics.note_token(now - since)
             choice.num_generated += 1
             if text:
                 take_text(index, text)
+            elif part is not None:
+                sink.take(part)
             return True
 
         return take_token

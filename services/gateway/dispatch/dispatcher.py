@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from services.gateway.dispatch.router import NoPlan, Policy
 from services.prefix_index.base import PrefixIndex
 from services.protocol.frames import Failure, Frame, Load
 from services.protocol.messages import BlockEvents, Command, GatewayHello, WorkerHello
+from services.tls.grpc_ends import Channels
 
 # When a machine stalls, all streams break at once. Waiting requests give the second worker of a pair this long to
 # return after the first, or all of them would be served without a handoff.
@@ -53,6 +54,16 @@ class DispatchObserver(LedgerObserver, PlacementObserver, Protocol):
         """Counts KV bytes that a worker read from another one."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerAccess:
+    """The way in which a gateway connects to workers, and its terms."""
+
+    model: str = ""  # workers that name another model are refused; empty: no worker is
+    # Where no worker that could run a request is connected, the request waits so long, unless no worker is known.
+    no_worker_wait_s: float = 0.0
+    channels: Channels = field(default_factory=Channels)
+
+
 class Dispatcher:
     """A `Generator` over the workers at given addresses. Works while `run` runs."""
 
@@ -63,21 +74,15 @@ class Dispatcher:
         max_waiting: int,
         index: PrefixIndex,
         observer: DispatchObserver,
-        model: str = "",
-        no_worker_wait_s: float = 0.0,
+        access: WorkerAccess | None = None,
     ) -> None:
-        """`addresses`: of all workers; none: `set_addresses` tells them.
-
-        model: workers that name another model are refused; empty: no worker is.
-        no_worker_wait_s: where none that could run a request is connected, it waits so long, unless no worker is known.
-        """
-        self._no_worker_wait_s = no_worker_wait_s
+        """`addresses`: of all workers; none: `set_addresses` tells them. access: None: that of the defaults."""
+        self._access = access = access or WorkerAccess()
         self._worker_came = asyncio.Event()  # replaced each time
-        self._model = model
         self._max_waiting = max_waiting
         self._observer = observer
         self._loop = asyncio.get_running_loop()
-        self._links = {address: WorkerLink(address, self) for address in addresses}
+        self._links = {address: WorkerLink(address, self, access.channels) for address in addresses}
         self._tasks: dict[str, asyncio.Task[NoReturn]] = {}  # of the links, while `run` runs
         self._fleet = Fleet(index)
         self._relays = Relays()
@@ -107,7 +112,7 @@ class Dispatcher:
         self._told = True
         wanted = set(addresses)
         for address in wanted - self._links.keys():
-            self._links[address] = link = WorkerLink(address, self)
+            self._links[address] = link = WorkerLink(address, self, self._access.channels)
             self._start_link(link)
         for address in self._links.keys() - wanted:
             if not self._links[address].connected:
@@ -162,20 +167,20 @@ class Dispatcher:
 
     async def _place_first(self, entries: Sequence[LedgerEntry]) -> None:
         """Starts the first attempt. Raises Unavailable where no worker that could run it comes in time."""
-        until = self._loop.time() + self._no_worker_wait_s
+        until = self._loop.time() + self._access.no_worker_wait_s
         while await self._placement.place(entries) is NoPlan.NO_WORKER:
             await self._next_worker(until)
 
     async def until_model_len_known(self) -> int:
         """See Generator."""
-        until = self._loop.time() + self._no_worker_wait_s
+        until = self._loop.time() + self._access.no_worker_wait_s
         while self.max_model_len is None:
             await self._next_worker(until)
         return self.max_model_len
 
     async def until_embedding_size_known(self) -> int:
         """See Generator."""
-        until = self._loop.time() + self._no_worker_wait_s
+        until = self._loop.time() + self._access.no_worker_wait_s
         while not (size := self._fleet.embedding_size()):
             await self._next_worker(until)
         return size
@@ -204,7 +209,7 @@ class Dispatcher:
         worker = hello.worker_id
         if self._fleet.get(worker) is not None:
             raise LinkRefused("the same worker is connected under another address")
-        if hello.model and self._model and hello.model != self._model:
+        if hello.model and self._access.model and hello.model != self._access.model:
             raise LinkRefused("it serves another model: its configuration or tokenizer differs")
         load = Load(available_blocks=hello.num_blocks)
         self._fleet.add(live := LiveWorker(worker, link, hello, load, self._loop.time()))

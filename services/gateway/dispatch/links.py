@@ -16,16 +16,11 @@ from kvtransfer.ids import WorkerId
 from services.process.backoff import Backoff
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
-from services.protocol.messages import (
-    COMMANDS_MINOR,
-    PROTOCOL_MAJOR,
-    BlockEvents,
-    Command,
-    Commands,
-    GatewayHello,
-    WorkerHello,
-)
+from services.protocol.messages import BlockEvents, Command, Commands, GatewayHello, WorkerHello
+from services.protocol.versions import PROTOCOL_MAJOR, Since
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
+from services.tls.grpc_ends import Channels
+from services.tls.roles import CertificateRole
 
 CONNECT = "/baton.v1.Worker/Connect"
 
@@ -71,8 +66,9 @@ class LinkListener(Protocol):
 class WorkerLink:
     """The streams to the workers that live at `address`, one after the other."""
 
-    def __init__(self, address: str, listener: LinkListener) -> None:
+    def __init__(self, address: str, listener: LinkListener, channels: Channels) -> None:
         self.address = address
+        self._channels = channels
         self.tried = False  # a first session began, or could not
         self._listener = listener
         self._session: _Session | None = None
@@ -114,7 +110,7 @@ class WorkerLink:
             await asyncio.sleep(backoff.next_s())
 
     async def _run_session(self) -> None:
-        async with grpc.aio.insecure_channel(self.address, options=CLIENT_OPTIONS) as channel:
+        async with self._channels.open(self.address, CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
             session = _Session(channel.stream_stream(CONNECT)(), self._listener)
             hello = await session.greet()
             self._listener.worker_up(self, hello)
@@ -155,7 +151,7 @@ class _Session:
             theirs = f"{hello.protocol_major}.{hello.protocol_minor}"
             raise LinkRefused(f"it speaks protocol {theirs}, this gateway {PROTOCOL_MAJOR}")
         self.worker = hello.worker_id
-        self._together = hello.protocol_minor >= COMMANDS_MINOR
+        self._together = hello.protocol_minor >= Since.COMMANDS
         return hello
 
     async def run(self) -> None:

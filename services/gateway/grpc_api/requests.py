@@ -1,15 +1,11 @@
 """Translates gRPC requests to the fields of OpenAI requests, so that one set of rules checks both."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.json_format import Error as JsonFormatError
-from google.protobuf.json_format import MessageToDict
-from google.protobuf.message import Message
-
 from protos import inference_pb2
-from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.errors import invalid
+from services.gateway.grpc_api.chats import chat_fields
 
 # Parameters that have their OpenAI name and are absent where the client did not set them.
 _OPTIONAL = (
@@ -40,19 +36,11 @@ _PLAIN = (
     "cache_salt",
     "session_id",
     "priority",
+    "echo",
+    "request_id",
 )
 _LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids", "logprob_token_ids")
 _SLICE = 16_384  # token ids
-# OpenAI's name of a field, and its name here, where they differ.
-_CHAT_NAMES = {
-    "messages": "chat.messages",
-    "chat_template_kwargs": "chat.template_kwargs",
-    "documents": "chat.documents",
-    "chat_template": "chat.chat_template",
-    "add_generation_prompt": "chat.add_generation_prompt",
-    "continue_final_message": "chat.continue_final_message",
-    "top_logprobs": "logprobs",
-}
 
 
 def which_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> str:
@@ -97,7 +85,7 @@ def prompt_fields(request: inference_pb2.GenerateRequest | inference_pb2.Tokeniz
     """The fields of a request's prompt."""
     match which_prompt(request):
         case "chat":
-            return _chat_fields(request.chat)
+            return chat_fields(request.chat)
         case "token_ids":
             assert isinstance(request, inference_pb2.GenerateRequest)
             return {"prompt": _token_ids(request.token_ids.ids)}
@@ -110,41 +98,13 @@ def _token_ids(ids: Sequence[int]) -> list[int]:
     return [token for start in range(0, len(ids), _SLICE) for token in ids[start : start + _SLICE]]
 
 
-def _chat_fields(chat: inference_pb2.Chat) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "messages": [_message(message) for message in chat.messages],
-        "continue_final_message": chat.continue_final_message,
-    }
-    if chat.HasField("template_kwargs"):
-        fields["chat_template_kwargs"] = _values(chat.template_kwargs, "chat_template_kwargs")
-    if chat.documents:
-        fields["documents"] = [_values(document, "documents") for document in chat.documents]
-    if chat.chat_template:
-        fields["chat_template"] = chat.chat_template
-    if chat.HasField("add_generation_prompt"):
-        fields["add_generation_prompt"] = chat.add_generation_prompt
-    return fields
-
-
-def _values(struct: Message, param: str) -> dict[str, Any]:
-    """The values of a Struct. Raises ApiError where JSON has none of them. param: the field, by OpenAI's name."""
-    try:
-        values: dict[str, Any] = MessageToDict(struct)
-    except (ValueError, JsonFormatError) as error:  # NaN, an infinity
-        raise invalid(f"Invalid '{param}': it has a number that is not finite.", param) from error
-    return values
-
-
-def _message(message: inference_pb2.Message) -> dict[str, Any]:
-    name = {"name": message.name} if message.HasField("name") else {}
-    return {"role": message.role, "content": message.content, **name}
-
-
 def embedding_fields(request: inference_pb2.EmbedRequest) -> dict[str, Any]:
     """The fields of a request for embeddings beside its model. Raises ApiError for an input that is empty."""
     optional = ("dimensions", "normalize", "add_special_tokens", "truncate_prompt_tokens")
+    plain = ("pooling", "truncation_side", "cache_salt", "priority", "request_id")
     fields = {name: getattr(request, name) for name in optional if request.HasField(name)}
-    return {"input": [_input(one) for one in request.inputs], "pooling": request.pooling or None, **fields}
+    fields |= {name: getattr(request, name) or None for name in plain}
+    return {"input": [_input(one) for one in request.inputs], **fields}
 
 
 def _input(one: inference_pb2.EmbedInput) -> str | list[int]:
@@ -155,16 +115,3 @@ def _input(one: inference_pb2.EmbedInput) -> str | list[int]:
             return _token_ids(one.token_ids.ids)
         case _:
             raise invalid("Missing an input: each is text or token_ids.", "input")
-
-
-def grpc_message(error: ApiError, request: Message) -> str:
-    """The error's message, with the fields' names in this API."""
-    oneof = request.DESCRIPTOR.oneofs_by_name.get("prompt")
-    which = None if oneof is None else request.WhichOneof("prompt")
-    names = _CHAT_NAMES if which == "chat" else {"prompt": which or "prompt", "input": "inputs"}
-    if error.param is None:
-        return error.message
-    root = re.split(r"\W", error.param, maxsplit=1)[0]
-    param = names.get(root, root) + error.param[len(root) :]
-    message = error.message.replace(f"'{error.param}'", f"'{param}'")
-    return f"{param}: {message}"

@@ -15,6 +15,8 @@ from services.gateway.grpc_api.authentication import AuthenticationInterceptor
 from services.gateway.grpc_api.decoding import DecodingInterceptor
 from services.gateway.listening import ListenError
 from services.protocol.grpc_options import host_port
+from services.tls.files import CertificateFiles
+from services.tls.grpc_ends import open_port
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _READY_INTERVAL_S = 0.5
@@ -33,11 +35,13 @@ class GrpcServer:
         max_message_bytes: int,
         shares_port: bool = False,
         keys: Authenticator | None = None,
+        tls: CertificateFiles | None = None,
     ) -> None:
         """shares_port: another gateway of the same user may serve at the same port, which is then never 0.
 
-        keys: None asks for no key.
+        keys: None asks for no key. tls: the certificate that clients see; None: plain text.
         """
+        self._tls = tls
         options = (("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", int(shares_port)))
         interceptors: list[grpc.aio.ServerInterceptor] = [] if keys is None else [AuthenticationInterceptor(keys)]
         self._server = grpc.aio.server(options=options, interceptors=[*interceptors, DecodingInterceptor(side)])
@@ -52,7 +56,7 @@ class GrpcServer:
         """Opens the port, and returns its number; 0 takes a free one. Raises ListenError."""
         shown = host_port(host, port)
         try:
-            port = self._server.add_insecure_port(shown)
+            port = open_port(self._server, shown, self._tls)
         except RuntimeError as error:
             raise ListenError(f"{shown} cannot be listened on for gRPC; choose another with --grpc-port") from error
         await self._server.start()

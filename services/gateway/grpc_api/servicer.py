@@ -8,46 +8,40 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.caller import ANYBODY, Authenticator
-from services.gateway.api.choice import Update, Usage
 from services.gateway.api.embedding_inputs import EmbeddingRequest
-from services.gateway.api.embeddings import EmbeddingAnswer
-from services.gateway.api.errors import OVERLOADED, ApiError, from_generation_error, internal_error
+from services.gateway.api.errors import ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
 from services.gateway.api.request_phases import server_timing
-from services.gateway.api.request_record import IGNORED_FIELDS, RequestRecord, sane_or_new_id
+from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
+from services.gateway.grpc_api.answers import embed_response, response_of
 from services.gateway.grpc_api.authentication import CODES, header_of
-from services.gateway.grpc_api.requests import embedding_fields, grpc_message, other_fields, prompt_fields
+from services.gateway.grpc_api.names import grpc_message, unknown_fields
+from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
-from services.protocol.frames import TokenLogprobs
 
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     **CODES,
     404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_FINISH_REASONS = {
-    None: inference_pb2.FINISH_REASON_UNSPECIFIED,
-    "stop": inference_pb2.FINISH_REASON_STOP,
-    "length": inference_pb2.FINISH_REASON_LENGTH,
-}
-
 _NO_FIELDS: Neutral = {}
 
 _PromptRequest = inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest
 _AnyRequest = _PromptRequest | inference_pb2.EmbedRequest | inference_pb2.ListModelsRequest
 
-_SMALL_BYTES = 16 << 10  # of a message that is translated within 2 ms, whatever it holds
+_SMALL_BYTES = 8 << 10  # of a message that is translated within 3 ms, whatever it holds
+_SEARCHED_BYTES = 16 << 10  # of a message in which unknown fields are found within 2 ms
 
 log = structlog.get_logger()
 
@@ -104,9 +98,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._runners.records.begin(record, header_of(context.invocation_metadata()))
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             runner.check(translated)
+            _take_request_id(record, translated.request_id, context)
             terms = self._terms(record, context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
-                return _embeddings(await runner.run(translated, record, terms))
+                return embed_response(await runner.run(translated, record, terms))
 
     async def Tokenize(
         self,
@@ -155,6 +150,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         record: RequestRecord,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
+        _take_request_id(record, request.request_id, context)
         terms = self._terms(record, context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
@@ -163,7 +159,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             while not updates.done:
                 update = await updates.next()
                 if update.finish_reason is not None or update.tokens:
-                    await context.write(_response(update, updates.usage() if updates.done else None))
+                    await context.write(response_of(update, updates.usage() if updates.done else None))
 
     def _terms(self, record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
         header = header_of(context.invocation_metadata())
@@ -188,7 +184,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     raise unknown_field(unknown[0])
                 yield record
                 record.status = grpc.StatusCode.OK.name
-                _show_phases(record, context)
+                _show_figures(record, context)
             except ApiError as error:
                 await _fail(record, error, request, context)
             except TimeoutError:
@@ -204,25 +200,33 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 self._runners.records.end(record)
 
 
-def _show_phases(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    """Sends the phases of a whole generation after it."""
+def _take_request_id(record: RequestRecord, wanted: str | None, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Gives the call the id that its message names, where its metadata name none. wanted: None where none is named."""
+    if wanted is not None and not header_of(context.invocation_metadata())("x-request-id"):
+        record.request_id = wanted
+        structlog.contextvars.bind_contextvars(request_id=wanted)
+        context.set_trailing_metadata(_about(record))
+
+
+def _show_figures(record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    """Sends, after a whole answer, the phases of a generation and what is left of the key's limits."""
     if record.first_token is not None:
         phases = server_timing(record, monotonic())
         context.set_trailing_metadata((*_about(record), ("server-timing", phases)))
+    elif record.limit_headers:
+        context.set_trailing_metadata(_about(record))
 
 
 def _unknown_fields(request: _AnyRequest) -> tuple[str, ...]:
     """Names fields that a newer inference.proto has. In a large message, looking for them could take long."""
-    if request.ByteSize() > _SMALL_BYTES:
-        return ()
-    found: Any = UnknownFieldSet(request)  # its stub knows no iteration
-    return tuple(f"field {field.field_number}" for field in found)
+    return () if request.ByteSize() > _SEARCHED_BYTES else tuple(unknown_fields(request))
 
 
 def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Makes the metadata that every answer ends with."""
     ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.num_ignored_fields else []
-    return (("x-request-id", record.request_id), *ignored)
+    inserted = [(TOOLS, "inserted")] if record.tools_inserted else []
+    return (("x-request-id", record.request_id), *ignored, *inserted, *record.limit_headers)
 
 
 async def _fail(
@@ -230,45 +234,9 @@ async def _fail(
 ) -> None:
     """Ends the call with an error. Always raises."""
     code = _CODES.get(error.status, grpc.StatusCode.INTERNAL)
-    if error.code == OVERLOADED:
-        code = grpc.StatusCode.RESOURCE_EXHAUSTED
     record.status = code.name
     record.error = error.code or error.type
     if error.status >= 500 and record.generates:
         log.warning("request failed", reason=str(error.__cause__ or error.message))
-    trailing = [*context.trailing_metadata(), *error.headers.items()]
+    trailing = [*_about(record), *error.headers.items()]
     await context.abort(code, grpc_message(error, request), tuple(trailing))
-
-
-def _response(update: Update, usage: Usage | None) -> inference_pb2.GenerateResponse:
-    response = inference_pb2.GenerateResponse(
-        text=update.text,
-        reasoning=update.reasoning,
-        token_ids=update.tokens,
-        logprobs=[_logprobs(entry) for entry in update.logprobs or () if entry],
-        finish_reason=_FINISH_REASONS[update.finish_reason],
-        choice=update.choice,
-        prompt_logprobs=[_logprobs(entry) for _, entry in update.prompt_logprobs or ()],
-        prompt_token_ids=update.prompt_token_ids or (),
-    )
-    if isinstance(update.stop_reason, str):
-        response.stop_string = update.stop_reason
-    elif update.stop_reason is not None:
-        response.stop_token_id = update.stop_reason
-    if usage is not None:
-        response.usage.prompt_tokens = usage.prompt_tokens
-        response.usage.completion_tokens = usage.completion_tokens
-        response.usage.cached_tokens = usage.cached_tokens
-    return response
-
-
-def _embeddings(answer: EmbeddingAnswer) -> inference_pb2.EmbedResponse:
-    return inference_pb2.EmbedResponse(
-        embeddings=[inference_pb2.Embedding(values=vector.tolist()) for vector in answer.vectors],
-        usage=inference_pb2.Usage(prompt_tokens=answer.prompt_tokens, cached_tokens=answer.cached_tokens),
-    )
-
-
-def _logprobs(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
-    top = [inference_pb2.Alternative(token_id=token, logprob=logprob) for token, logprob in logprobs.top]
-    return inference_pb2.TokenLogprobs(logprob=logprobs.sampled, top=top)

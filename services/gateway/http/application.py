@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What asks each request for a key that has a right. open_paths: those at which no key is asked for."""
+    """The condition of every request: a key that has a right. open_paths: those at which no key is asked for."""
 
     keys: Authenticator
     right: Right

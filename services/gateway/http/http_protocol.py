@@ -26,6 +26,8 @@ from services.gateway.api.errors import ApiError, invalid
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 64 << 10  # of a request: its path and its headers
 LINGER_S = 20.0  # for a client that still sends when it has its answer
+# Of TLS, for a client to say goodbye too. The event loop alone would wait for 30 s, and so would a server that stops.
+GOODBYE_S = 1.0
 # Of a connection when the server stops. httpx's clients, the official OpenAI client among them, send nothing on one
 # that was idle for 5 s; on one that is closed before, a request may be on its way.
 IDLE_S = 5.5
@@ -117,12 +119,15 @@ class GatheringTransport:
             self._transport.close()
             return
         self.lingering = True
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS cannot: its client knows by the answer's head that it is the last one
+            self._transport.write_eof()
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
 
     def close_now(self) -> None:
         """Closes a connection that has no answer for its client to read."""
         self._transport.close()
+        if self._transport.get_extra_info("sslcontext") is not None:
+            asyncio.get_running_loop().call_later(GOODBYE_S, self._transport.abort)
 
 
 class StreamWriter:
@@ -239,6 +244,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             left_s = max(0.0, self._idle_since + idle_s - self.loop.time())
             self.timeout_keep_alive_task = self.loop.call_later(left_s, self.timeout_keep_alive_handler)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a connection that has been idle for too long."""
+        if not self.transport.is_closing():
+            self._connection.close_now()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)  # type: ignore[arg-type]

@@ -21,10 +21,10 @@ def route(
     return Route(path, _Endpoint(handler, DescribedRoute(path, method, operation), envelope), methods=[method])
 
 
-def described(routes: Iterable[Route]) -> Iterator[DescribedRoute]:
+def described(routes: Iterable[BaseRoute]) -> Iterator[DescribedRoute]:
     """Yields what `route` was told of these routes."""
     for each in routes:
-        if isinstance(each.endpoint, _Endpoint):
+        if isinstance(each, Route) and isinstance(each.endpoint, _Endpoint):
             yield each.endpoint.described
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -17,12 +18,14 @@ from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrit
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.
 KEEP_ALIVE_S = 75
-_BESIDE_DRAIN_S = 1.0  # of a server whose answers are short
+_BESIDE_DRAIN_S = 0.2  # of a server whose answers take milliseconds
 
 log = structlog.get_logger()
 
 
-def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, drain_timeout_s: float, stopping: Shutdown, tls: ssl.SSLContext | None = None
+) -> uvicorn.Config:
     """uvicorn's settings for the gateway. drain_timeout_s: until answers in progress are cut off."""
     return uvicorn.Config(
         app,
@@ -37,18 +40,23 @@ def http_config(app: ASGIApp, drain_timeout_s: float, stopping: Shutdown) -> uvi
         timeout_keep_alive=KEEP_ALIVE_S,
         server_header=False,
         proxy_headers=False,  # nothing here asks for the client's address
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
     )
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, drain_timeout_s: float, on_stopping: Callable[[], object] = lambda: None
+    app: ASGIApp,
+    listener: socket.socket,
+    drain_timeout_s: float,
+    on_stopping: Callable[[], object] = lambda: None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most `drain_timeout_s`.
 
-    `on_stopping` is called between the two.
+    `on_stopping` is called between the two. tls: None: plain text.
     """
     stopping = Shutdown()
-    server = _SignalledServer(http_config(app, drain_timeout_s, stopping), stopping, on_stopping)
+    server = _SignalledServer(http_config(app, drain_timeout_s, stopping, tls), stopping, on_stopping)
     await server.serve(sockets=[listener])
 
 

@@ -7,9 +7,10 @@ constant time. The cost does not depend on the number of keys.
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from services.config import Right
-from services.gateway.api.caller import Caller
+from services.gateway.api.caller import Caller, Quota, RateLimits
 from services.gateway.api.errors import ApiError
 from services.gateway.keys.entry import key_digest, new_secret, tenant_salt
 from services.gateway.keys.file import KeysFile
@@ -20,12 +21,26 @@ _BEGINNING = 8  # bytes of a digest
 _BEARER = "bearer "
 
 
+QuotaMaker = Callable[[str, RateLimits], Quota | None]  # of a key's id and its limits
+
+
+def no_quota(key_id: str, limits: RateLimits) -> Quota | None:
+    """Makes no quota: a QuotaMaker of programs that admit no requests."""
+    return None
+
+
 class Keys:
     """An Authenticator over a keys file, which may be replaced by a newer one, and over keys with all rights."""
 
-    def __init__(self, plain: Sequence[str] = (), file: KeysFile | None = None) -> None:
-        """plain: the keys of --api-key, which are those of the default tenant."""
+    def __init__(
+        self,
+        plain: Sequence[str] = (),
+        file: KeysFile | None = None,
+        quota: QuotaMaker = no_quota,
+    ) -> None:
+        """plain: the keys of --api-key, which are those of the default tenant. quota: makes the quota of a key."""
         self._plain = tuple(plain)
+        self._quota = quota
         self.use(file)
 
     def use(self, file: KeysFile | None) -> None:
@@ -35,7 +50,10 @@ class Keys:
         owner = Caller() if file is None else Caller(salt=tenant_salt(secret, Caller().tenant))
         callers = {key_digest(secret, key): owner for key in self._plain}
         for entry in () if file is None else file.entries:
-            callers[bytes.fromhex(entry.hmac_sha256)] = entry.caller(secret)
+            caller = entry.caller(secret)
+            if caller.limits != RateLimits():
+                caller = replace(caller, quota=self._quota(entry.id, caller.limits))
+            callers[bytes.fromhex(entry.hmac_sha256)] = caller
         self._secret = secret
         self._known: Mapping[bytes, tuple[bytes, Caller]] = {
             digest[:_BEGINNING]: (digest, caller) for digest, caller in callers.items()

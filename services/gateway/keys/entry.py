@@ -17,7 +17,7 @@ from services.gateway.api.caller import DEFAULT_TENANT, Caller, RateLimits
 
 _KEY_BYTES = 32
 _ID_BYTES = 4
-_TENANT = r"[A-Za-z0-9][A-Za-z0-9._:@/+=~-]{0,127}"
+_TENANT = r"[A-Za-z0-9][A-Za-z0-9._@/+=~-]{0,127}"  # no colon, which ends a tenant's name in keys in Redis
 _HEX_32_BYTES = r"^[0-9a-f]{64}$"
 
 _Limit = Annotated[int, Field(ge=1, lt=2**53)]
@@ -25,7 +25,7 @@ _Limit = Annotated[int, Field(ge=1, lt=2**53)]
 
 def _tenant(name: str) -> str:
     if re.fullmatch(_TENANT, name) is None:
-        raise ValueError("a tenant has 1 to 128 letters, digits or ._:@/+=~-, and begins with a letter or a digit")
+        raise ValueError("a tenant has 1 to 128 letters, digits or ._@/+=~-, and begins with a letter or a digit")
     return name
 
 

@@ -45,7 +45,7 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class KeysFile:
-    """What a keys file says."""
+    """The content of a keys file."""
 
     secret: bytes
     entries: tuple[KeyEntry, ...]

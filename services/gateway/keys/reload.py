@@ -6,7 +6,7 @@ from pathlib import Path
 
 import structlog
 
-from services.gateway.keys.authentication import Keys
+from services.gateway.keys.authentication import Keys, QuotaMaker, no_quota
 from services.gateway.keys.file import KeysFileError, read_keys
 
 INTERVAL_S = 1.0
@@ -19,11 +19,11 @@ log = structlog.get_logger()
 class FollowedKeys:
     """The keys of a file, as it is now. keys: these and the plain ones."""
 
-    def __init__(self, path: Path, plain: Sequence[str] = ()) -> None:
+    def __init__(self, path: Path, plain: Sequence[str] = (), quota: QuotaMaker = no_quota) -> None:
         """Reads the file. Raises KeysFileError."""
         self._path = path
         self._version = _version(path)  # before it is read: a change in between is found
-        self.keys = Keys(plain, read_keys(path))
+        self.keys = Keys(plain, read_keys(path), quota)
 
     async def follow(self, interval_s: float = INTERVAL_S) -> None:
         """Looks at the file again and again, until cancelled."""

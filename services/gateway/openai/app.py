@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from services.config import Right
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.generation import Generator
-from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
-from services.gateway.api.request_runner import Runners
+from services.gateway.api.request_record import IGNORED_FIELDS, LIMIT_HEADERS, TOOLS
+from services.gateway.api.request_runner import READING_GRACE_S, Runners
 from services.gateway.http.application import Application, Gate
 from services.gateway.http.limits import Limits
 from services.gateway.http.operation import DescribedRoute
@@ -26,6 +26,7 @@ from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 from services.gateway.openai.openapi import describe_api
 from services.gateway.openai.pages import Documents, Models, Probes, RecentRequests
 from services.gateway.openai.render import RenderEndpoint
+from services.gateway.openai.responses.background_kept import BackgroundResponses
 from services.gateway.openai.responses.endpoint import ResponsesEndpoint
 from services.gateway.openai.responses.kept import KeptResponses
 from services.gateway.openai.responses.pages import ResponsePages
@@ -99,7 +100,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         allow_origins=parts.allowed_origins,
         allow_methods=["DELETE", "GET", "POST"],
         allow_headers=["*"],
-        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS],
+        expose_headers=["server-timing", "x-request-id", "request-id", IGNORED_FIELDS, TOOLS, *LIMIT_HEADERS],
     )
 
 
@@ -128,9 +129,11 @@ def _probes(parts: AppParts) -> Probes:
 
 def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
     kept, running = KeptResponses(store, runners.side), RunningResponses()
-    pages = ResponsePages(kept, running)
+    background = None if store is None else BackgroundResponses(store, runners.side)
+    create = ResponsesEndpoint(runners, limits, kept, background, running)
+    pages = ResponsePages(kept, running, limits.request_timeout_s + READING_GRACE_S)
     return [
-        route("/v1/responses", ResponsesEndpoint(runners, limits, kept, running), operations.RESPONSES, "POST"),
+        route("/v1/responses", create, operations.RESPONSES, "POST"),
         route("/v1/responses/{response_id}", pages.retrieve, operations.RESPONSE),
         route("/v1/responses/{response_id}", pages.delete, operations.DELETE_RESPONSE, "DELETE"),
         route("/v1/responses/{response_id}/cancel", pages.cancel, operations.CANCEL_RESPONSE, "POST"),

@@ -33,6 +33,7 @@ class EmbeddingEndpoint:
         body = await exchange.read_json(limits.max_body_bytes)
         request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)
         del body
+        exchange.take_request_id(request.request_id)
         record.note_ignored_fields(ignored_fields(request, limits.strict_fields))
         async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
             answer = await self._runner.run(request, record, terms)

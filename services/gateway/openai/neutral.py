@@ -54,7 +54,6 @@ COMPLETIONS_NEUTRAL: Neutral = {
 RESPONSES_NEUTRAL: Neutral = {
     **_COMMON,
     "access_programs": _NOTHING,
-    "background": (False,),
     "context_management": ([],),
     "conversation": _NOTHING,
     "enable_response_messages": (False,),
@@ -70,13 +69,10 @@ RESPONSES_NEUTRAL: Neutral = {
 }
 
 EMBEDDINGS_NEUTRAL: Neutral = {
-    "cache_salt": _NOTHING,
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
     "messages": _NOTHING,
     "mm_processor_kwargs": ({},),
-    "priority": (0,),
-    "request_id": _NOTHING,
     "softmax": _NOTHING,
     "use_activation": (True,),
 }

@@ -65,9 +65,14 @@ RESPONSES = Operation(
     errors=GENERATING,
 )
 RESPONSE = Operation(
-    summary="A response that is running or kept",
-    query={"include": _INCLUDE, "stream": {"const": "false"}},
+    summary="A response that is running or kept, or of a background response the events",
+    query={
+        "include": _INCLUDE,
+        "stream": {"enum": ["true", "false"]},
+        "starting_after": {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+    },
     answer=Response,
+    chunk=ResponseEvent,
     errors=_OF_A_RESPONSE,
 )
 DELETE_RESPONSE = Operation(summary="A kept response, deleted", answer=DeletedResponse, errors=(404, 431, 500, 503))

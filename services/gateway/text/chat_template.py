@@ -41,12 +41,28 @@ class TemplateError(Exception):
 class ChatTemplate:
     """A compiled template and the special tokens that it may write."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, replaceable: bool = False) -> None:
-        """replaceable: requests may bring templates of their own. Raises jinja2.TemplateSyntaxError."""
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        replaceable: bool = False,
+        tool_use: str | None = None,
+    ) -> None:
+        """replaceable: requests may bring templates of their own. tool_use: the template for requests with tools.
+
+        Raises jinja2.TemplateSyntaxError.
+        """
         self.replaceable = replaceable
+        self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens)
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._template = _environment().from_string(source)
+
+    @property
+    def with_tools(self) -> "ChatTemplate":
+        """The template for requests with tools."""
+        return self._tool_use or self
 
     def replaced(self, source: str) -> "ChatTemplate":
         """Returns a request's own template, with the same special tokens. Raises TemplateError."""
@@ -107,14 +123,17 @@ def load_chat_template(
 ) -> ChatTemplate | None:
     """Returns the template in the file at `path`, or else the model's own; None: there is none. Raises ModelError.
 
+    As in `transformers`, a model's own template that is named `tool_use` is for requests with tools.
+
     replaceable: see ChatTemplate.
     """
     where = files.path if path is None else path
-    source = files.chat_template() if path is None else _read(path)
+    source, tool_use = (files.chat_template(), files.tool_template()) if path is None else (_read(path), None)
     if source is None and not replaceable:
         return None
     try:
-        return ChatTemplate(_ASKS_FOR_ONE if source is None else source, special_tokens, replaceable=replaceable)
+        source = _ASKS_FOR_ONE if source is None else source
+        return ChatTemplate(source, special_tokens, replaceable=replaceable, tool_use=tool_use)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(
             f"{where}: the chat template has a syntax error in line {error.lineno}: {error.message}"

@@ -45,6 +45,9 @@ class ModelFiles(Protocol):
     def chat_template(self) -> str | None:
         """Returns the Jinja source of the model's own template; None if it has none."""
 
+    def tool_template(self) -> str | None:
+        """Returns the source of the template named `tool_use`, for chats with tools; None: there is only the one."""
+
     def response_template(self) -> object | None:
         """Returns the `response_template`, which says how the model's answers are read; None if it has none."""
 

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from services.protocol.model_files.base import ModelError, Settings, read_json_object
 
+_DEFAULT, _TOOL_USE = "default", "tool_use"  # names of chat templates
+
 # The names under which a chat template may use a special token.
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -56,30 +58,41 @@ class HuggingFaceDirectory:
         return named
 
     def chat_template(self) -> str | None:
-        """Returns the text of chat_template.jinja, else the template in tokenizer_config.json."""
-        path = self.path / "chat_template.jinja"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
-        return _default_template(self._values("tokenizer_config.json").get("chat_template"), self.path)
+        """Returns the text of chat_template.jinja, else the template in tokenizer_config.json, or its `default`."""
+        if (written := self._template_file("chat_template.jinja")) is not None:
+            return written
+        templates = self._templates()
+        if templates and _DEFAULT not in templates:
+            path = self.path / "tokenizer_config.json"
+            raise ModelError(f"{path}: chat_template names {sorted(templates)}, but no '{_DEFAULT}'")
+        return templates.get(_DEFAULT)
+
+    def tool_template(self) -> str | None:
+        """Returns the text of additional_chat_templates/tool_use.jinja, else the template in tokenizer_config.json."""
+        if (written := self._template_file("additional_chat_templates", f"{_TOOL_USE}.jinja")) is not None:
+            return written
+        alone = self._template_file("chat_template.jinja") is not None  # it stands for all in tokenizer_config.json
+        return None if alone else self._templates().get(_TOOL_USE)
 
     def response_template(self) -> object | None:
         """Returns the value in tokenizer_config.json."""
         return self._values("tokenizer_config.json").get("response_template")
 
+    def _template_file(self, *names: str) -> str | None:
+        path = self.path.joinpath(*names)
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def _templates(self) -> dict[str, str]:
+        """The templates of tokenizer_config.json by name; a single one is the default."""
+        value = self._values("tokenizer_config.json").get("chat_template")
+        if value is None or isinstance(value, str):
+            return {} if value is None else {_DEFAULT: value}
+        try:
+            return {str(entry["name"]): str(entry["template"]) for entry in value}
+        except (TypeError, KeyError) as error:
+            path = self.path / "tokenizer_config.json"
+            raise ModelError(f"{path}: chat_template is neither a string nor a list of named templates") from error
+
     def _values(self, name: str) -> Settings:
         path = self.path / name
         return read_json_object(path) if path.is_file() else {}
-
-
-def _default_template(value: object, directory: Path) -> str | None:
-    """Returns a template, or the one named `default` of a list."""
-    path = directory / "tokenizer_config.json"
-    if value is None or isinstance(value, str):
-        return value
-    try:
-        named = {entry["name"]: entry["template"] for entry in value}  # type: ignore[attr-defined]
-    except (TypeError, KeyError) as error:
-        raise ModelError(f"{path}: chat_template is neither a string nor a list of named templates") from error
-    if "default" not in named:
-        raise ModelError(f"{path}: chat_template names {sorted(named)}, but no 'default'")
-    return str(named["default"])

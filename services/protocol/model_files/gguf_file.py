@@ -62,6 +62,10 @@ class GgufFile:
         """Returns the file's default template."""
         return self.header.text("tokenizer.chat_template")
 
+    def tool_template(self) -> str | None:
+        """Returns the file's template of that name."""
+        return self.header.text("tokenizer.chat_template.tool_use")
+
     def response_template(self) -> object | None:
         """Returns None: the format has no place for it."""
         return None

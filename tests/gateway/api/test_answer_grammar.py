@@ -23,10 +23,10 @@ def tool(name: str, parameters: dict[str, Any] | None = None, strict: bool | Non
     return Tool.model_validate({"type": "function", "function": function})
 
 
-def tokenizer(*special: str) -> Tokenizer:
-    """One whose `<think>` and `</think>` are tokens that are not special; `special` ones are."""
+def tokenizer(*added: str, special: bool = True) -> Tokenizer:
+    """One whose `<think>` and `</think>` are tokens that are not special; `added` ones are, or not."""
     backend = byte_level()
-    backend.add_tokens([AddedToken(text, special=True) for text in special])
+    backend.add_tokens([AddedToken(text, special=special) for text in added])
     return Tokenizer(backend, {})
 
 
@@ -36,9 +36,18 @@ TWO = (tool("f"), tool("g", NUMBERS, strict=True))
 
 
 def accepts(grammar: str, text: str, tokens: Tokenizer = PLAIN) -> bool:
+    return accepts_tokens(grammar, tokens.backend.encode(text, add_special_tokens=False).ids, tokens)
+
+
+def accepts_spelled(grammar: str, text: str, tokens: Tokenizer = PLAIN) -> bool:
+    """True when a text is accepted that is spelled letter by letter, its marks too."""
+    spelled = [token for letter in text for token in tokens.backend.encode(letter, add_special_tokens=False).ids]
+    return accepts_tokens(grammar, spelled, tokens)
+
+
+def accepts_tokens(grammar: str, ids: list[int], tokens: Tokenizer) -> bool:
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer(tokens.backend.to_str()), grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
-    ids = tokens.backend.encode(text, add_special_tokens=False).ids
     return matcher.consume_tokens(ids) and matcher.is_accepting()
 
 
@@ -67,13 +76,24 @@ def hermes(*calls: str) -> str:
     return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
+def tagged(name: str, **arguments: str) -> str:
+    """A call whose arguments are between tags."""
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
 ONE_AND_TWO = {
     "hermes": (hermes(G), hermes(F, G)),
     "mistral": (f"[TOOL_CALLS] [{G}]", f"[TOOL_CALLS] [{F}, {G}]"),
     "mistral-args": ('[TOOL_CALLS]g[ARGS]{"n": 2}', '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{"n": 2}'),
     "llama3-json": (G.replace("arguments", "parameters"), f"{F}; {G}".replace("arguments", "parameters")),
     "pythonic": ("[g(n=2)]", "[f(), g(n=2)]"),
+    "qwen3-coder": (tagged("g", n="2"), tagged("f") + "\n" + tagged("g", n="2")),
 }
+
+
+def with_another_name(form: str, call: str) -> str:
+    return call.replace("=g>", "=h>") if form == "qwen3-coder" else call.replace("g", "h", 1)
 
 
 @pytest.mark.parametrize("tokens", [PLAIN, SPECIAL], ids=["marks as text", "marks as tokens"])
@@ -83,7 +103,7 @@ def test_a_call_that_is_required(form: str, tokens: Tokenizer) -> None:
     grammar = answer_grammar(wanted(form, "required"), tokens)
     assert accepts(grammar, one, tokens)
     assert accepts(grammar, two, tokens)
-    wrong = ["", "text", one[:-1], one.replace("2", '"2"'), one.replace("g", "h", 1)]
+    wrong = ["", "text", one[:-1], one.replace("2", '"2"'), with_another_name(form, one)]
     assert [text for text in wrong if accepts(grammar, text, tokens)] == []
     single = answer_grammar(wanted(form, "required", one_call=True), tokens)
     assert accepts(single, one, tokens)
@@ -107,7 +127,7 @@ def test_calls_of_strict_tools_are_held_from_where_they_begin(form: str, tokens:
     right = ["Some text, 1 < 2.", "", one, two]
     if form not in ("llama3-json", "pythonic"):
         right += [f"Wait.\n{one}", f"{one}\nDone.", f"A {two} b"]
-    wrong = [one.replace("2", '"2"'), one.replace("g", "h", 1)]
+    wrong = [one.replace("2", '"2"'), with_another_name(form, one)]
     assert [text for text in right if not accepts(grammar, text, tokens)] == []
     assert [text for text in wrong if accepts(grammar, text, tokens)] == []
 
@@ -124,14 +144,25 @@ def test_white_space_does_not_free_a_call_of_a_strict_tool(form: str) -> None:
 
 
 def test_a_mark_that_is_a_token_is_not_spelled() -> None:
-    def spelled(text: str) -> bool:
-        matcher = llguidance.LLMatcher(llguidance.LLTokenizer(SPECIAL.backend.to_str()), grammar, log_level=0)
-        ids = [token for letter in text for token in SPECIAL.backend.encode(letter, add_special_tokens=False).ids]
-        return matcher.consume_tokens(ids) and matcher.is_accepting()
-
     grammar = answer_grammar(wanted("hermes"), SPECIAL)
-    assert spelled("if a <tool then <tool_cal")
-    assert not spelled(hermes(G))
+    assert accepts_spelled(grammar, "if a <tool then <tool_cal", SPECIAL)
+    assert not accepts_spelled(grammar, hermes(G), SPECIAL)
+
+
+LEADS = tokenizer("<|python_tag|>", "<|python_start|>")
+
+
+@pytest.mark.parametrize("tokens", [PLAIN, LEADS], ids=["mark as text", "mark as token"])
+@pytest.mark.parametrize(("form", "lead"), [("llama3-json", "<|python_tag|>"), ("pythonic", "<|python_start|>")])
+def test_a_mark_before_a_call_does_not_free_it(form: str, lead: str, tokens: Tokenizer) -> None:
+    """Neither as a token nor in letters: the reader of calls takes both."""
+    one, _ = ONE_AND_TWO[form]
+    grammar = answer_grammar(wanted(form), tokens)
+    for text in (lead + one, f" {lead}\n{one}"):
+        assert accepts(grammar, text, tokens)
+        assert not accepts(grammar, text.replace("2", '"2"'), tokens)
+        assert not accepts_spelled(grammar, text.replace("2", '"2"'), tokens)
+    assert accepts_spelled(grammar, f"{lead} is a mark", tokens)
 
 
 @pytest.mark.parametrize("form", ONE_AND_TWO)
@@ -144,6 +175,33 @@ def test_a_budget_does_not_free_calls_of_strict_tools(form: str, tokens: Tokeniz
     assert [text for text in right if not accepts(grammar, text, tokens)] == []
     freed = [wrong, f"<think>ab</think>\n{wrong}", "<think>far more than four tokens</think>yes"]
     assert [text for text in freed if accepts(grammar, text, tokens)] == []
+
+
+PLAIN_MARKS = tokenizer("[THINK]", "[/THINK]", special=False)
+
+
+@pytest.mark.parametrize("form", ONE_AND_TWO)
+@pytest.mark.parametrize(
+    ("tokens", "think"),
+    [(PLAIN, "think"), (PLAIN_MARKS, "mistral-think"), (SPECIAL, "mistral-think")],
+    ids=["tokens that are not special", "brackets that are not special", "special tokens"],
+)
+def test_no_spelling_of_the_mark_escapes_a_budget_beside_strict_tools(form: str, tokens: Tokenizer, think: str) -> None:
+    opening, closing = REASONING_FORMS[think].field["open"], REASONING_FORMS[think].field["close"]
+    reasoning = thinking(begun=False, budget=4, form=think)
+    grammar = answer_grammar(wanted(form, reasoning=reasoning), tokens)
+    assert accepts(grammar, f"{opening}ab{closing}Some text.", tokens)
+    assert accepts_spelled(grammar, f"Some text with {opening} in it.", tokens)
+    long = f"{opening}far more than four tokens{closing}yes"
+    for text in (long, f" {long}", f"\n\x1c{long}", f"{opening}ab{closing}{long}", f"{opening}ab{closing}\n{long}"):
+        assert not accepts(grammar, text, tokens)
+        assert not accepts_spelled(grammar, text, tokens)
+
+
+def test_a_call_does_not_end_a_budget() -> None:
+    grammar = answer_grammar(wanted("hermes", reasoning=thinking(begun=False, budget=4)), PLAIN)
+    assert accepts(grammar, hermes(G) + "\nyes")
+    assert not accepts(grammar, hermes(G) + "\n<think>far more than four tokens</think>yes")
 
 
 def test_tools_that_are_not_strict_take_any_arguments() -> None:
@@ -222,7 +280,7 @@ def test_a_form_beside_tools() -> None:
 
 def test_a_model_without_a_grammar_of_its_calls() -> None:
     with pytest.raises(ApiError, match="not known"):
-        answer_grammar(wanted("qwen3-coder", "required"), PLAIN)
+        answer_grammar(WantedAnswer(tools=TWO, choice="required"), PLAIN)
 
 
 def test_too_many_schemas() -> None:

@@ -15,13 +15,14 @@ import structlog
 
 from services.config import HandoffMode, WorkerRole
 from services.gateway.dispatch import links
-from services.gateway.dispatch.dispatcher import Dispatcher
+from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.links import FIRST_BACKOFF_S, LinkLost, WorkerLink
 from services.gateway.dispatch.router import Policy
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.block_hash import block_hashes, root_hash
 from services.protocol.frames import Load
 from services.protocol.messages import BlockEvents
+from services.tls.grpc_ends import Channels
 from tests.gateway.dispatch_stack import (
     OTHER_DECODE,
     PROMPT,
@@ -172,7 +173,7 @@ async def test_a_worker_of_another_model_is_not_taken():
     async with serving(ours), serving(theirs):
         counts, addresses = Counts(), [ours.address, theirs.address]
         policy = Policy(HandoffMode.NEVER, 64)
-        dispatcher = Dispatcher(addresses, policy, 9, MemoryPrefixIndex(), counts, model="ours")
+        dispatcher = Dispatcher(addresses, policy, 9, MemoryPrefixIndex(), counts, WorkerAccess("ours"))
         task = asyncio.create_task(dispatcher.run())
         await eventually(dispatcher.ready)
         await theirs.until(lambda: len(theirs.hellos) > 1)  # refused, and tried again
@@ -247,7 +248,7 @@ async def test_a_link_ends_when_told_to_though_its_call_answers_that_with_an_err
             raise LinkLost("it ended the stream") from None
 
     async with running() as stack:
-        link = WorkerLink("127.0.0.1:1", stack.dispatcher)
+        link = WorkerLink("127.0.0.1:1", stack.dispatcher, Channels())
         monkeypatch.setattr(link, "_run_session", session)
         task = asyncio.create_task(link.run())
         await asyncio.sleep(0)

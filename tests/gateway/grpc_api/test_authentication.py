@@ -42,8 +42,10 @@ async def channel(api: Api) -> AsyncIterator[grpc.aio.Channel]:
 
 def methods() -> list[tuple[str, bool, bool]]:
     """Each method of the services that ask for a key: its path, and whether either side streams."""
-    services = [inference_pb2.DESCRIPTOR.services_by_name["Inference"]]
-    services.append(reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"])
+    services: list[Any] = [
+        inference_pb2.DESCRIPTOR.services_by_name["Inference"],
+        reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    ]
     return [
         (f"/{service.full_name}/{method.name}", method.client_streaming, method.server_streaming)
         for service in services

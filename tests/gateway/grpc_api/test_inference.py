@@ -150,6 +150,10 @@ async def test_an_embedding_is_shortened_and_left_as_it_is_where_the_call_says_s
         ({"inputs": [{"text": "a"}], "dimensions": 5}, Code.INVALID_ARGUMENT, "dimensions: "),
         ({"inputs": [{"text": "a"}], "dimensions": 0}, Code.INVALID_ARGUMENT, "dimensions: "),
         ({"inputs": [{"text": "a"}], "model": "other"}, Code.NOT_FOUND, "model: "),
+        ({"inputs": [{"text": "a"}], "cache_salt": "a b"}, Code.INVALID_ARGUMENT, "cache_salt: "),
+        ({"inputs": [{"text": "a"}], "priority": -(2**31)}, Code.INVALID_ARGUMENT, "priority: "),
+        ({"inputs": [{"text": "a"}], "request_id": "a b"}, Code.INVALID_ARGUMENT, "request_id: "),
+        ({"inputs": [{"text": "a"}], "truncation_side": "left"}, Code.INVALID_ARGUMENT, "truncation_side: "),
     ],
 )
 async def test_a_bad_call_for_embeddings_names_its_field(served: Served, fields: Any, code: Code, says: str):
@@ -309,6 +313,63 @@ async def test_fields_of_vllm_reach_the_capsule(served: Served):
     assert (capsule.sampling.allowed_token_ids, capsule.sampling.logprob_token_ids) == ((5, 6), (6,))
 
 
+async def test_embeddings_have_a_salt_a_priority_and_an_id(served: Served):
+    served.generator.script = vectors([3, 4, 0, 0], [1, 0, 0, 0])
+    request = inference_pb2.EmbedRequest(
+        inputs=[{"token_ids": {"ids": [5, 6, 7]}}, {"text": "Some more text"}],
+        cache_salt="salt",
+        priority=-3,
+        request_id="mine",
+        truncate_prompt_tokens=2,
+        truncation_side="left",
+    )
+    call = served.stub.Embed(request)
+    await call
+    assert dict(await call.trailing_metadata())["x-request-id"] == "mine"
+    (found,) = served.generator.requests
+    assert found.request_id == "mine"
+    assert [(capsule.cache_salt, capsule.priority) for capsule in found.capsules] == [("salt", -3)] * 2
+    assert found.capsules[0].token_ids.tolist() == [6, 7]
+
+
+async def test_a_message_may_name_its_call_and_metadata_come_first(served: Served):
+    for metadata, expected in (((), "mine"), ((("x-request-id", "theirs"),), "theirs")):
+        call = served.stub.Generate(request(request_id="mine"), metadata=metadata)
+        assert [answer async for answer in call]
+        assert dict(await call.trailing_metadata())["x-request-id"] == expected
+        assert served.generator.requests[-1].request_id == expected
+    served.generator.error = Expired("late")
+    refusal = await served.refusal(request_id="mine")
+    assert dict(refusal.trailing_metadata())["x-request-id"] == "mine"
+
+
+async def test_an_echo_begins_with_the_prompt_and_with_its_tokens_beside_logprobs(served: Served):
+    prompt, tokens = served.tokens("One two"), served.tokens(" three")
+    scores = [TokenLogprobs(-0.25, ((7, -0.25),))] * (len(prompt) - 1)
+    deltas = delta_per_token(tokens, logprobs=[TokenLogprobs(-0.5, ())] * len(tokens))
+    deltas[0].prompt_logprobs = scores
+    served.generator.script = Script(deltas)
+    fields: dict[str, Any] = {"token_ids": {"ids": prompt}, "echo": True, "max_tokens": 100}
+    first, *others = await served.generate(logprobs=1, **fields)
+    assert "".join(answer.text for answer in (first, *others)) == "One two three"
+    assert list(first.token_ids) == [*prompt, tokens[0]]
+    assert (first.num_echoed, [answer.num_echoed for answer in others]) == (len(prompt), [0] * len(others))
+    assert not first.logprobs[0].HasField("logprob")
+    assert [entry.logprob for entry in first.logprobs[1:]] == [-0.25] * len(scores) + [-0.5]
+    first, *others = await served.generate(**fields)
+    assert "".join(answer.text for answer in (first, *others)) == "One two three"
+    assert (list(first.token_ids), first.num_echoed) == ([tokens[0]], 0)
+
+
+async def test_a_prompt_is_scored_without_any_answer(served: Served):
+    prompt = served.tokens("One two")
+    scores = [TokenLogprobs(-0.25, ())] * (len(prompt) - 1)
+    served.generator.script = Script([Delta([9], [TokenLogprobs(-1, ())], FinishReason.LENGTH, 0, 0, scores)])
+    (answer,) = await served.generate(token_ids={"ids": prompt}, echo=True, logprobs=0, max_tokens=0)
+    assert (list(answer.token_ids), answer.text, answer.usage.completion_tokens) == (prompt, "One two", 0)
+    assert len(answer.logprobs) == answer.num_echoed == len(prompt)
+
+
 async def test_what_ended_a_choice_is_said(served: Served):
     served.generator.script = Script(one_delta(served.tokens("one STOP two")))
     (answer,) = await served.generate(stop=["STOP"], include_stop_str_in_output=True)
@@ -393,6 +454,7 @@ async def test_logprobs_come_beside_their_tokens(served: Served):
         ({"min_tokens": 99}, "min_tokens"),
         ({"cache_salt": "a b"}, "cache_salt"),
         ({"session_id": "x" * 129}, "session_id"),
+        ({"request_id": "a b"}, "request_id"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"truncation_side": "up"}, "truncation_side"),
         ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),

@@ -11,6 +11,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.entry import new_key, tenant_salt
 from services.gateway.keys.file import read_keys
+from services.protocol.block_hash import root_hash
 from tests.gateway.keys.key_files import KeySet, bearer
 
 
@@ -102,6 +103,14 @@ def test_no_salt_of_one_tenant_is_another_s_whatever_its_client_asks_for(key_set
     assert other.cache_salt(stolen) != stolen
     assert len(acme.salt) == len(other.salt)  # so none begins with another
     assert caller(keys, bearer("plain-key")).salt == tenant_salt(read_keys(key_set.path).secret, "default")
+
+
+def test_tenants_name_the_same_blocks_differently(key_set: KeySet) -> None:
+    """So their workers' caches, and the prefix index, know no block of both."""
+    keys = key_set.keys()
+    callers = (caller(keys, bearer(key)) for key in (key_set.acme, key_set.other, key_set.patient))
+    roots = {root_hash("one model's", each.cache_salt(None)) for each in (*callers, ANYBODY)}
+    assert len(roots) == 4
 
 
 def test_gateways_with_one_file_agree_on_salts_and_others_do_not(key_set: KeySet) -> None:

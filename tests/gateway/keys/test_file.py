@@ -26,7 +26,7 @@ def test_a_new_file_is_its_user_s_alone(tmp_path: Path) -> None:
     add_key(path, "acme", [Right.API], 3, RateLimits(60, 1000, 4))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (entry,) = read_keys(path).entries
-    assert (entry.tenant, entry.rights, entry.priority) == ("acme", {Right.API}, 3)
+    assert (entry.tenant, entry.rights, entry.priority) == ("acme", frozenset({Right.API}), 3)
     assert entry.caller(b"").limits == RateLimits(60, 1000, 4)
     assert os.listdir(tmp_path) == ["keys.json"]
 
@@ -97,6 +97,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         (lambda content: content["keys"][2].update(rights=["root"]), r"keys\[2\]\.rights"),
         (lambda content: content["keys"][2].update(rights=[]), r"keys\[2\]\.rights"),
         (lambda content: content["keys"][0].update(tenant="a b"), r"keys\[0\]\.tenant: a tenant has"),
+        # In Redis the response b:id of tenant a would be the response id of tenant a:b.
+        (lambda content: content["keys"][0].update(tenant="a:b"), r"keys\[0\]\.tenant: a tenant has"),
         (lambda content: content["keys"][0]["limits"].update(per_second=1), r"keys\[0\]\.limits\.per_second"),
         (lambda content: content["keys"][0]["limits"].update(max_concurrent=0), r"keys\[0\]\.limits\.max_concurrent"),
     ],

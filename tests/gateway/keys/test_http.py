@@ -1,12 +1,11 @@
 """Keys over HTTP: asked for at every path but the open ones, and what becomes of the caller's tenant."""
 
 import asyncio
-import json
+import logging
 import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -216,7 +215,10 @@ async def test_a_tenant_s_responses_are_there_for_it_alone(api: Api, key_set: Ke
     assert (await api.http.delete(f"/v1/responses/{created}", headers=mine)).status_code == 200
 
 
-async def test_the_log_and_the_record_of_a_request_name_the_key_and_do_not_have_it(api: Api, key_set: KeySet):
+async def test_the_log_and_the_record_of_a_request_name_the_key_and_do_not_have_it(
+    api: Api, key_set: KeySet, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.DEBUG)  # of every library too
     for key in (key_set.acme, "wrong-key"):
         await api.http.post("/v1/chat/completions", json=CHAT, headers=bearer(key))
     (line, *_) = (line for line in api.logs if line["event"] == "request")
@@ -227,7 +229,7 @@ async def test_the_log_and_the_record_of_a_request_name_the_key_and_do_not_have_
     assert f'"key_id":"{line["key_id"]}"' in listed
     assert 'baton_requests_total{endpoint="chat.completions",status="401"}' in metrics
     salt = api.generator.requests[-1].capsules[0].cache_salt
-    for text in (str(api.logs), listed, one, metrics):
+    for text in (str(api.logs), caplog.text, listed, one, metrics):
         assert not any(secret in text for secret in (*key_set.secrets, "wrong-key", "plain-key", salt))
 
 
@@ -252,13 +254,10 @@ async def test_a_defect_in_the_lookup_admits_nobody():
         assert broken.generator.requests == []
 
 
-async def test_without_keys_nobody_is_asked(tmp_path: Path):
+async def test_without_keys_nobody_is_asked():
     async with running_api() as api:
-        answer = await api.http.post("/v1/chat/completions", content=json.dumps(CHAT), headers=JSON)
+        answer = await api.http.post("/v1/chat/completions", json=CHAT)
         assert answer.status_code == 200
         assert api.generator.requests[-1].capsules[0].cache_salt == ""
         assert "securitySchemes" not in (await api.http.get("/openapi.json")).json()["components"]
         assert (await api.admin.get("/debug/ledger")).status_code == 200
-
-
-JSON = {"content-type": "application/json"}

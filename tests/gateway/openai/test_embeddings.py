@@ -179,6 +179,11 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "unsupported_parameter"),
     ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "unsupported_parameter"),
     ({"input": "a", "user": 5}, "user", "invalid_type"),
+    ({"input": "a", "cache_salt": ""}, "cache_salt", None),
+    ({"input": "a", "cache_salt": "a b"}, "cache_salt", None),
+    ({"input": "a", "priority": 2**31}, "priority", "integer_above_max_value"),
+    ({"input": "a", "priority": "high"}, "priority", "invalid_type"),
+    ({"input": "a", "request_id": "x" * 129}, "request_id", None),
 ]
 
 
@@ -209,6 +214,25 @@ async def test_values_that_ask_for_nothing_pass(api: Api):
 
 async def test_unknown_fields_are_ignored_and_named(api: Api):
     assert (await embed(api, colour="red")).headers["x-baton-ignored-fields"] == "colour"
+
+
+async def test_salt_and_priority_reach_every_capsule(api: Api):
+    api.generator.script = deltas(VECTOR, VECTOR)
+    await embed(api, [[5, 6], [7]], cache_salt="tenant-1", priority=-5)
+    capsules = api.generator.requests[0].capsules
+    assert [(capsule.cache_salt, capsule.priority) for capsule in capsules] == [("tenant-1", -5)] * 2
+    api.generator.script = deltas(VECTOR)
+    await embed(api)
+    assert [(capsule.cache_salt, capsule.priority) for capsule in api.generator.requests[1].capsules] == [("", 0)]
+
+
+async def test_a_request_may_name_itself_and_its_header_comes_first(api: Api):
+    assert (await embed(api, request_id="mine")).headers["x-request-id"] == "mine"
+    api.generator.script = deltas(VECTOR)
+    body = {"input": "a", "request_id": "mine"}
+    response = await api.http.post("/v1/embeddings", json=body, headers={"x-request-id": "theirs"})
+    assert response.headers["x-request-id"] == "theirs"
+    assert [request.request_id for request in api.generator.requests] == ["mine", "theirs"]
 
 
 async def test_a_fleet_that_embeds_nothing_says_so(api: Api):

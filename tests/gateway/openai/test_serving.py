@@ -114,7 +114,7 @@ def test_a_client_that_keeps_its_connection_does_not_keep_the_server():
 def test_a_taken_port_is_one_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ListenError, match=rf"^127\.0\.0\.1:{port} is in use already$"):
+        with pytest.raises(ListenError, match=rf"^127\.0\.0\.1:{port} is in use already; choose another with --port$"):
             listen("127.0.0.1", port)
 
 

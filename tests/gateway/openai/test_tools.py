@@ -312,6 +312,42 @@ async def test_a_schema_without_sense_does_not_break_answers():
     assert calls[0]["function"]["arguments"] == '{"x": "1"}'
 
 
+@pytest.mark.parametrize("per_token", [True, False])
+@pytest.mark.parametrize("text", ["Yes.\n\n", "def f():\n    pass\n\t ", " \n"])
+async def test_white_space_at_the_end_is_kept(api: Api, client: openai.AsyncOpenAI, per_token: bool, text: str):
+    write(api, text, per_token)
+    for fields in ({}, {"tools": [CLOCK]}):
+        assert (await whole(client, **fields)).choices[0].message.content == text
+        assert (await streamed(client, **fields))[0]["content"] == text
+
+
+async def test_arguments_between_tags_are_held_by_grammars():
+    async with running_api(template=CHATML + "{# tools <tool_call> <function= #}") as api:
+        call = "<tool_call>\n<function=weather>\n<parameter=town>\nKöln\n</parameter>\n</function>\n</tool_call>"
+        strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+        named = {"type": "function", "function": {"name": "weather"}}
+        for fields in ({"tool_choice": "required"}, {"tool_choice": named}, {}):
+            write(api, call)
+            message = (await api.chat(tools=[strict], **fields)).json()["choices"][0]["message"]
+            assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"town": "Köln"}'}
+            grammar = api.generator.requests[-1].capsules[0].sampling.grammar
+            assert accepts(api, grammar, call)
+            assert not accepts(api, grammar, call.replace("town", "city"))
+
+
+async def test_requests_with_tools_have_a_template_of_their_own():
+    async with running_api(template=CHATML, tool_template=TEMPLATE) as api:
+        write(api, '<tool_call>{"name": "clock"}</tool_call>')
+        response = await api.chat(tools=[CLOCK])
+        assert response.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "clock"
+        assert "x-baton-tools" not in response.headers
+        assert prompt(api).startswith('TOOL {"type": "function"')
+        await api.chat()
+        assert "TOOL" not in prompt(api)
+        await api.chat(tools=[CLOCK], tool_choice="none")
+        assert "TOOL" not in prompt(api)
+
+
 async def test_reasoning_may_be_left_out(api: Api, client: openai.AsyncOpenAI):
     write(api, CALLED)
     fields: dict[str, Any] = {"tools": [WEATHER, CLOCK], "extra_body": {"include_reasoning": False}}

@@ -189,6 +189,37 @@ def test_default_of_several_named_templates(tmp_path: Path):
     assert template.render([{"role": "user", "content": "x"}]) == "plain"
 
 
+@pytest.mark.parametrize("as_files", [False, True], ids=["a list", "files"])
+def test_requests_with_tools_have_a_template_of_their_own(tmp_path: Path, as_files: bool):
+    """The same one that `transformers` takes."""
+    named = {"default": "plain {{ messages[0].content }}", "tool_use": "{{ tools | tojson }} {{ messages[0].content }}"}
+    write(tmp_path, byte_level(), chat_template=[{"name": name, "template": text} for name, text in named.items()])
+    if as_files:
+        theirs = AutoTokenizer.from_pretrained(tmp_path)
+        for path in tmp_path.glob("tokenizer*"):
+            path.unlink()
+        theirs.save_pretrained(tmp_path)
+        assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file()
+    template = load_chat_template(open_model(tmp_path), {})
+    assert template is not None
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    messages: Any = [{"role": "user", "content": "x"}]
+    tools: Any = [{"type": "function", "function": {"name": "f"}}]
+    assert template.render(messages) == theirs.apply_chat_template(messages, tokenize=False)
+    expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False)
+    assert template.with_tools.render(messages, tools=tools) == expected
+    assert '"f"' in expected
+
+
+def test_a_template_of_the_operator_is_for_all_requests(tmp_path: Path):
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    write(tmp_path, byte_level(), chat_template=named)
+    (tmp_path / "own.jinja").write_text("own")
+    template = load_chat_template(open_model(tmp_path), {}, str(tmp_path / "own.jinja"))
+    assert template is not None
+    assert template.with_tools is template
+
+
 def test_model_without_template(tmp_path: Path):
     assert load_chat_template(open_model(write(tmp_path, byte_level())), {}) is None
 

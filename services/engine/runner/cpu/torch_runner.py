@@ -78,6 +78,8 @@ class TorchRunner:
         assert step.carried is None, "a step that is over when its launch returns leaves no token unknown"
         if self._cores is not None:
             self._cores.begin(prompts=len(step.token_ids) - len(step.seq_lens) >= _MANY_PROMPT_TOKENS)
+        if not step.sampling.settles:
+            step.sampling.begin_masks()
         try:
             with torch.inference_mode():
                 self._done.append(self._run(step))

@@ -158,6 +158,7 @@ class GpuRunner:
         self._try(np.ones(rows, dtype=np.int32), last)
 
     def _launch(self, step: StepInput) -> _Launched:
+        step.sampling.begin_masks()
         num_rows = len(step.seq_lens)
         each_gets_one = np.array_equal(step.sample_rows, np.arange(num_rows))
         if len(step.token_ids) == num_rows and each_gets_one and step.scored is None:

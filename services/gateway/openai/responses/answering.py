@@ -41,6 +41,17 @@ class Turn:
     conversation: Sequence[Item]
     tenant: str
 
+    def ended(self, output: Output, outcome: Outcome, usage: dict[str, Any]) -> dict[str, Any]:
+        """Returns the JSON values of the response as it ended, and closes its output."""
+        output.close(outcome.last_item)
+        return {
+            **self.head,
+            **outcome.as_json(),
+            "completed_at": int(time.time()) if outcome.status is Status.COMPLETED else None,
+            "output": output.as_json(),
+            "usage": usage,
+        }
+
 
 class Answering:
     """Writes responses to clients, and has them kept."""
@@ -61,8 +72,7 @@ class Answering:
             outcome = finished(exchange.record.finish_reason)
         except ResponseCancelled:
             outcome = Outcome(Status.CANCELLED)
-        usage = _usage(exchange, updates)
-        response = await self._end(turn, running, output, outcome, usage)
+        response = await self._end(turn, running, turn.ended(output, outcome, usage_of(exchange, updates)))
         await exchange.respond(200, orjson.dumps(response))
 
     async def stream(self, exchange: Exchange, turn: Turn, running: RunningResponse, generating: Generating) -> None:
@@ -90,11 +100,10 @@ class Answering:
         except Exception as error:
             if not begun or isinstance(error, ClientGone):
                 raise
-            failure = _failure(error)
+            failure = failure_of(error)
             outcome = Outcome(Status.FAILED, failure)
             exchange.record.status, exchange.record.error = failure.status, failure.code or failure.type
-        usage = _usage(exchange, updates)
-        response = await self._end(turn, running, output, outcome, usage)
+        response = await self._end(turn, running, turn.ended(output, outcome, usage_of(exchange, updates)))
         events.lifecycle(outcome.event, response)
         await exchange.end_events(events.taken())
 
@@ -107,18 +116,8 @@ class Answering:
             if num_taken % _UPDATES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def _end(
-        self, turn: Turn, running: RunningResponse, output: Output, outcome: Outcome, usage: dict[str, Any]
-    ) -> dict[str, Any]:
+    async def _end(self, turn: Turn, running: RunningResponse, response: dict[str, Any]) -> dict[str, Any]:
         """Returns the response as it ended, which is kept before anybody is told."""
-        output.close(outcome.last_item)
-        response = {
-            **turn.head,
-            **outcome.as_json(),
-            "completed_at": int(time.time()) if outcome.status is Status.COMPLETED else None,
-            "output": output.as_json(),
-            "usage": usage,
-        }
         if response["store"]:
             response["store"] = await self._kept.keep(turn.tenant, response, turn.conversation)
         running.end(response)
@@ -131,13 +130,13 @@ async def _begin(exchange: Exchange, turn: Turn, events: Events) -> None:
     await exchange.start_events()
 
 
-def _usage(exchange: Exchange, updates: Updates | None) -> dict[str, Any]:
-    """Returns the usage. updates: None where the response was cancelled before there were any."""
+def usage_of(exchange: Exchange, updates: Updates | None) -> dict[str, Any]:
+    """Returns a response's usage. updates: None where the response was cancelled before there were any."""
     usage = Usage(exchange.record.prompt_tokens or 0, 0, 0) if updates is None else updates.usage()
     return usage_json(usage)
 
 
-def _failure(error: Exception) -> ApiError:
+def failure_of(error: Exception) -> ApiError:
     """Returns the error that the client gets, and logs the reason of one that is the server's."""
     if not isinstance(error, ApiError):
         log.exception("request failed", exc_info=error)

@@ -154,7 +154,7 @@ class Response(Described):
     completed_at: int | None
     model: str
     store: bool
-    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
     output: list[OutputItem]
@@ -172,7 +172,7 @@ class Response(Described):
     tool_choice: Literal["none", "auto", "required"] | NamedFunction
     parallel_tool_calls: bool
     truncation: Literal["disabled"]
-    background: Literal[False]
+    background: bool
     service_tier: Literal["default"]
     metadata: dict[str, str]
     user: str | None
@@ -192,7 +192,12 @@ class ResponseStep(Described):
     """The response has begun, or it has ended; cancelled ones end as incomplete ones do."""
 
     type: Literal[
-        "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
     ]
     response: Response
     sequence_number: int

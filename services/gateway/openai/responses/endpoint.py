@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.request_runner import READING_GRACE_S, Runners
 from services.gateway.api.validation import ignored_fields, parse_request
@@ -12,6 +12,8 @@ from services.gateway.http.limits import Limits
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.neutral import RESPONSES_NEUTRAL
 from services.gateway.openai.responses.answering import Answering, Turn
+from services.gateway.openai.responses.background import BackgroundAnswering, Telling
+from services.gateway.openai.responses.background_kept import BackgroundResponses
 from services.gateway.openai.responses.items import MAX_ITEMS, Item, new_id, num_parts
 from services.gateway.openai.responses.kept import FEW_PARTS, KeptResponses
 from services.gateway.openai.responses.request import ResponsesRequest
@@ -24,7 +26,15 @@ from services.gateway.openai.token_names import TokenNames
 class ResponsesEndpoint:
     """Answers requests for responses, which are chats for the workers."""
 
-    def __init__(self, runners: Runners, limits: Limits, kept: KeptResponses, running: RunningResponses) -> None:
+    def __init__(
+        self,
+        runners: Runners,
+        limits: Limits,
+        kept: KeptResponses,
+        background: BackgroundResponses | None,
+        running: RunningResponses,
+    ) -> None:
+        """`background`: None generates no response in the background."""
         self._runner = runners.chat
         self._side = runners.side
         self._records = runners.records
@@ -32,7 +42,9 @@ class ResponsesEndpoint:
         self._kept = kept
         self._running = running
         names = TokenNames(runners.tokenizer, by_id=False)
-        self._answering = Answering(LogprobEntries(runners.tokenizer, names), runners.side, kept)
+        entries = LogprobEntries(runners.tokenizer, names)
+        self._answering = Answering(entries, runners.side, kept)
+        self._background = None if background is None else BackgroundAnswering(entries, runners.side, background)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answers one request. Raises ApiError, ClientGone."""
@@ -51,9 +63,14 @@ class ResponsesEndpoint:
         turn = Turn(described, conversation, terms.tenant)
         ids = turn.head["id"], f"resp_{exchange.record.request_id}"
         with self._running.added(terms.tenant, ids, turn.head) as running:
-            async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
+            generating, at_most_s = self._runner.run(chat, exchange.record, terms), terms.timeout_s + READING_GRACE_S
+            if request.background and self._background is not None:
+                telling = Telling(exchange, running, at_most_s if request.stream else None)
+                await self._background(telling, turn, generating)
+                return
+            async with exchange.while_connected(at_most_s):
                 answer = self._answering.stream if request.stream else self._answering.whole
-                await answer(exchange, turn, running, self._runner.run(chat, exchange.record, terms))
+                await answer(exchange, turn, running, generating)
 
     def _read(self, body: bytes) -> tuple[ResponsesRequest, tuple[str, ...]]:
         """Returns the checked request of a body, and the names of its ignored fields. Raises ApiError."""
@@ -65,6 +82,8 @@ class ResponsesEndpoint:
 
     def _about(self, request: ResponsesRequest) -> dict[str, Any]:
         """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
+        if request.background and self._background is None:
+            raise unsupported("background", "This server keeps no responses: 'background' must be false, or left out.")
         return {
             "id": new_id("resp"),
             "created_at": int(time.time()),

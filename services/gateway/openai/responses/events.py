@@ -36,6 +36,21 @@ class Events:
         pending, self._pending = self._pending, []
         return b"".join(pending)
 
+    @property
+    def num_pending(self) -> int:
+        """The number of events that nobody has taken, where none was made by `delta` alone."""
+        return len(self._pending)
+
+    def taken_after(self, number: int) -> bytes:
+        """Returns those events since the last call whose number is above this one."""
+        first = self._number - len(self._pending)
+        pending, self._pending = self._pending, []
+        return b"".join(pending[max(0, number + 1 - first) :])
+
+    def go_on_after(self, number: int) -> None:
+        """Lets the next event have a number above this one."""
+        self._number = max(self._number, number + 1)
+
     def lifecycle(self, type: str, response: Mapping[str, Any]) -> None:
         """Adds an event with the whole response: `response.created` and the like."""
         self._add(type, response=response)

@@ -8,11 +8,19 @@ import orjson
 import structlog
 from pydantic import TypeAdapter
 
-from services.gateway.api.errors import ApiError, unavailable, unsupported
+from services.gateway.api.errors import ApiError, invalid, unavailable, unsupported
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.side_thread import SideThread
 from services.gateway.openai.responses.items import AnyItem, Item, num_parts
-from services.gateway.openai.responses.store import MAX_KEPT_BYTES, KeptResponse, ResponseStore, StoreUnavailable
+from services.gateway.openai.responses.output import OutputItem
+from services.gateway.openai.responses.pieces import cut_items, pieces_of
+from services.gateway.openai.responses.response import as_failed
+from services.gateway.openai.responses.store import (
+    MAX_KEPT_BYTES,
+    KeptResponse,
+    ResponseStore,
+    StoreUnavailable,
+)
 
 FEW_PARTS = 128  # of items, which are handled in a millisecond or two
 
@@ -41,7 +49,7 @@ class KeptResponses:
         assert self._store is not None
         if sum(len(text) for item in items for text in item.texts) > MAX_KEPT_BYTES:
             return False  # before it is made
-        packed = await self._side.run_if(num_parts(items) > FEW_PARTS, _packed, response, items)
+        packed = await self._side.run_if(num_parts(items) > FEW_PARTS, packed_response, response, items)
         return await self._store.put(tenant, response["id"], packed)
 
     async def find(self, tenant: str, response_id: str, param: str | None = None) -> KeptResponse:
@@ -51,21 +59,44 @@ class KeptResponses:
             try:
                 packed = await self._store.get(tenant, response_id)
             except StoreUnavailable as error:
-                raise _unavailable(param) from error
+                raise store_unavailable(param) from error
         if packed is None:
             raise not_found(response_id, param)
-        return KeptResponse.unpack(packed)
+        kept = KeptResponse.unpack(packed)
+        return kept if kept.ended or await self._leased(tenant, response_id, param) else _lost(kept)
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Deletes a response. Raises ApiError."""
-        found = False
-        if self._store is not None and _ID.fullmatch(response_id):
-            try:
-                found = await self._store.delete(tenant, response_id)
-            except StoreUnavailable as error:
-                raise _unavailable(None) from error
-        if not found:
-            raise not_found(response_id)
+        if not (await self.find(tenant, response_id)).ended:
+            raise unended(response_id, "deleted")
+        assert self._store is not None  # it has the response
+        try:
+            if not await self._store.delete(tenant, response_id):
+                raise not_found(response_id)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+
+    async def ask_for_end(self, tenant: str, response_id: str) -> None:
+        """Has the gateway that generates a response in the background cancel it soon. Raises ApiError."""
+        assert self._store is not None  # it has the response
+        try:
+            await self._store.ask_for_end(tenant, response_id)
+        except StoreUnavailable as error:
+            raise store_unavailable() from error
+
+    async def cut_items(self, response_id: str, kept: KeptResponse) -> list[OutputItem]:
+        """Returns the items of a background response that has ended, as they grew. Raises ApiError."""
+        try:
+            return await self._side.run(cut_items, orjson.loads(kept.response)["output"], kept.pieces)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise _unreadable(response_id, error) from error
+
+    async def _leased(self, tenant: str, response_id: str, param: str | None) -> bool:
+        assert self._store is not None  # it has the response
+        try:
+            return await self._store.leased(tenant, response_id)
+        except StoreUnavailable as error:
+            raise store_unavailable(param) from error
 
     async def input_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
         """Returns the items that a response answers, as JSON values. Raises ApiError."""
@@ -76,16 +107,18 @@ class KeptResponses:
         """Returns the items up to the end of a response, for a request that continues it. Raises ApiError."""
         param = "previous_response_id"
         kept = await self.find(tenant, response_id, param)
+        if not kept.ended:
+            raise unended(response_id, "continued", param)
         try:
             long = takes_long(kept.response) or takes_long(kept.input)
             return await self._side.run_if(long, _items, kept)
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("a kept response is not as a gateway writes it", response_id=response_id, reason=str(error))
-            raise not_found(response_id, param) from error
+            raise _unreadable(response_id, error, param) from error
 
 
-def _packed(response: Mapping[str, Any], items: Sequence[Item]) -> bytes:
-    return KeptResponse(orjson.dumps(response), orjson.dumps([item.as_json() for item in items])).pack()
+def packed_response(response: Mapping[str, Any], items: Sequence[Item], pieces: bytes = b"") -> bytes:
+    """Returns a response to these items as stores keep it. pieces: see KeptResponse."""
+    return KeptResponse(orjson.dumps(response), orjson.dumps([item.as_json() for item in items]), pieces).pack()
 
 
 def _listed(kept: KeptResponse) -> list[dict[str, Any]]:
@@ -98,6 +131,18 @@ def _items(kept: KeptResponse) -> list[Item]:
     return [*_ITEMS.validate_python([*orjson.loads(kept.input), *output])]
 
 
+def _lost(kept: KeptResponse) -> KeptResponse:
+    """Returns the response of a gateway that has died, as it ended."""
+    failed = as_failed(orjson.loads(kept.response), "The gateway that generated the response ended before it did.")
+    return KeptResponse(orjson.dumps(failed), kept.input, pieces_of(()))
+
+
+def unended(response_id: str, done: str, param: str | None = None) -> ApiError:
+    """400: the response must end before it can be `done` something with."""
+    message = f"Response '{response_id[:200]}' has not ended: it must end, or be cancelled, before it can be {done}."
+    return invalid(message, param, "response_not_ended")
+
+
 def not_found(response_id: str, param: str | None = None) -> ApiError:
     """404: there is no such response, or none any more."""
     kind = "Response" if param is None else "Previous response"
@@ -105,7 +150,13 @@ def not_found(response_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, f"{kind} with id '{response_id[:200]}' not found.", param, code)
 
 
-def _unavailable(param: str | None) -> ApiError:
+def _unreadable(response_id: str, error: Exception, param: str | None = None) -> ApiError:
+    log.warning("a kept response is not as a gateway writes it", response_id=response_id, reason=str(error))
+    return not_found(response_id, param)
+
+
+def store_unavailable(param: str | None = None) -> ApiError:
+    """503: the store does not answer. param: the field that needs the store."""
     error = unavailable("The store of responses does not answer now. Try again later.", _RETRY_AFTER_S)
     error.param = param
     return error

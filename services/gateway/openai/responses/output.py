@@ -41,8 +41,8 @@ _ID_PREFIXES = {Kind.REASONING: "rs", Kind.MESSAGE: "msg", Kind.CALL: "fc"}
 class OutputItem:
     """One item of the output.
 
-    pieces: of its text; of a call, of the arguments. logprobs: JSON of entries, without brackets, for each piece that
-    has some. call: the number of the call in the message.
+    pieces: of its text; of a call, of the arguments. logprobs: JSON of entries, without brackets, by the number of the
+    piece, for those that have some. call: the number of the call in the message.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class OutputItem:
     name: str = ""
     status: ItemStatus = ItemStatus.IN_PROGRESS
     pieces: list[str] = field(default_factory=list)
-    logprobs: list[bytes] = field(default_factory=list)
+    logprobs: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -68,7 +68,7 @@ class OutputItem:
 
     def all_logprobs(self) -> orjson.Fragment:
         """Returns the entries of all tokens, as JSON."""
-        return orjson.Fragment(b"[%b]" % b",".join(self.logprobs))
+        return orjson.Fragment(b"[%b]" % b",".join(self.logprobs.values()))
 
     def as_json(self) -> dict[str, Any]:
         """Returns the item as JSON values. One that has not begun to grow has no content."""
@@ -111,12 +111,15 @@ class Nobody:
 
 
 class Output:
-    """The items of one response."""
+    """The items of one response.
+
+    items: those that have begun; the last one may still grow.
+    """
 
     def __init__(self, entries: LogprobEntries, listener: ItemListener) -> None:
         self._entries = entries
         self._listener = listener
-        self._items: list[OutputItem] = []
+        self.items: list[OutputItem] = []
         self._open: OutputItem | None = None
         self._unshown: list[bytes] = []  # logprobs of tokens that brought no text so far
 
@@ -141,7 +144,7 @@ class Output:
 
     def close(self, status: ItemStatus) -> None:
         """Ends the last item. A complete output has at least one: a message, which may be empty."""
-        if not self._items and (status is ItemStatus.COMPLETED or self._unshown):
+        if not self.items and (status is ItemStatus.COMPLETED or self._unshown):
             self._item(Kind.MESSAGE)
         if self._open is not None and self._unshown:
             self._grow(self._open, "")
@@ -149,34 +152,34 @@ class Output:
 
     def as_json(self) -> list[Mapping[str, Any]]:
         """Returns the items as JSON values."""
-        return [item.as_json() for item in self._items]
+        return [item.as_json() for item in self.items]
 
     def _item(self, kind: Kind) -> OutputItem:
         """Returns the open item where it is of this kind, else a new one."""
         if self._open is None or self._open.kind is not kind:
-            self._begin(OutputItem(kind, len(self._items), new_id(_ID_PREFIXES[kind])))
+            self._begin(OutputItem(kind, len(self.items), new_id(_ID_PREFIXES[kind])))
         assert self._open is not None
         return self._open
 
     def _called(self, part: ToolCallPart) -> OutputItem:
         if self._open is None or self._open.call != part.call:
             call_id, name = part.id or new_id("call"), part.name or ""
-            self._begin(OutputItem(Kind.CALL, len(self._items), new_id("fc"), part.call, call_id, name))
+            self._begin(OutputItem(Kind.CALL, len(self.items), new_id("fc"), part.call, call_id, name))
         assert self._open is not None
         return self._open
 
     def _begin(self, item: OutputItem) -> None:
         self._close(ItemStatus.COMPLETED)
-        self._items.append(item)
+        self.items.append(item)
         self._open = item
         self._listener.opened(item)
 
     def _grow(self, item: OutputItem, piece: str) -> None:
         logprobs = b",".join(self._unshown) if item.kind is Kind.MESSAGE else b""
         self._unshown.clear()
-        item.pieces.append(piece)
         if logprobs:
-            item.logprobs.append(logprobs)
+            item.logprobs[len(item.pieces)] = logprobs
+        item.pieces.append(piece)  # last: who reads the item meanwhile finds a whole piece
         if piece or logprobs:
             self._listener.grew(item, piece, logprobs)
 

@@ -1,6 +1,7 @@
 """Responses that are kept in Redis, for every gateway.
 
-baton:response:<tenant>:<response id>     what KeptResponse packs, until its lifetime is over
+baton:response:<tenant>:<response id>          what KeptResponse packs, until its lifetime is over
+baton:response-lease:<tenant>:<response id>    empty, or _END, until the lease is over
 """
 
 from collections.abc import Awaitable, Callable
@@ -8,9 +9,12 @@ from typing import TypeVar
 
 import structlog
 
-from services.gateway.openai.responses.store import MAX_KEPT_BYTES, StoreUnavailable
+from services.gateway.openai.responses.store import LEASE_S, MAX_KEPT_BYTES, StoreUnavailable
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.redis_client import UNREACHABLE, Client, is_of_another_type
+
+_END = b"end"
+_LEASE_MS = round(LEASE_S * 1e3)
 
 T = TypeVar("T")
 
@@ -45,6 +49,21 @@ class RedisResponseStore:
         """See ResponseStore."""
         return bool(await self._answer(lambda: self._client.redis.delete(_key(tenant, response_id))))
 
+    async def renew(self, tenant: str, response_id: str) -> bool:
+        """See ResponseStore."""
+        lease = _lease(tenant, response_id)
+        before = await self._answer(lambda: self._client.redis.set(lease, b"", px=_LEASE_MS, get=True))
+        return before == _END
+
+    async def leased(self, tenant: str, response_id: str) -> bool:
+        """See ResponseStore."""
+        return bool(await self._answer(lambda: self._client.redis.exists(_lease(tenant, response_id))))
+
+    async def ask_for_end(self, tenant: str, response_id: str) -> None:
+        """See ResponseStore."""
+        lease = _lease(tenant, response_id)
+        await self._answer(lambda: self._client.redis.set(lease, _END, xx=True, keepttl=True))
+
     async def _answer(self, call: Callable[[], Awaitable[T]]) -> T:
         """Returns the server's answer. Raises StoreUnavailable."""
         began = self._breaker.let_through()
@@ -69,3 +88,7 @@ class RedisResponseStore:
 
 def _key(tenant: str, response_id: str) -> str:
     return f"baton:response:{tenant}:{response_id}"
+
+
+def _lease(tenant: str, response_id: str) -> str:
+    return f"baton:response-lease:{tenant}:{response_id}"

@@ -18,6 +18,7 @@ from services.gateway.openai.responses.items import MAX_ITEMS, AnyItem, unknown_
 MAX_TOOLS = 128
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 
 # Common fields for which a response has no place.
 _NO_PLACE = ("echo", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
@@ -31,6 +32,13 @@ def _as_items(value: object) -> object:
 
 def _as_choice(value: object) -> object:
     return {"type": value} if isinstance(value, str) else value
+
+
+def _supported_include(value: object) -> object:
+    if value == ENCRYPTED:
+        words = "'{name}' is not supported: reasoning comes as text. Send its items back as they came."
+        raise PydanticCustomError("unsupported", words, {"name": ENCRYPTED})
+    return value
 
 
 class FunctionTool(Open):
@@ -130,9 +138,10 @@ class ResponsesRequest(CommonRequest):
     prompt_logprobs: Annotated[Top | None, _ONLY_NULL] = None
     return_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
     return_tokens_as_token_ids: Annotated[bool | None, _ONLY_FALSE] = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Annotated[Literal["message.output_text.logprobs"], BeforeValidator(_supported_include)]] | None = None
     top_logprobs: Top | None = None
     truncation: Literal["disabled"] | None = None
+    background: bool | None = None
     max_tool_calls: TokenCount | None = None  # of built-in tools, of which there are none
 
     def unknown_fields(self) -> Iterator[str]:
@@ -168,6 +177,10 @@ class ResponsesRequest(CommonRequest):
         if self.continuous_usage:
             words = "'continuous_usage_stats' is not supported here: the usage comes with a stream's last event."
             raise unsupported("stream_options", words)
+        if self.background and self.store is False:
+            raise invalid(
+                "'background' needs a response that is kept: 'store' must be true, or left out.", "background"
+            )
         if self.n not in (None, 1):
             raise unsupported("n", "A response has one choice: 'n' must be 1, or left out.")
         if self.top_logprobs and self.num_logprobs is None:

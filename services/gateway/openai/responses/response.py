@@ -1,5 +1,6 @@
 """The response object: how it ended, and its JSON."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -7,20 +8,26 @@ from typing import Any
 import orjson
 
 from services.gateway.api.choice import Usage
-from services.gateway.api.errors import ApiError
+from services.gateway.api.errors import SERVER_ERROR, ApiError
 from services.gateway.openai.responses.output import ItemStatus
 from services.gateway.openai.responses.request import ResponsesRequest
 from services.protocol.model_files.info import GenerationDefaults
+
+_NOTHING_YET: dict[str, Any] = {"completed_at": None, "output": [], "usage": None}
 
 
 class Status(StrEnum):
     """OpenAI's status of a response."""
 
+    QUEUED = "queued"  # in the background, and without a token so far
     IN_PROGRESS = "in_progress"
     COMPLETED = "completed"
     INCOMPLETE = "incomplete"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+GOING_ON = (Status.QUEUED, Status.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +71,8 @@ def head(request: ResponsesRequest, about: dict[str, Any], defaults: GenerationD
     return {
         **about,
         "object": "response",
-        **Outcome(Status.IN_PROGRESS).as_json(),
-        "completed_at": None,
-        "output": [],
-        "usage": None,
+        **Outcome(Status.QUEUED if request.background else Status.IN_PROGRESS).as_json(),
+        **_NOTHING_YET,
         "instructions": request.instructions,
         "previous_response_id": request.previous_response_id,
         "max_output_tokens": request.max_output_tokens,
@@ -81,13 +86,24 @@ def head(request: ResponsesRequest, about: dict[str, Any], defaults: GenerationD
         "tool_choice": request.tool_choice.as_json() if request.tool_choice else "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "truncation": "disabled",
-        "background": False,
+        "background": bool(request.background),
         "service_tier": "default",
         "metadata": request.metadata or {},
         "user": request.user,
         "safety_identifier": request.safety_identifier,
         "prompt_cache_key": request.prompt_cache_key,
     }
+
+
+def as_begun(response: Mapping[str, Any], status: Status) -> dict[str, Any]:
+    """Returns the JSON values that a response had before its first item, with this status."""
+    return {**response, **Outcome(status).as_json(), **_NOTHING_YET}
+
+
+def as_failed(response: Mapping[str, Any], message: str) -> dict[str, Any]:
+    """Returns the JSON values of a response that is lost. message: says why."""
+    failure = ApiError(500, message, type=SERVER_ERROR)
+    return {**response, **Outcome(Status.FAILED, failure).as_json(), **_NOTHING_YET}
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 from services.gateway.http.cut_short import cut_short
+from services.gateway.openai.responses.output import OutputItem
 
 
 class ResponseCancelled(Exception):
@@ -13,10 +14,16 @@ class ResponseCancelled(Exception):
 
 
 class RunningResponse:
-    """A response that is being generated. described: its JSON values, at last those of its end."""
+    """A response that is being generated.
+
+    described: its JSON values, at last those of its end. items: those that have begun, of one that is generated in the
+    background; None for others. changed: is set when more of it has come, and then replaced.
+    """
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         self.described = described
+        self.items: Sequence[OutputItem] | None = None
+        self.changed = asyncio.Event()
         self.ended = asyncio.Event()
         self._cancelled = asyncio.Event()
 
@@ -28,10 +35,16 @@ class RunningResponse:
         """Has the generation end, if it has not ended already; `ended` is set when it has."""
         self._cancelled.set()
 
+    def note_change(self) -> None:
+        """Wakes who follows the response."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
     def end(self, described: Mapping[str, Any]) -> None:
         """Takes note of how the response ended."""
         self.described = described
         self.ended.set()
+        self.note_change()
 
 
 class RunningResponses:
@@ -52,6 +65,7 @@ class RunningResponses:
             yield running
         finally:
             running.ended.set()
+            running.note_change()
             for key in keys:
                 if self._running.get(key) is running:
                     del self._running[key]

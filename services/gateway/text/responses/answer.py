@@ -38,15 +38,16 @@ class _Stripped:
     """Text without the white space at its beginning and its end."""
 
     def __init__(self, *, begun: bool = False, keeps_end: bool = False) -> None:
-        """begun: white space at the beginning is kept. keeps_end: that at the end too."""
+        """begun: white space at the beginning is kept. keeps_end: that at the end is never withheld."""
         self.begun = begun
         self._keeps_end = keeps_end
         self.spaces = ""
         self.shown = False  # some of the text is
+        self._last = begun  # no other part of the answer came after the text so far
 
     def add(self, text: str) -> str:
         if self.passes(text):
-            self.shown = True
+            self.show()
             return text
         if not self.begun:
             text = text.lstrip()
@@ -55,13 +56,24 @@ class _Stripped:
         if not shown:
             self.spaces += text
             return ""
-        spaces, self.spaces, self.shown = self.spaces, text[len(shown) :], True
+        spaces, self.spaces = self.spaces, text[len(shown) :]
+        self.show()
         return spaces + shown
 
+    def show(self) -> None:
+        """Takes a text that is shown."""
+        self.shown = self._last = True
+
     def strip(self) -> None:
-        """Leaves out the white space with which the text begins, where none of it is shown yet."""
+        """Leaves out the white space before another part of the answer, and all of it where no text is shown yet."""
+        self._last = False
         if not self.shown:
             self.begun, self.spaces = False, ""
+
+    def finish(self) -> str:
+        """Returns the white space with which the answer ends."""
+        spaces, self.spaces = self.spaces, ""
+        return spaces if self._last else ""
 
     def passes(self, text: str) -> bool:
         """True when a text is shown as it is."""
@@ -76,7 +88,8 @@ class AnswerText:
     ) -> None:
         """prompt: what the prompt already has of the message. schemas: of the tools' parameters, by name.
 
-        White space around the content is left out after reasoning or a call, and at the end but for `keeps_end`.
+        White space between the content and reasoning or a call is left out; that at the answer's end is kept.
+        keeps_end: white space is shown at once, also before a call.
         """
         self._parser = ResponseParser(tables)
         self._schemas = schemas or {}
@@ -106,9 +119,8 @@ class AnswerText:
 
     def feed(self, text: str) -> Told:
         """Returns what the next text adds."""
-        self._told = []
-        if self._parser.passes(text):
-            return self._more(text)
+        if (told := self.more(text)) is not None:
+            return told
         for event in self._parser.feed(text):
             self._take(event)
         return self._sum()
@@ -120,8 +132,13 @@ class AnswerText:
             return False
         if not self._parser.passes(text):
             return False
-        self._content.shown = True
+        self._content.show()
         return True
+
+    def more(self, text: str) -> Told | None:
+        """Takes the next text where all of it belongs to the field of the last one; None: it has to go to `feed`."""
+        self._told = []
+        return self._more(text) if self._parser.passes(text) else None
 
     def _more(self, text: str) -> Told:
         """Takes a text that all belongs to the field of the last one."""
@@ -146,7 +163,8 @@ class AnswerText:
         self._told = []
         for event in self._parser.finish():
             self._take(event)
-        return self._sum()
+        told = self._sum()
+        return told._replace(content=told.content + self._content.finish())
 
     def _take(self, event: Event) -> None:
         if event.field.part is Part.CALLS:

@@ -27,20 +27,23 @@ _FUNCTION = {"type": "function", "function": "{content}"}
 class CallForm:
     """The form in which calls are written, for grammars.
 
-    begin, end: around all calls; separator: between two of them.
+    begin, end: around all calls; separator: between two of them. lead: a mark that may come before calls without one.
     before, after: around each call. middle: between the name and its arguments, where a call is no JSON object.
     name, arguments: keys of the call's object. python: calls are written as in Python.
+    tagged: each argument is between tags, `<parameter=name>`.
     """
 
     begin: str = ""
     end: str = ""
     separator: str = "\n"
+    lead: str = ""
     before: str = ""
     middle: str = ""
     after: str = ""
     name: str = "name"
     arguments: str = "arguments"
     python: bool = False
+    tagged: bool = False
 
     @property
     def trigger(self) -> str:
@@ -95,6 +98,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
         },
         ("<function=",),
+        CallForm(before="<tool_call>\n<function=", middle=">\n", after="</function>\n</tool_call>", tagged=True),
     ),
     "hermes": ToolForm(
         {"open": "<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json", "transform": _FUNCTION},
@@ -132,7 +136,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             "content_args": {"known_names": True},
         },
         ("[func_name1(", "<|python_start|>"),
-        CallForm(begin="[", end="]", separator=", ", python=True),
+        CallForm(begin="[", end="]", separator=", ", lead="<|python_start|>", python=True),
     ),
     "llama3-json": ToolForm(
         {
@@ -145,7 +149,7 @@ TOOL_FORMS: Mapping[str, ToolForm] = {
             },
         },
         ("<|python_tag|>", '{"name": function name'),
-        CallForm(separator="; ", arguments="parameters"),
+        CallForm(separator="; ", lead="<|python_tag|>", arguments="parameters"),
     ),
 }
 

@@ -62,18 +62,23 @@ NO_FORMS = AnswerForms(load_template({"start_anchor": START_ANCHORS, "fields": {
 
 
 def find_forms(
-    spec: object | None, chat_template: str | None, tool_parser: str = AUTO, reasoning_parser: str = AUTO
+    spec: object | None,
+    chat_template: str | None,
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    *,
+    tool_template: str | None = None,
 ) -> AnswerForms:
     """Returns the forms of a model. Raises TemplateSpecError.
 
     spec: its `response_template`, where it has one. chat_template: its source. tool_parser, reasoning_parser: names of
-    forms of ours, which win.
+    forms of ours, which win. tool_template: the source for requests with tools, where that is another.
     """
     own = None if spec is None else load_template(spec)
-    source = chat_template or ""
+    source = tool_template or chat_template or ""
     inserted = chat_template is not None and _TOOLS.search(source) is None and tool_parser != NONE
     tools = _tool_form(own, source, tool_parser, inserted=inserted)
-    reasoning = _reasoning_form(own, source, reasoning_parser)
+    reasoning = _reasoning_form(own, (chat_template or "") + source, reasoning_parser)
     written: Mapping[str, Any] = (
         spec if isinstance(spec, Mapping) else {"start_anchor": START_ANCHORS, "fields": {"content": _PLAIN}}
     )

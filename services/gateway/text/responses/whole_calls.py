@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, Self
 
+from services.gateway.text.responses.argument_types import typed
 from services.gateway.text.responses.contents import (
     ContentError,
     as_json,
@@ -164,45 +165,3 @@ def _parts(number: int, name: str, arguments: Any) -> list[CallPart]:
     written = arguments if isinstance(arguments, str) else as_json(arguments)
     as_json([name, written])
     return [CallPart(number, name, ""), CallPart(number, None, written)]
-
-
-def typed(arguments: Any, parameters: Mapping[str, Any]) -> Any:
-    """Returns arguments whose texts have become the values that the tool's schema names, where they can."""
-    properties = parameters.get("properties")
-    if not isinstance(arguments, dict) or not isinstance(properties, Mapping):
-        return arguments
-    return {key: _as_type(value, properties.get(key)) for key, value in arguments.items()}
-
-
-def _as_type(value: Any, schema: object) -> Any:
-    if not isinstance(value, str) or not isinstance(schema, Mapping):
-        return value
-    for kind in _types(schema):
-        try:
-            read = read_content(value.strip() if kind != "boolean" else value.strip().lower(), "json", {})
-            as_json(read)
-        except ContentError:
-            continue
-        if _is_a(read, kind):
-            return int(read) if kind == "integer" else read
-    return value
-
-
-def _types(schema: Mapping[str, Any]) -> list[str]:
-    named = schema.get("type")
-    found = [each for each in _listed(named) if isinstance(each, str)] if not isinstance(named, str) else [named]
-    for each in (*_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))):
-        found += _types(each) if isinstance(each, Mapping) else []
-    return found
-
-
-def _listed(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _is_a(value: Any, kind: str) -> bool:
-    if isinstance(value, bool) or value is None:
-        return kind == ("null" if value is None else "boolean")
-    if isinstance(value, int | float):
-        return kind == "number" or (kind == "integer" and value == int(value))
-    return (kind == "object" and isinstance(value, dict)) or (kind == "array" and isinstance(value, list))

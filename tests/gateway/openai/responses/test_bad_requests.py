@@ -83,11 +83,11 @@ def message(*parts: Any, role: str = "user") -> dict[str, Any]:
         ({"text": {"verbosity": "low"}}, "text.verbosity", "invalid_value"),
         ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "invalid_value"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "invalid_value"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]", "unsupported_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", None),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),
         ({"truncation": "auto"}, "truncation", "invalid_value"),
-        ({"background": True}, "background", "unsupported_parameter"),
+        ({"background": True, "store": False}, "background", None),
         ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_parameter"),
         ({"service_tier": "flex"}, "service_tier", "unsupported_parameter"),
@@ -124,7 +124,7 @@ async def test_another_model_is_not_found(api: Api):
 @pytest.mark.parametrize(
     ("query", "param"),
     [
-        ("stream=true", "stream"),
+        ("stream=x", "stream"),
         ("starting_after=1", "starting_after"),
         ("include[]=reasoning.encrypted_content", "include"),
     ],

@@ -286,6 +286,15 @@ class AwayStore:
     async def delete(self, tenant: str, response_id: str) -> bool:
         raise StoreUnavailable
 
+    async def renew(self, tenant: str, response_id: str) -> bool:
+        raise StoreUnavailable
+
+    async def leased(self, tenant: str, response_id: str) -> bool:
+        raise StoreUnavailable
+
+    async def ask_for_end(self, tenant: str, response_id: str) -> None:
+        raise StoreUnavailable
+
 
 async def test_without_an_answer_of_the_store_responses_are_answered_and_not_kept():
     async with running_api(response_store=AwayStore()) as api:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.gateway.openai.responses import redis_store
+from services.gateway.openai.responses import store as memory_store
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MAX_KEPT_BYTES, MemoryResponseStore, ResponseStore, StoreUnavailable
 from services.prefix_index.breaker import CircuitBreaker
@@ -69,6 +71,38 @@ async def test_a_response_that_is_too_large_is_not_kept(store: ResponseStore):
     assert await store.put("a", "resp_1", bytes(MAX_KEPT_BYTES))
 
 
+async def test_a_lease_is_its_response_s_alone_and_tells_its_gateway_of_the_end_once(store: ResponseStore):
+    assert not await store.leased("a", "resp_1")
+    assert not await store.renew("a", "resp_1")
+    assert await store.leased("a", "resp_1")
+    assert not await store.leased("a", "resp_2")
+    assert not await store.leased("b", "resp_1")
+    await store.ask_for_end("a", "resp_1")
+    assert await store.leased("a", "resp_1")
+    assert await store.renew("a", "resp_1")
+    assert not await store.renew("a", "resp_1")
+
+
+async def test_nobody_is_asked_for_the_end_of_what_nobody_generates(store: ResponseStore):
+    await store.ask_for_end("a", "resp_1")
+    assert not await store.leased("a", "resp_1")
+    assert not await store.renew("a", "resp_1")
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
+async def test_a_lease_that_is_not_renewed_runs_out(store: ResponseStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory_store, "LEASE_S", 0.2)
+    monkeypatch.setattr(redis_store, "_LEASE_MS", 200)
+    began = time.monotonic()
+    await store.renew("a", "resp_1")
+    while await store.leased("a", "resp_1"):
+        assert time.monotonic() - began < 60
+        time.sleep(0.02)
+    assert time.monotonic() - began >= 0.19
+    await store.renew("a", "resp_2")
+    assert await store.leased("a", "resp_2")
+
+
 async def test_memory_that_is_full_loses_the_oldest():
     store = MemoryResponseStore(60, time.monotonic, max_bytes=10)
     for number in range(4):
@@ -93,5 +127,7 @@ async def test_redis_that_is_gone_keeps_nothing_and_says_so(tmp_path: Path):
                 await store.get("a", "resp_1")
             with pytest.raises(StoreUnavailable):
                 await store.delete("a", "resp_1")
+            with pytest.raises(StoreUnavailable):
+                await store.renew("a", "resp_1")
         assert time.monotonic() - began < 1
         await client.aclose()

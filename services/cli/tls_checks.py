@@ -1,0 +1,59 @@
+"""Refusals of plain text on addresses that other machines reach, and of certificates that contradict each other."""
+
+import json
+
+import typer
+
+from services.cli.checks import is_loopback
+from services.config import LogFormat
+from services.config.option import Refusal
+from services.process.configs import ProcessSettings, ServingSettings, UpConfig, WorkerConfig
+
+
+def check_worker(config: WorkerConfig) -> None:
+    """Raises Refusal for plain text that other machines reach and the user does not allow. Says so where he does."""
+    if config.process.mtls is not None or is_loopback(config.host):
+        return
+    danger = "anyone on that network can read and write prompts, answers and KV, and control this worker"
+    if not config.allow_plaintext:
+        raise Refusal(f"--host {config.host} needs --mtls or --allow-plaintext: without TLS, {danger}")
+    _warn(f"plain text at {config.host}: {danger}", config.process.log_format)
+
+
+def check_serving(serving: ServingSettings, process: ProcessSettings, *, makes_tls: bool = False) -> None:
+    """Raises Refusal for half of a certificate, or for plain text as `check_worker` does.
+
+    makes_tls: the command makes a certificate.
+    """
+    if (serving.tls_cert is None) != (serving.tls_key is None):
+        raise Refusal("--tls-cert and --tls-key belong together: name both")
+    if makes_tls or serving.tls_cert is not None or is_loopback(serving.host):
+        return
+    danger = "anyone on that network can read and change prompts and answers"
+    if not serving.allow_plaintext:
+        raise Refusal(
+            f"--host {serving.host} needs --tls-cert and --tls-key, or --allow-plaintext: without TLS, {danger}"
+        )
+    _warn(f"plain text at {serving.host}: {danger}", process.log_format)
+
+
+def check_own_tls(config: UpConfig) -> None:
+    """Raises Refusal where the certificates of `baton up --tls` contradict others, or Redis would not know them."""
+    if not config.tls:
+        return
+    if config.process.mtls is not None or config.serving.tls_cert is not None:
+        raise Refusal("--tls makes all certificates: leave --mtls, --tls-cert and --tls-key out")
+    url = config.process.redis_url or ""
+    if url.startswith("rediss") and "ssl_ca_certs=" not in url:
+        raise Refusal(
+            "--tls makes an authority that the Redis of --redis-url does not know: name Redis' own in the URL, as "
+            "rediss://HOST:PORT?ssl_ca_certs=FILE"
+        )
+
+
+def _warn(text: str, log_format: LogFormat) -> None:
+    """One line on stderr, red on a terminal."""
+    if log_format is LogFormat.JSON:
+        typer.echo(json.dumps({"level": "warning", "event": text}), err=True)
+    else:
+        typer.secho(f"baton: {text}", fg=typer.colors.RED, bold=True, err=True)

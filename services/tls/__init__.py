@@ -1,0 +1,1 @@
+"""TLS of every port and of every connection that Baton makes."""

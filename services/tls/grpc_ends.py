@@ -1,0 +1,64 @@
+"""The one place that makes gRPC channels and opens gRPC ports, plain or with TLS.
+
+Servers look for a newer certificate at each connection. A channel has the certificate of its beginning for its whole
+life, since Python's gRPC cannot change it: who connects again makes a new channel. A connection that is up goes on.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from services.tls.files import Certificate, CertificateFiles
+from services.tls.roles import CertificateRole
+
+Options = Sequence[tuple[str, int | str]]
+
+
+class Channels:
+    """Makes the channels of one process: with mutual TLS where it has a certificate."""
+
+    def __init__(self, files: CertificateFiles | None = None) -> None:
+        self._files = files
+
+    def certificate(self) -> Certificate | None:
+        """The certificate that a channel shows which is opened now: another object when the files have changed."""
+        return None if self._files is None else self._files.current()
+
+    def open(self, address: str, role: CertificateRole, options: Options) -> grpc.aio.Channel:
+        """A channel to host:port. With TLS, whoever answers there has to be of this role."""
+        certificate = self.certificate()
+        if certificate is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        credentials = grpc.ssl_channel_credentials(certificate.authorities, certificate.key, certificate.chain)
+        expected = ("grpc.ssl_target_name_override", role.dns_name)
+        return grpc.aio.secure_channel(address, credentials, options=(*options, expected))
+
+
+def open_port(server: grpc.aio.Server, address: str, files: CertificateFiles | None) -> int:
+    """Opens host:port for a server, and returns the port's number. Raises RuntimeError where that is not possible.
+
+    files: of TLS, which asks clients for certificates where the files name authorities. None: plain text.
+    """
+    if files is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, _server_credentials(files))
+
+
+def _server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+    used = files.current()
+
+    def newer() -> Any:  # None, where nothing has changed
+        nonlocal used
+        if (certificate := files.current()) is used:
+            return None
+        used = certificate
+        return _configuration(certificate)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(used), newer, require_client_authentication=used.authorities is not None
+    )
+
+
+def _configuration(certificate: Certificate) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(certificate.key, certificate.chain)], certificate.authorities)

@@ -1,0 +1,37 @@
+"""The admin port: what is there, and at no other port."""
+
+import re
+from pathlib import Path
+
+from services.gateway.http.application import Application
+from services.gateway.http.routes import described
+from tests.gateway.running_api import running_api
+
+OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
+
+
+async def test_metrics_and_debug_pages_are_not_at_the_port_of_clients():
+    async with running_api() as api:
+        answer = await api.complete(max_tokens=2)
+        request_id = answer.headers["x-request-id"]
+        for path in ("/metrics", "/debug/ledger", "/debug/requests", f"/debug/requests/{request_id}"):
+            assert (await api.http.get(path)).status_code == 404
+            assert (await api.admin.get(path)).status_code == 200
+
+
+async def test_what_clients_ask_for_is_not_at_the_admin_port():
+    async with running_api() as api:
+        for path in ("/v1/models", "/version", "/load", "/docs", "/openapi.json"):
+            assert (await api.admin.get(path)).status_code == 404
+            assert (await api.http.get(path)).status_code == 200
+        assert (await api.admin.get("/ready")).json()["status"] == "ready"
+
+
+async def test_the_table_for_people_has_every_page():
+    async with running_api() as api:
+        _, admin = api.applications
+        assert isinstance(admin, Application)
+        pages = {each.path.replace("{request_id:path}", "ID") for each in described(admin.router.routes)}
+    section = OPERATIONS.read_text().partition("At the admin port")[2].partition("\n`/debug/ledger` is JSON")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    assert {path for cell in cells for path in re.findall(r"`([^`]+)`", cell)} == pages
