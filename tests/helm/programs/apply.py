@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from mock_cluster import Cluster, run, serving
+from mock_cluster import Cluster, run, serving  # type: ignore[import-not-found]  # it lies beside the program
 
 KUBECTL = str(Path(sys.executable).with_name("kubectl"))
 
