@@ -10,10 +10,9 @@ import pytest
 import yaml
 
 from tests.clients import environments
-from tests.helm.chart import CHART, CPU, EVERYTHING, Helm, Manifest, arguments_of, of_kind
+from tests.helm.chart import CHART, CPU, EVERYTHING, ROOT, Helm, Manifest, arguments_of, of_kind
 from tests.helm.test_chart import CUSTOM_RESOURCES
 
-PROGRAMS = Path(__file__).parent / "programs"
 PLURALS = {
     f"{resource.partition(' ')[0]}/{schema['plural']}": resource.partition(" ")[2]
     for resource, schema in CUSTOM_RESOURCES.items()
@@ -33,8 +32,8 @@ def python() -> Path:
 
 
 def run(python: Path, program: str, *arguments: object) -> Any:
-    command = [str(python), str(PROGRAMS / program), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [str(python), "-m", f"tests.helm.programs.{program}", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -49,7 +48,7 @@ def test_kubectl_finds_every_kind_and_creates_it_once(helm: Helm, python: Path, 
     manifests = helm.render(case)
     file = tmp_path / "manifests.yaml"
     file.write_text(yaml.safe_dump_all(manifests))
-    result = run(python, "apply.py", file, json.dumps(PLURALS))
+    result = run(python, "apply", file, json.dumps(PLURALS))
     assert named(result["kept"]) == named(manifests)
     assert len(result["first"]) == len(manifests)
     assert all(line.endswith(" created") for line in result["first"])
@@ -57,7 +56,7 @@ def test_kubectl_finds_every_kind_and_creates_it_once(helm: Helm, python: Path, 
 
 
 def test_an_upgrade_keeps_passwords_and_keys_and_changes_what_it_is_told(helm: Helm, python: Path, tmp_path: Path):
-    result = run(python, "install.py", helm.path, CHART, tmp_path, "logFormat=text")
+    result = run(python, "install", helm.path, CHART, tmp_path, "logFormat=text")
     before, after = (
         [each for each in kept if "helm.release" not in each["metadata"]["name"]] for kept in result["kept"]
     )

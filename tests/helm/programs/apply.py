@@ -1,6 +1,6 @@
 """Applies manifests with kubectl, twice, to a mock cluster; prints what kubectl said and what there is then.
 
-python apply.py MANIFESTS.yaml CUSTOM_RESOURCES.json     kinds of custom resources by API version and plural
+python -m tests.helm.programs.apply MANIFESTS.yaml CUSTOM_RESOURCES.json     kinds by API version and plural
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from mock_cluster import Cluster, run, serving  # type: ignore[import-not-found]  # it lies beside the program
+from tests.helm.programs.mock_cluster import Cluster, run, serving
 
 KUBECTL = str(Path(sys.executable).with_name("kubectl"))
 

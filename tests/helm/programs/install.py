@@ -1,6 +1,6 @@
 """Installs a chart in a mock cluster and upgrades it; prints what helm said, and what there is after each.
 
-python install.py HELM CHART DIRECTORY SETTING     the upgrade's
+python -m tests.helm.programs.install HELM CHART DIRECTORY SETTING     the upgrade's
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from mock_cluster import Cluster, run, serving  # type: ignore[import-not-found]  # it lies beside the program
+from tests.helm.programs.mock_cluster import Cluster, run, serving
 
 
 async def main(helm: str, chart: str, directory: str, setting: str) -> None:

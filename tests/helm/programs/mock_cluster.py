@@ -13,7 +13,7 @@ import kmock
 VERBS = {"get", "create", "patch"}
 
 
-class Cluster(kmock.KubernetesEmulator):  # type: ignore[misc]  # kmock is in another environment
+class Cluster(kmock.KubernetesEmulator):  # type: ignore[misc]  # kmock is in an environment of its own
     """Knows all kinds of Kubernetes. It keeps what it is given, and does nothing with it."""
 
     def __init__(self) -> None:
