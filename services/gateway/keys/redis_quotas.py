@@ -29,6 +29,7 @@ class RedisQuotas:
         self._local = LocalQuotas()
         self._gateway = secrets.token_hex(8)
         self._num_gateways: dict[str, int] = {}  # by key, as Redis last said
+        self._unanswered: dict[str, str] = {}  # leases that Redis may have granted after all, with their keys
 
     async def take(self, ask: Ask) -> Taken:
         """See QuotaStore."""
@@ -45,8 +46,10 @@ class RedisQuotas:
             if not self._breaker.broken:
                 log.warning("limits of keys are counted by this gateway alone", reason=str(error))
             self._breaker.failed(began)
+            self._unanswered[ask.lease] = ask.key_id
             return self._alone(ask)
         self._breaker.succeeded()
+        await self._end_unanswered()
         verdict, requests_us, tokens_us, wait_us, num_gateways = map(int, answer)
         self._num_gateways[ask.key_id] = num_gateways
         return Taken(requests_us / 1e6, tokens_us / 1e6, _REFUSALS.get(verdict), wait_us / 1e6)
@@ -65,6 +68,17 @@ class RedisQuotas:
         except UNREACHABLE as error:
             self._breaker.failed(began)
             log.warning("the tokens of an answer are not counted", reason=str(error))
+
+    async def _end_unanswered(self) -> None:
+        """Ends leases of requests that this gateway counted alone: Redis may have read of them when it went on."""
+        while self._unanswered:
+            lease, key_id = self._unanswered.popitem()
+            try:
+                await self._settle(_keys(key_id), [0, 0, lease])
+            except UNREACHABLE as error:
+                log.warning("leases of requests are not ended now", reason=str(error))
+                self._unanswered[lease] = key_id
+                return
 
     def _alone(self, ask: Ask) -> Taken:
         return self._local.take_share(ask, self._num_gateways.get(ask.key_id, 1))
