@@ -42,10 +42,12 @@ def _add(
     max_concurrent: _Limit = None,
 ) -> None:
     """Adds a new key, and prints it: it is shown this once, and kept nowhere. Makes the file where there is none."""
-    from services.gateway.api.caller import RateLimits
     from services.gateway.keys.changes import add_key
+    from services.gateway.keys.entry import RateLimits
 
-    limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrent)
+    limits = RateLimits(
+        requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, max_concurrent=max_concurrent
+    )
     with _in_words():
         id, key = add_key(file, tenant, rights or [Right.API], priority, limits)
     typer.echo(f"baton: key {id} of tenant {tenant} is in {file}; it is shown this once:", err=True)

@@ -24,7 +24,8 @@ from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serve, serving_beside
-from services.gateway.keys.authentication import Keys, QuotaMaker
+from services.gateway.keys.authentication import Keys
+from services.gateway.keys.entry import QuotaMaker
 from services.gateway.keys.file import KeysFileError
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota, QuotaStore

@@ -13,8 +13,8 @@ from redis.retry import Retry
 
 from kvtransfer.ids import WorkerId
 from loadtest.processes import free_ports
-from services.gateway.api.caller import RateLimits
 from services.gateway.api.generation import Refusal
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.quota import Ask
 from services.gateway.keys.redis_quotas import RedisQuotas
 from services.gateway.openai.responses.redis_store import RedisResponseStore
@@ -95,7 +95,7 @@ async def test_a_gateway_keeps_reads_and_deletes_responses(clients: tuple[Client
 
 async def test_a_gateway_counts_what_keys_use(clients: tuple[Client, Client]):
     quotas = RedisQuotas(clients[0], CircuitBreaker(time.monotonic))
-    asked = Ask("key", RateLimits(2, 100, 1), "lease", 10, 60)
+    asked = Ask("key", RateLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=1), "lease", 10, 60)
     taken = await quotas.take(asked)
     assert (taken.alone, taken.refusal) == (False, None)
     assert (await quotas.take(asked)).refusal is Refusal.KEY_CONCURRENT

@@ -12,15 +12,6 @@ from services.gateway.api.request_record import RequestRecord
 DEFAULT_TENANT = "default"
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimits:
-    """The limits of one key. None: there is none."""
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and answers together
-    max_concurrent: int | None = None  # requests
-
-
 class Quota(Protocol):
     """The limits of a key, and what of them is used."""
 
@@ -46,7 +37,6 @@ class Caller:
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
     rights: frozenset[Right] = frozenset(Right)
-    limits: RateLimits = RateLimits()
     priority: int | None = None
     salt: str = ""
     quota: Quota | None = None
@@ -56,7 +46,7 @@ class Caller:
         return self.salt + (asked or "")
 
     def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
-        """See Quota. Without limits, everything is admitted."""
+        """Counts a request against the limits of the caller's key, if it has any, as Quota says."""
         return nullcontext() if self.quota is None else self.quota.admit(record, timeout_s)
 
     def request_priority(self, asked: int | None) -> int:

@@ -39,7 +39,7 @@ class ParsedChoice(Choice):
 
     @property
     def extend_part(self) -> Callable[[int], Update | None] | None:
-        """See Choice. Takes tokens of reasoning, and of arguments of calls."""
+        """Turns tokens of reasoning, and of arguments of calls, into updates; None: no token, as Choice says."""
         peek, more = self._text.peek, self._answer.more
         if peek is None or self._reading.single_call:  # which may end the answer
             return None

@@ -25,7 +25,7 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
+        """Refuses the call where its key does not open the API, and passes it on otherwise."""
         service = handler_call_details.method.rpartition("/")[0].lstrip("/")
         if service not in OPEN_SERVICES:
             try:

@@ -7,21 +7,17 @@ constant time. The cost does not depend on the number of keys.
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from services.config import Right
-from services.gateway.api.caller import Caller, Quota, RateLimits
+from services.gateway.api.caller import Caller, Quota
 from services.gateway.api.errors import ApiError
-from services.gateway.keys.entry import key_digest, new_secret, tenant_salt
+from services.gateway.keys.entry import QuotaMaker, RateLimits, key_digest, new_secret, tenant_salt
 from services.gateway.keys.file import KeysFile
 from services.process.configs import MAX_API_KEY
 
 AUTHORIZATION, API_KEY = "authorization", "x-api-key"  # headers, and names in gRPC's metadata
 _BEGINNING = 8  # bytes of a digest
 _BEARER = "bearer "
-
-
-QuotaMaker = Callable[[str, RateLimits], Quota | None]  # of a key's id and its limits
 
 
 def no_quota(key_id: str, limits: RateLimits) -> Quota | None:
@@ -50,10 +46,7 @@ class Keys:
         owner = Caller() if file is None else Caller(salt=tenant_salt(secret, Caller().tenant))
         callers = {key_digest(secret, key): owner for key in self._plain}
         for entry in () if file is None else file.entries:
-            caller = entry.caller(secret)
-            if caller.limits != RateLimits():
-                caller = replace(caller, quota=self._quota(entry.id, caller.limits))
-            callers[bytes.fromhex(entry.hmac_sha256)] = caller
+            callers[bytes.fromhex(entry.hmac_sha256)] = entry.caller(secret, self._quota)
         self._secret = secret
         self._known: Mapping[bytes, tuple[bytes, Caller]] = {
             digest[:_BEGINNING]: (digest, caller) for digest, caller in callers.items()
@@ -63,7 +56,7 @@ class Keys:
         return len(self._known)
 
     def caller(self, header: Callable[[str], str], right: Right) -> Caller:
-        """See Authenticator."""
+        """Returns the caller of a request by the key in its headers. Raises ApiError, as Authenticator says."""
         brought = _keys_of(header)
         for key in brought:
             if (caller := self._find(key)) is not None:

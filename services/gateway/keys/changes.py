@@ -6,8 +6,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from services.config import Right
-from services.gateway.api.caller import RateLimits
-from services.gateway.keys.entry import KeyEntry, KeyLimits, key_digest, new_id, new_key, now
+from services.gateway.keys.entry import KeyEntry, RateLimits, key_digest, new_id, new_key, now
 from services.gateway.keys.file import KeysFile, KeysFileError, change_keys, words_of
 
 
@@ -24,11 +23,7 @@ def add_key(path: Path, tenant: str, rights: Collection[Right], priority: int, l
             tenant=tenant,
             hmac_sha256=key_digest(file.secret, key).hex(),
             rights=frozenset(rights),
-            limits=KeyLimits(
-                requests_per_minute=limits.requests_per_minute,
-                tokens_per_minute=limits.tokens_per_minute,
-                max_concurrent=limits.max_concurrent,
-            ),
+            limits=limits,
             priority=priority,
             created=now(),
         )

@@ -7,13 +7,14 @@ of the other or of the secret.
 import hmac
 import re
 import secrets
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from services.config import Right
-from services.gateway.api.caller import DEFAULT_TENANT, Caller, RateLimits
+from services.gateway.api.caller import DEFAULT_TENANT, Caller, Quota
 
 _KEY_BYTES = 32
 _ID_BYTES = 4
@@ -35,12 +36,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class KeyLimits(_Strict):
-    """See RateLimits."""
+class RateLimits(_Strict):
+    """The limits of one key. None: there is none."""
 
     requests_per_minute: _Limit | None = None
-    tokens_per_minute: _Limit | None = None
-    max_concurrent: _Limit | None = None
+    tokens_per_minute: _Limit | None = None  # of prompts and answers together
+    max_concurrent: _Limit | None = None  # requests
 
 
 class KeyEntry(_Strict):
@@ -50,20 +51,23 @@ class KeyEntry(_Strict):
     tenant: Annotated[str, AfterValidator(_tenant)] = DEFAULT_TENANT
     hmac_sha256: Annotated[str, Field(pattern=_HEX_32_BYTES)]
     rights: Annotated[frozenset[Right], Field(min_length=1)] = frozenset({Right.API})
-    limits: KeyLimits = KeyLimits()
+    limits: RateLimits = RateLimits()
     priority: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = 0
     created: AwareDatetime
 
-    def caller(self, secret: bytes) -> Caller:
-        """Returns who brings this key."""
+    def caller(self, secret: bytes, quota: "QuotaMaker") -> Caller:
+        """Returns who brings this key. quota: makes what counts its requests, where it has limits."""
         return Caller(
             tenant=self.tenant,
             key_id=self.id,
             rights=self.rights,
-            limits=RateLimits(**self.limits.model_dump()),
             priority=self.priority,
             salt=tenant_salt(secret, self.tenant),
+            quota=None if self.limits == RateLimits() else quota(self.id, self.limits),
         )
+
+
+QuotaMaker = Callable[[str, RateLimits], Quota | None]  # of a key's id and its limits
 
 
 def new_secret() -> bytes:

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from services.gateway.api.caller import RateLimits
 from services.gateway.api.generation import Refusal
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.quota import Ask, Taken
 from services.gateway.keys.rates import WINDOW_S, fill
 
@@ -20,7 +20,7 @@ class _Counts:
 
 
 class LocalQuotas:
-    """A QuotaStore in this process. Holds what every key with limits used last: as many entries as keys."""
+    """A QuotaStore in this process. Holds an entry for every key with limits that was ever used."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -62,7 +62,14 @@ class LocalQuotas:
 
 
 def _part(limits: RateLimits, share: int) -> RateLimits:
+    if share == 1:
+        return limits
+
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // share)
 
-    return RateLimits(part(limits.requests_per_minute), part(limits.tokens_per_minute), part(limits.max_concurrent))
+    return RateLimits(
+        requests_per_minute=part(limits.requests_per_minute),
+        tokens_per_minute=part(limits.tokens_per_minute),
+        max_concurrent=part(limits.max_concurrent),
+    )

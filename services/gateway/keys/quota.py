@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.gateway.api.caller import RateLimits
 from services.gateway.api.errors import ApiError
 from services.gateway.api.generation import Refusal
 from services.gateway.api.request_record import RequestRecord
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.rates import WINDOW_S, remaining
 
 _LEASE_GRACE_S = 15.0  # of a gateway that died: its requests are counted as running until their time and this are over

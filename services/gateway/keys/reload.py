@@ -6,7 +6,8 @@ from pathlib import Path
 
 import structlog
 
-from services.gateway.keys.authentication import Keys, QuotaMaker, no_quota
+from services.gateway.keys.authentication import Keys, no_quota
+from services.gateway.keys.entry import QuotaMaker
 from services.gateway.keys.file import KeysFileError, read_keys
 
 INTERVAL_S = 1.0

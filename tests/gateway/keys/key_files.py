@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.config import Right
-from services.gateway.api.caller import RateLimits
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
 
 

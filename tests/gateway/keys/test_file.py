@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from services.config import Right
-from services.gateway.api.caller import RateLimits
 from services.gateway.keys.changes import add_key, revoke_key
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import KeysFileError, read_keys, what_is_wrong
 from tests.gateway.keys.key_files import KeySet, write_keys
 
 NO_LIMITS = RateLimits()
+LIMITS = RateLimits(requests_per_minute=60, tokens_per_minute=1000, max_concurrent=4)
 
 
 def found(mode: int, owner: int) -> os.stat_result:
@@ -23,11 +24,11 @@ def found(mode: int, owner: int) -> os.stat_result:
 
 def test_a_new_file_is_its_user_s_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    add_key(path, "acme", [Right.API], 3, RateLimits(60, 1000, 4))
+    add_key(path, "acme", [Right.API], 3, LIMITS)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (entry,) = read_keys(path).entries
     assert (entry.tenant, entry.rights, entry.priority) == ("acme", frozenset({Right.API}), 3)
-    assert entry.caller(b"").limits == RateLimits(60, 1000, 4)
+    assert entry.limits == LIMITS
     assert os.listdir(tmp_path) == ["keys.json"]
 
 

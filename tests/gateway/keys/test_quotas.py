@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
-from services.gateway.api.caller import RateLimits
 from services.gateway.api.generation import Refusal
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import Ask, KeyQuota, QuotaStore, Taken, duration

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.config import Right
-from services.gateway.api.caller import RateLimits
 from services.gateway.api.errors import ApiError
 from services.gateway.keys.changes import add_key, revoke_key
+from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import KeysFileError
 from services.gateway.keys.reload import FollowedKeys
 from tests.gateway.dispatch_stack import eventually
