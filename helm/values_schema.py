@@ -190,7 +190,7 @@ def make_schema() -> Schema:
 
 
 def option_schema(field: OptionField) -> Schema:
-    """What an option allows. Its numbers are whole in the chart."""
+    """Returns the schema of what an option allows. Numbers are whole in the chart."""
     kinds = [kind for kind in get_args(field.type) or [field.type] if kind is not NoneType]
     (kind,) = kinds
     if issubclass(kind, StrEnum):

@@ -151,11 +151,11 @@ class _StepMasks:
         self._followed = self._thread.submit(follow, self._rows)
 
     def begin(self) -> None:
-        """See `TokenMasks.begin`."""
+        """Has all masks computed on the guidance thread."""
         self._filled = self._thread.submit(self._fill, self._rows)
 
     def bits(self) -> np.ndarray:
-        """See `TokenMasks.bits`."""
+        """Waits for all masks, and returns them."""
         if self._filled is None:
             self.begin()
         assert self._filled is not None
@@ -163,7 +163,10 @@ class _StepMasks:
         return self._filled.result()
 
     def settle(self, tokens: np.ndarray) -> TokenMasks | None:
-        """See `TokenMasks.settle`. The matchers of rows that are not refused follow their tokens at once."""
+        """Puts forced tokens in the place of likeliest ones, and returns masks for the rows whose token is refused.
+
+        The matchers of the other rows follow their tokens at once. `TokenMasks` says the rest.
+        """
         self._wait()
         refused: list[GuidedRow] = []
         for index, (row, likeliest) in enumerate(zip(self._rows, tokens.tolist(), strict=True)):

@@ -31,7 +31,7 @@ class RoleInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
+        """Puts the check of the caller before the method, unless all roles may use it."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
         if handler is None or self._allowed.get(method, ()) is None:
