@@ -11,6 +11,7 @@ from services.gateway.api.caller import Authenticator
 from services.gateway.api.errors import ApiError
 
 OPEN_SERVICES = frozenset({health.SERVICE_NAME})
+Header = Callable[[str], str]  # from the name of a header to the client's value, or to an empty text
 CODES = {401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED}
 
 
@@ -35,8 +36,8 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):
         return await continuation(handler_call_details)
 
 
-def header_of(metadata: Any) -> Callable[[str], str]:
-    """Returns a function from the name of a header in a call's metadata to the client's value, or to an empty text."""
+def header_of(metadata: Any) -> Header:
+    """Returns the headers in a call's metadata."""
     sent = dict(metadata or ())
     return lambda name: str(sent.get(name, ""))
 

@@ -22,7 +22,7 @@ from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
 from services.gateway.api.validation import Neutral, unknown_field, validate_request
 from services.gateway.grpc_api.answers import embed_response, response_of
-from services.gateway.grpc_api.authentication import CODES, header_of
+from services.gateway.grpc_api.authentication import CODES, Header, header_of
 from services.gateway.grpc_api.names import grpc_message, unknown_fields
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
@@ -73,14 +73,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
         """Answers one call. inference.proto has its description."""
-        async with self._answering("grpc.generate", request, context) as record:
-            self._runners.records.begin(record, header_of(context.invocation_metadata()))
+        async with self._answering("grpc.generate", request, context) as (record, header):
+            self._runners.records.begin(record, header)
             if request.WhichOneof("prompt") == "chat":
                 chat = await self._checked(self._runners.chat, request)
-                await self._generate(self._runners.chat, chat, record, context)
+                await self._generate(self._runners.chat, chat, record, header, context)
             else:
                 completion = await self._checked(self._runners.completions, request)
-                await self._generate(self._runners.completions, completion, record, context)
+                await self._generate(self._runners.completions, completion, record, header, context)
 
     async def Embed(
         self,
@@ -94,12 +94,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             fields = {"model": request.model or self._model.name, **embedding_fields(request)}
             return validate_request(fields, EmbeddingRequest, _NO_FIELDS)
 
-        async with self._answering("grpc.embed", request, context) as record:
-            self._runners.records.begin(record, header_of(context.invocation_metadata()))
+        async with self._answering("grpc.embed", request, context) as (record, header):
+            self._runners.records.begin(record, header)
             translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
             runner.check(translated)
-            _take_request_id(record, translated.request_id, context)
-            terms = self._terms(record, context)
+            _take_request_id(record, translated.request_id, header, context)
+            terms = self._terms(record, header, context)
             async with asyncio.timeout(terms.timeout_s + READING_GRACE_S):
                 return embed_response(await runner.run(translated, record, terms))
 
@@ -148,10 +148,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         runner: RequestRunner[Request],
         request: Request,
         record: RequestRecord,
+        header: Header,
         context: "grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]",
     ) -> None:
-        _take_request_id(record, request.request_id, context)
-        terms = self._terms(record, context)
+        _take_request_id(record, request.request_id, header, context)
+        terms = self._terms(record, header, context)
         async with (
             asyncio.timeout(terms.timeout_s + READING_GRACE_S),
             runner.run(request, record, terms) as updates,
@@ -161,8 +162,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 if update.finish_reason is not None or update.tokens:
                     await context.write(response_of(update, updates.usage() if updates.done else None))
 
-    def _terms(self, record: RequestRecord, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
-        header = header_of(context.invocation_metadata())
+    def _terms(self, record: RequestRecord, header: Header, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
         caller = ANYBODY if self._keys is None else self._keys.caller(header, Right.API)
         record.key_id = caller.key_id
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
@@ -172,9 +172,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     @asynccontextmanager
     async def _answering(
         self, endpoint: str, request: _AnyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> AsyncIterator[RequestRecord]:
-        """Gives the call its record, and sees to it that it is answered and counted."""
-        record = RequestRecord(sane_or_new_id(header_of(context.invocation_metadata())("x-request-id")), endpoint)
+    ) -> AsyncIterator[tuple[RequestRecord, Header]]:
+        """Gives the call its record, and its metadata by name; sees to it that it is answered and counted."""
+        header = header_of(context.invocation_metadata())
+        record = RequestRecord(sane_or_new_id(header("x-request-id")), endpoint)
         record.note_ignored_fields(unknown := _unknown_fields(request))
         context.set_trailing_metadata(_about(record))
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
@@ -182,7 +183,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             try:
                 if self._strict_fields and unknown:
                     raise unknown_field(unknown[0])
-                yield record
+                yield record, header
                 record.status = grpc.StatusCode.OK.name
                 _show_figures(record, context)
             except ApiError as error:
@@ -200,9 +201,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 self._runners.records.end(record)
 
 
-def _take_request_id(record: RequestRecord, wanted: str | None, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+def _take_request_id(
+    record: RequestRecord, wanted: str | None, header: Header, context: "grpc.aio.ServicerContext[Any, Any]"
+) -> None:
     """Gives the call the id that its message names, where its metadata name none. wanted: None where none is named."""
-    if wanted is not None and not header_of(context.invocation_metadata())("x-request-id"):
+    if wanted is not None and not header("x-request-id"):
         record.request_id = wanted
         structlog.contextvars.bind_contextvars(request_id=wanted)
         context.set_trailing_metadata(_about(record))
