@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -79,6 +80,16 @@ def require(feature: str) -> None:
     """Skips the test where the machine lacks a feature."""
     if is_hidden(feature) or not has(feature):
         pytest.skip(_REASON + feature)
+
+
+def miss(what: str) -> NoReturn:
+    """Skips the test for a program that is not installed, or fails it in continuous integration, which must run all.
+
+    what: says what is missing.
+    """
+    if os.environ.get("CI"):
+        pytest.fail(what)
+    pytest.skip(what)
 
 
 def needs(feature: str) -> pytest.MarkDecorator:

@@ -1,15 +1,14 @@
 """One stack for all clients, and the environments of those that have one of their own."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 from tests.clients import environments
 from tests.e2e.conftest import write_model
 from tests.e2e.stack import Stack, worker_ports
+from tests.machine import miss
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +37,7 @@ def python() -> Path:
     """The interpreter that has the clients of programs/."""
     found = environments.python()
     if found is None:
-        _miss("the clients are not installed; `make test-clients` does that")
+        miss("the clients are not installed; `make test-clients` does that")
     return found
 
 
@@ -48,12 +47,5 @@ def node(pytestconfig: pytest.Config) -> environments.Node:
     assert pytestconfig.cache is not None
     found = environments.find_node(pytestconfig.cache.mkdir("clients"))
     if found is None:
-        _miss("there is no node, or no npm, on PATH")
+        miss("there is no node, or no npm, on PATH")
     return found
-
-
-def _miss(what: str) -> NoReturn:
-    """Skips the test, or fails it in continuous integration, which must run all clients."""
-    if os.environ.get("CI"):
-        pytest.fail(what)
-    pytest.skip(what)

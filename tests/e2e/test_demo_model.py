@@ -4,7 +4,6 @@ The demo model in float32, from the same GGUF file on both sides.
 """
 
 import functools
-import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from services.protocol.model_files.open import open_model
 from tests.e2e.corrupted import corrupt_reads
 from tests.e2e.forked import WorkerProcess
 from tests.e2e.stack import Gateway
+from tests.machine import miss
 
 # Greedy answers to these have no near tie that rounding could decide: the least lead of a token is 0.03 in its logit.
 CHATS = (
@@ -135,10 +135,7 @@ def path() -> Path:
     demo = demo_model.find()
     if not demo.is_random:
         return demo.path
-    missing = f"the demo model is not installed: {demo_model.INSTALL}"
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+    miss(f"the demo model is not installed: {demo_model.INSTALL}")
 
 
 @pytest.fixture(scope="module")
