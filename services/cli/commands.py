@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from services.cli import checks, start, tls_checks
+from services.cli.doctor import diagnose
 from services.cli.keys import app as keys_app
 from services.cli.models import find_model, refuse_revision
 from services.cli.options import Values, add_command
@@ -15,6 +16,7 @@ from services.config.engine import EngineConfig
 from services.config.option import Refusal, build
 from services.process.configs import (
     WORKER_PORTS,
+    DoctorConfig,
     GatewayConfig,
     ModelChoice,
     ProcessSettings,
@@ -156,3 +158,12 @@ def _restart(
     from services.cli.restart import restart
 
     raise typer.Exit(restart(port))
+
+
+add_command(
+    app,
+    "doctor",
+    lambda values: diagnose(build(DoctorConfig, values)),
+    DoctorConfig,
+    purpose="Looks at this machine, and at the Redis, workers, gateway and files that it is told of. Changes nothing.",
+)

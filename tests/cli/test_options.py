@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from services.cli import start
+from services.cli import commands, start
 from services.cli.commands import app
 from services.config import (
     API_KEY_VARIABLE,
@@ -37,6 +37,7 @@ from services.config.option import OptionField, options_of
 from services.launcher import main as launcher
 from services.process.configs import (
     WORKER_PORTS,
+    DoctorConfig,
     GatewayConfig,
     ModelChoice,
     ProcessSettings,
@@ -106,6 +107,19 @@ PROCESS: dict[str, tuple[str, Any]] = {
     "--log-format=json": ("log_format", LogFormat.JSON),
 }
 
+DOCTOR: dict[str, tuple[str, Any]] = {
+    "--redis-url=redis://r": ("redis_url", "redis://r"),
+    "--workers=a:1,b:2": ("worker_addresses", ("a:1", "b:2")),
+    "--gateway=http://g:9001": ("gateway_url", "http://g:9001"),
+    "--api-key=a-key": ("api_keys", ("a-key",)),
+    "--mtls=certificates": ("mtls", Path("certificates")),
+    "--tls-cert=c.crt": ("tls_cert", Path("c.crt")),
+    "--tls-key=c.key": ("tls_key", Path("c.key")),
+    "--keys=keys.json": ("keys_file", Path("keys.json")),
+    "--strict": ("strict", True),
+    "--json": ("as_json", True),
+}
+
 
 @pytest.fixture
 def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -116,7 +130,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(config)
         return 0
 
-    for module, name in ((start, "run_gateway"), (start, "run_worker"), (launcher, "run")):
+    for module, name in ((start, "run_gateway"), (start, "run_worker"), (launcher, "run"), (commands, "diagnose")):
         monkeypatch.setattr(module, name, run)
     for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE, MTLS_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
@@ -178,6 +192,14 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
             process=ProcessSettings(**dict(PROCESS.values())),
         )
     ]
+
+
+def test_every_flag_of_doctor_reaches_its_field(configs: list[Any]) -> None:
+    baton("doctor")
+    baton("doctor", *DOCTOR)
+    assert {flag.partition("=")[0] for flag in DOCTOR} == {field.flag for field in options_of(DoctorConfig)}
+    assert configs == [DoctorConfig(), DoctorConfig(**dict(DOCTOR.values()))]
+    assert "a-key" not in repr(configs)
 
 
 def test_up_makes_certificates_where_it_is_told_to(model: Path, configs: list[Any]) -> None:
@@ -298,3 +320,7 @@ def test_the_table_of_services_alone_has_every_further_option_with_its_default()
     ports = table.pop("--port")[1]
     assert ports == ", ".join(f"{role}: {port}" for role, port in WORKER_PORTS.items())
     check(table, [field for field in ALONE if field.flag not in known])
+
+
+def test_the_table_of_doctor_has_every_option_of_its_own_with_its_default() -> None:
+    check(described(section("Doctor")), options_of(DoctorConfig))

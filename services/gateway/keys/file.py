@@ -55,7 +55,7 @@ def read_keys(path: Path) -> KeysFile:
     """Reads a keys file. Raises KeysFileError, also where others may read or change it."""
     try:
         with path.open("rb") as file:
-            if (wrong := what_is_wrong(os.fstat(file.fileno()), _is_mounted_secret(path))) is not None:
+            if (wrong := what_is_wrong(os.fstat(file.fileno()), is_mounted_secret(path))) is not None:
                 raise KeysFileError(f"{path}: {wrong}")
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -81,7 +81,7 @@ def what_is_wrong(found: os.stat_result, mounted_secret: bool) -> str | None:
     return None
 
 
-def _is_mounted_secret(path: Path) -> bool:
+def is_mounted_secret(path: Path) -> bool:
     """True for a link as kubelet makes it: keys.json -> ..data/keys.json, where ..data names the newest version."""
     return path.is_symlink() and os.readlink(path).startswith("..data/")
 

@@ -1,0 +1,21 @@
+"""`baton doctor`: prints what the checks found; the exit code tells how bad it is."""
+
+import typer
+
+from services.config.option import Refusal
+from services.process.configs import DoctorConfig
+
+
+def diagnose(config: DoctorConfig) -> int:
+    """Prints the findings. Returns 0, or 2 where one is an error; with --strict 1 where one is a warning.
+
+    Raises Refusal.
+    """
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise Refusal("--tls-cert and --tls-key belong together: name both")
+    from services.doctor import doctor, report
+    from services.doctor.finding import exit_code, worst
+
+    examined = doctor.run(config)
+    typer.echo(report.as_json(examined) if config.as_json else report.as_text(examined))
+    return exit_code(worst(examined), strict=config.strict)

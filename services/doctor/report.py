@@ -1,0 +1,65 @@
+"""Findings for people, and as JSON for programs."""
+
+import json
+from collections.abc import Iterable, Sequence
+
+import typer
+
+from services.doctor.finding import Examined, Finding, Level, worst
+
+JSON_VERSION = 1  # raised where a field changes its meaning or goes; further fields may come
+
+_COLOURS = {
+    Level.OK: typer.colors.GREEN,
+    Level.NOTE: typer.colors.BLUE,
+    Level.WARNING: typer.colors.YELLOW,
+    Level.ERROR: typer.colors.RED,
+}
+_WIDTH = max(len(level.word) for level in Level)
+
+
+def as_text(examined: Iterable[Examined]) -> str:
+    """Returns lines for a person, with colours by level; whoever prints them may leave these out."""
+    examined = list(examined)
+    lines = []
+    for each in examined:
+        lines.append(typer.style(each.group, bold=True))
+        for finding in each.findings:
+            lines += _lines(finding)
+    return "\n".join([*lines, "", summary(examined)])
+
+
+def _lines(finding: Finding) -> list[str]:
+    level = typer.style(finding.level.word.ljust(_WIDTH), fg=_COLOURS[finding.level])
+    lines = [f"  {level}  {finding.name}: {finding.found}"]
+    if finding.advice is not None:
+        lines.append(f"  {' ' * _WIDTH}  -> {finding.advice}")
+    return lines
+
+
+def summary(examined: Sequence[Examined]) -> str:
+    """Returns the numbers of errors, warnings and other findings, as one line."""
+    levels = [finding.level for each in examined for finding in each.findings]
+    errors, warnings = levels.count(Level.ERROR), levels.count(Level.WARNING)
+    rest = len(levels) - errors - warnings
+    return f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}, {_counted(rest, 'other finding')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def as_json(examined: Sequence[Examined]) -> str:
+    """Returns a JSON object: version, worst, and findings with group, name, level, found and advice (or null)."""
+    findings = [
+        {
+            "group": each.group,
+            "name": finding.name,
+            "level": finding.level.word,
+            "found": finding.found,
+            "advice": finding.advice,
+        }
+        for each in examined
+        for finding in each.findings
+    ]
+    return json.dumps({"version": JSON_VERSION, "worst": worst(examined).word, "findings": findings}, indent=2)

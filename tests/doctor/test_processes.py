@@ -1,0 +1,198 @@
+"""Findings on running processes: a stack's workers and gateway, and one whose clock is wrong."""
+
+import contextlib
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from loadtest.processes import free_ports
+from services.doctor.clock import certain_skew_s
+from services.doctor.finding import Level
+from services.doctor.gateway import PairTransport, check_gateway, check_pairs, check_roles
+from services.doctor.workers import check_workers
+from services.process import lifeline
+from services.tls.grpc_ends import open_port
+from services.tls.roles import CertificateRole
+from tests.certificates import Certificates
+from tests.doctor.findings import levels, named
+from tests.e2e.conftest import llama, prompt_of, stack
+from tests.e2e.stack import Endpoint, Stack, wait_until
+from tests.gateway.keys.key_files import write_keys
+
+__all__ = ["llama", "stack"]  # fixtures
+
+
+@contextlib.contextmanager
+def gateway_whose_clock_is(offset_s: float) -> Iterator[str]:
+    """A server that is like a gateway's admin port, with the time of its own; its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"workers": []}' if self.path == "/debug/ledger" else b"")
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return formatdate(time.time() + offset_s, usegmt=True)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Keeps quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("offset_s", "level"),
+    [(0.0, Level.OK), (5.0, Level.WARNING), (-5.0, Level.WARNING)],
+    ids=["same", "ahead", "behind"],
+)
+async def test_a_gateway_whose_clock_is_wrong_is_a_warning(offset_s: float, level: Level) -> None:
+    with gateway_whose_clock_is(offset_s) as url:
+        found = await check_gateway(url, None, rdma_here=False)
+    assert named(found, "clock").level is level
+    if level is Level.WARNING:
+        assert ("ahead of" if offset_s > 0 else "behind") in named(found, "clock").found
+    assert named(found, "decode workers").level is Level.ERROR
+
+
+def test_clocks_differ_only_where_no_delay_explains_it() -> None:
+    assert certain_skew_s((10.0, 12.0), (11.0, 11.5)) == 0
+    assert certain_skew_s((10.0, 12.0), (15.0, 16.0)) == 3
+    assert certain_skew_s((20.0, 22.0), (15.0, 16.0)) == 4
+
+
+async def test_a_gateway_with_keys_is_asked_with_one(llama: Path, stack: Stack, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.json")
+    endpoint = Endpoint()
+    addresses = ",".join(f"127.0.0.1:{port}" for port in stack.ports.values())
+    command = [sys.executable, "-m", "services.cli", "gateway", "--model", str(llama), "--workers", addresses]
+    environment = os.environ | lifeline.environment()
+    gateway = subprocess.Popen([*command, "--keys", str(keys.path), *endpoint.options], env=environment)
+    url = f"http://127.0.0.1:{endpoint.admin_port}"
+    try:
+        wait_until(lambda: endpoint.get("/ready")[0] == 200, what="a gateway that is ready")
+        assert named(await check_gateway(url, None, rdma_here=False), "workers").level is Level.NOTE
+        assert named(await check_gateway(url, keys.acme, rdma_here=False), "workers").level is Level.NOTE
+        found = levels(await check_gateway(url, keys.operator, rdma_here=False))
+        assert {f"127.0.0.1:{port}" for port in stack.ports.values()} <= found.keys()
+    finally:
+        gateway.kill()
+        gateway.wait()
+        endpoint.client.close()
+
+
+async def test_a_gateway_that_is_not_there_is_an_error() -> None:
+    (port,) = free_ports(1)
+    for url in (f"http://127.0.0.1:{port}", "no url", "http://a b"):
+        (found,) = await check_gateway(url, None, rdma_here=False)
+        assert (found.name, found.level) == ("reached", Level.ERROR)
+
+
+async def test_a_stack_s_workers_and_the_transport_of_its_pair(stack: Stack) -> None:
+    url = f"http://127.0.0.1:{stack.gateway.admin_port}"
+    stack.gateway.client.completions.create(model="tiny", prompt=prompt_of(771, 200), max_tokens=4)
+    stack.gateway.wait_for_baseline()
+    found = await check_gateway(url, None, rdma_here=False)
+    prefill, decode = (f"127.0.0.1:{stack.ports[name]}" for name in ("prefill-0", "decode-0"))
+    assert levels(found) == {
+        "clock": Level.OK,
+        "ready": Level.OK,
+        prefill: Level.OK,
+        decode: Level.OK,
+        f"{prefill} to {decode}": Level.OK,
+    }
+    assert named(found, f"{prefill} to {decode}").found == "KV moves over nixl"
+    assert "KV by nixl or grpc" in named(found, decode).found
+
+
+async def test_workers_are_asked_whether_they_serve(stack: Stack) -> None:
+    (free,) = free_ports(1)
+    addresses = [f"127.0.0.1:{port}" for port in (*stack.ports.values(), free)]
+    found = levels(await check_workers(addresses, None))
+    assert found == dict(zip(addresses, (Level.OK, Level.OK, Level.ERROR), strict=True))
+
+
+@pytest.mark.parametrize("serving", [True, False])
+async def test_a_worker_with_tls_is_asked_with_an_operator_s_certificate(
+    serving: bool, certificates: Certificates
+) -> None:
+    servicer = health.aio.HealthServicer()
+    answer = health_pb2.HealthCheckResponse
+    await servicer.set("", answer.SERVING if serving else answer.NOT_SERVING)
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{open_port(server, '127.0.0.1:0', certificates.files(CertificateRole.WORKER))}"
+    await server.start()
+    try:
+        found = await check_workers([address], certificates.paths(CertificateRole.OPERATOR).chain.parent)
+    finally:
+        await server.stop(None)
+    assert levels(found) == {address: Level.OK if serving else Level.WARNING}
+
+
+async def test_what_is_no_worker_is_an_error(certificates: Certificates) -> None:
+    """Also where it speaks TLS, or is asked with a certificate that cannot be used."""
+    server = grpc.aio.server()
+    port = open_port(server, "127.0.0.1:0", certificates.files(CertificateRole.WORKER))
+    await server.start()
+    try:
+        address = f"127.0.0.1:{port}"
+        operator = certificates.paths(CertificateRole.OPERATOR).chain.parent
+        (found,) = await check_workers([address], operator)
+        assert (found.level, found.found) == (Level.ERROR, "what listens there is no worker")
+        assert levels(await check_workers([address], None)) == {address: Level.ERROR}
+        assert levels(await check_workers([address], Path("none"))) == {"workers": Level.ERROR}
+    finally:
+        await server.stop(None)
+
+
+WORKERS = [
+    {
+        "address": address,
+        "role": role,
+        "kernels": "avx2",
+        "transports": ["nixl", "grpc"],
+        "draining": False,
+        "protocol": "1",
+    }
+    for address, role in (("a:1", "prefill"), ("b:1", "decode"))
+]
+
+
+@pytest.mark.parametrize(
+    ("transport", "rdma_here", "level"),
+    [("nixl", True, Level.OK), ("grpc", False, Level.NOTE), ("grpc", True, Level.WARNING)],
+)
+def test_a_pair_that_does_not_use_the_port_for_rdma_is_a_warning(transport: str, rdma_here: bool, level: Level) -> None:
+    (found,) = check_pairs([PairTransport("a:1", "b:1", transport)], WORKERS, rdma_here=rdma_here)
+    assert found.level is level
+
+
+def test_a_pair_that_has_no_nixl_is_fine_over_grpc() -> None:
+    without = [WORKERS[0] | {"transports": ["grpc"]}, WORKERS[1]]
+    (found,) = check_pairs([PairTransport("a:1", "b:1", "grpc")], without, rdma_here=True)
+    assert found.level is Level.OK
+    assert check_pairs([], WORKERS, rdma_here=True)[0].level is Level.NOTE
+
+
+def test_missing_roles_are_told() -> None:
+    assert set(levels(check_roles(WORKERS))) == {"a:1", "b:1"}
+    assert levels(check_roles(WORKERS[:1]))["decode workers"] is Level.ERROR
+    assert levels(check_roles(WORKERS[1:]))["prefill workers"] is Level.NOTE
