@@ -93,6 +93,13 @@ class GatewayMetrics:
         """Counts a request that was refused before any work. `cause` is a Refusal."""
         self._refusals.labels(cause).inc()
 
+    def show_limits(self, num_gateways: Callable[[], int], alone: Callable[[], bool]) -> None:
+        """Adds what `RedisQuotas` says of itself."""
+        about = "Gateways that share the limits of keys, as Redis last said."
+        Gauge("baton_limits_gateways", about, registry=self.registry).set_function(num_gateways)
+        about = "1: Redis does not answer, and this gateway counts its part of the limits of keys."
+        Gauge("baton_limits_alone", about, registry=self.registry).set_function(alone)
+
     # The dispatch side's observer
 
     def attempt_started(self) -> None:

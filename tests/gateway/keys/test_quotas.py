@@ -1,8 +1,9 @@
 """Limits of keys: the arithmetic beside a model of it, Redis beside one process, and what clients get."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -15,20 +16,21 @@ from hypothesis import strategies as st
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.generation import Refusal
+from services.gateway.api.limits_left import duration
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
 from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.file import read_keys
 from services.gateway.keys.local_quotas import LocalQuotas
-from services.gateway.keys.quota import Ask, KeyQuota, QuotaStore, Taken, duration
+from services.gateway.keys.quota import Ask, KeyQuota, QuotaStore, Taken
 from services.gateway.keys.rates import WINDOW_S, fill, remaining
-from services.gateway.keys.redis_quotas import RedisQuotas
+from services.gateway.keys.redis_quotas import GATEWAY_LEASE_S, LEASE_S, RedisQuotas
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.redis_client import connect
 from tests.gateway.keys.key_files import bearer
 from tests.gateway.running_api import MODEL, Api, running_api
 from tests.gateway.scripted_generator import Script
-from tests.redis_server import RedisServer, running_redis
+from tests.redis_server import RedisServer, age_packed, running_redis
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 MESSAGE = {**CHAT, "max_tokens": 5}
@@ -42,16 +44,40 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @asynccontextmanager
 async def gateways(server: RedisServer, number: int, timeout_s: float = 60) -> AsyncIterator[list[RedisQuotas]]:
-    """What several gateways have, over an empty Redis."""
+    """What several gateways have, over an empty Redis, once all of them know of each other."""
     server.admin.flushall()
     clients = [connect(server.url, timeout_s) for _ in range(number)]
-    yield [RedisQuotas(client, CircuitBreaker(asyncio.get_running_loop().time)) for client in clients]
+    found = [RedisQuotas(client, CircuitBreaker(asyncio.get_running_loop().time)) for client in clients]
+    for gateway in [*found, *found]:
+        await gateway.beat()
+    yield found
     for client in clients:
         await client.aclose()
 
 
-def ask(lease: int, tokens: int = 1, **limits: int) -> Ask:
-    return Ask("k", RateLimits(**limits), f"lease-{lease}", tokens, 60)
+async def until_it_answers(gateway: RedisQuotas) -> None:
+    """Until the gateway has asked Redis again."""
+    while gateway.alone:
+        await asyncio.sleep(0.05)
+        await gateway.beat()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until it holds."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def num_taken(store: QuotaStore, first_lease: int, key: str = "k", **limits: int) -> int:
+    """Takes requests until one is refused. Returns how many there were."""
+    number = 0
+    while (await store.take(ask(first_lease + number, key=key, **limits))).refusal is None:
+        number += 1
+    return number
+
+
+def ask(lease: int, tokens: int = 1, key: str = "k", **limits: int) -> Ask:
+    return Ask(key, RateLimits(**limits), f"lease-{lease}", tokens)
 
 
 @given(st.integers(1, 50), st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=60))
@@ -126,35 +152,199 @@ async def test_gateways_share_a_limit_to_the_request(server: RedisServer):
     assert [each.refusal for each in answers].count(None) == 10
 
 
-async def test_while_redis_is_gone_each_gateway_has_its_part(server: RedisServer):
-    async with gateways(server, 2, timeout_s=2) as two:
-        for number, gateway in enumerate([*two, *two]):
-            assert (await gateway.take(ask(number, requests_per_minute=10))).refusal is None
-        server.freeze()
+async def test_while_redis_is_gone_each_gateway_has_its_part_also_of_keys_that_it_never_saw(server: RedisServer):
+    async with gateways(server, 3) as three:
+        server.kill()
         try:
-            found = [await gateway.take(ask(n, requests_per_minute=10)) for gateway in two for n in range(8)]
+            assert [await num_taken(gateway, 0, requests_per_minute=10) for gateway in three] == [3, 3, 3]
+            assert all(gateway.alone for gateway in three)
         finally:
-            server.thaw()
-    assert [each.refusal for each in found].count(None) == 2 * 5
-    assert all(each.alone and each.share == 2 for each in found)
+            server.start()
 
 
-async def test_a_lease_that_redis_granted_too_late_is_ended(server: RedisServer):
+async def test_a_gateway_that_counts_alone_goes_on_from_where_redis_was(server: RedisServer):
+    async with gateways(server, 2) as (one, other):
+        assert await num_taken(one, 0, requests_per_minute=10) == 10
+        running = [ask(n, key="other", max_concurrent=4) for n in (100, 101)]
+        for each in running:
+            assert (await one.take(each)).refusal is None
+        server.kill()
+        try:
+            assert await num_taken(one, 20, requests_per_minute=10) == 0
+            assert await num_taken(one, 200, "other", max_concurrent=4) == 0  # two run, which are its part
+            await one.settle(running[0], Taken(), 0)
+            assert await num_taken(one, 201, "other", max_concurrent=4) == 1
+            assert await num_taken(other, 30, requests_per_minute=10) == 5
+        finally:
+            server.start()
+
+
+async def test_gateways_share_again_once_redis_is_back(server: RedisServer):
+    """Though no request comes."""
+    async with gateways(server, 2) as two:
+        server.kill()
+        try:
+            assert [await num_taken(gateway, 9 * n, requests_per_minute=10) for n, gateway in enumerate(two)] == [5, 5]
+        finally:
+            server.start()
+        for gateway in two:
+            await until_it_answers(gateway)
+        assert [await num_taken(gateway, 50, requests_per_minute=10) for gateway in two] == [10, 0]
+
+
+async def test_a_gateway_that_is_gone_has_no_part(server: RedisServer):
+    async with gateways(server, 2) as (one, other):
+        assert (one.num_gateways, other.num_gateways) == (2, 2)
+        age_packed(server, "baton:limits:gateways", GATEWAY_LEASE_S)
+        await one.beat()
+        assert one.num_gateways == 1
+        await other.beat()
+        await one.beat()
+        assert one.num_gateways == 2
+
+
+async def test_what_redis_granted_too_late_is_undone(server: RedisServer):
     """The gateway had no answer and counted alone; Redis still finds the question when it goes on."""
+    limits = {"requests_per_minute": 2, "tokens_per_minute": 100, "max_concurrent": 1}
     async with gateways(server, 2, timeout_s=1) as (one, other):
-        known = ask(0, max_concurrent=1)
-        await one.settle(known, await one.take(known), 0)
+        await one.take(ask(0, 101, tokens_per_minute=100))  # the script is loaded: refused, and not counted
         server.freeze()
         try:
-            late = ask(1, max_concurrent=1)
+            late = ask(1, 50, **limits)
             taken = await one.take(late)
         finally:
             server.thaw()
-        assert taken.alone
+        assert (taken.alone, taken.refusal) == (True, None)
+        await until(lambda: server.admin.keys("*:counted:lease-1") != [])
         await one.settle(late, taken, 0)
-        while (await one.take(ask(2, requests_per_minute=9999))).alone:  # until it asks Redis again
-            await asyncio.sleep(0.1)
-        assert (await other.take(ask(3, max_concurrent=1))).refusal is None
+        await until_it_answers(one)
+        first = await other.take(ask(2, 90, **limits))
+        assert first.refusal is None
+        assert first.requests_s == 30
+        assert first.tokens_s == 54
+        assert server.admin.keys("*:counted:lease-1") == []
+
+
+async def test_what_redis_never_granted_is_not_undone(server: RedisServer):
+    """The gateway had no answer since Redis was gone: another one starts empty."""
+    async with gateways(server, 2, timeout_s=1) as (one, other):
+        server.freeze()
+        try:
+            assert (await one.take(ask(1, requests_per_minute=2))).alone
+        finally:
+            server.thaw()
+        server.admin.flushall()
+        await until(lambda: server.admin.keys("*:counted:lease-1") == [])
+        assert await num_taken(other, 10, requests_per_minute=2) == 2
+        await until_it_answers(one)
+        assert await num_taken(other, 20, requests_per_minute=2) == 0
+
+
+async def test_a_request_whose_client_leaves_while_redis_is_asked_is_undone(server: RedisServer):
+    async with gateways(server, 2) as (one, other):
+        await one.take(ask(0, 2, tokens_per_minute=1))  # the script is loaded
+        server.freeze()
+        asking = asyncio.create_task(one.take(ask(1, max_concurrent=1)))
+        await asyncio.sleep(0.1)
+        asking.cancel()
+        server.thaw()
+        await until(lambda: server.admin.keys("*:counted:lease-1") != [])
+        assert (await other.take(ask(2, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
+        await one.beat()
+        assert (await other.take(ask(2, max_concurrent=1))).refusal is None
+
+
+async def test_requests_of_a_gateway_that_died_run_for_half_a_minute(server: RedisServer):
+    now = [0.0]
+    async with gateways(server, 1) as (other,):
+        client = connect(server.url, 60)
+        dying = RedisQuotas(client, CircuitBreaker(lambda: now[0]), lambda: now[0])
+        await dying.take(ask(1, max_concurrent=1))
+        for _ in range(3):  # the request goes on, and is renewed
+            now[0] += 10
+            age_packed(server, "baton:limits:{k}:running", 25)
+            await dying.beat()
+        await client.aclose()
+        age_packed(server, "baton:limits:{k}:running", LEASE_S - 1)
+        assert (await other.take(ask(2, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
+        age_packed(server, "baton:limits:{k}:running", 1)
+        assert (await other.take(ask(2, max_concurrent=1))).refusal is None
+
+
+async def test_a_request_that_was_settled_is_not_renewed(server: RedisServer):
+    now = [0.0]
+    async with gateways(server, 1) as (other,):
+        client = connect(server.url, 60)
+        one = RedisQuotas(client, CircuitBreaker(lambda: now[0]), lambda: now[0])
+        first, second = ask(1, max_concurrent=2), ask(2, max_concurrent=2)
+        for each in (first, second):
+            await one.take(each)
+        await one.settle(first, Taken(), 0)
+        now[0] = 10
+        await one.beat()
+        assert (await other.take(ask(3, max_concurrent=2))).refusal is None
+        assert (await other.take(ask(4, max_concurrent=2))).refusal is Refusal.KEY_CONCURRENT
+        await client.aclose()
+
+
+async def test_a_key_that_is_closed_is_known_to_be_without_a_round_trip(server: RedisServer):
+    async with gateways(server, 1) as (one,):
+        for limits, expected in (
+            ({"requests_per_minute": 2}, Refusal.KEY_REQUESTS),
+            ({"tokens_per_minute": 2}, Refusal.KEY_TOKENS),
+            ({"max_concurrent": 2}, Refusal.KEY_CONCURRENT),
+        ):
+            wanted = Ask(str(expected), RateLimits(**limits), "", 1)
+            assert (await one.look(wanted)).refusal is None
+            for lease in ("a", "b"):
+                await one.take(replace(wanted, lease=lease))
+            calls = server.num_calls("evalsha")
+            assert (await one.look(wanted)).refusal is expected
+            assert server.num_calls("evalsha") == calls
+
+
+async def test_whether_requests_of_other_gateways_still_run_is_asked_again(server: RedisServer):
+    """Redis alone knows: a gateway that remembered would refuse what may be let in."""
+    async with gateways(server, 2) as (one, other):
+        running = ask(1, max_concurrent=1)
+        taken = await other.take(running)
+        assert (await one.look(ask(0, max_concurrent=1))).refusal is None, "not known yet"
+        assert (await one.take(ask(2, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
+        assert (await one.look(ask(0, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
+        await other.settle(running, taken, 0)
+        assert (await one.look(ask(0, max_concurrent=1))).refusal is None
+        assert server.admin.keys("*:counted:*") == []
+        assert (await one.take(ask(3, max_concurrent=1))).refusal is None
+
+
+LOOKED = st.lists(st.one_of(st.integers(1, 30), st.none()), min_size=1, max_size=30)  # tokens; None: a pause of 7 s
+
+
+@given(LOOKED, st.integers(0, 9), st.integers(0, 60), st.integers(0, 4))
+def test_what_a_look_refuses_is_never_let_in(steps: list[int | None], requests: int, tokens: int, running: int):
+    limits = {"requests_per_minute": requests, "tokens_per_minute": tokens, "max_concurrent": running}
+    limits = {name: limit for name, limit in limits.items() if limit}
+    now = [0.0]
+    store = LocalQuotas(lambda: now[0])
+    for number, step in enumerate(steps):
+        if step is None:
+            now[0] += 7
+            continue
+        seen, taken = store.look_at_share(ask(0, **limits), 1), store.take_share(ask(number, step, **limits), 1)
+        assert seen.refusal is None or taken.refusal is not None
+        assert seen.refusal is taken.refusal or step > 1
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_the_parts_of_all_gateways_are_together_no_more_than_the_limit(limit: int, share: int):
+    """Except that each gateway has one request at least."""
+    stores = [LocalQuotas(lambda: 0.0) for _ in range(share)]
+    taken = 0
+    for store in stores:
+        while store.take_share(ask(taken, requests_per_minute=limit), share).refusal is None:
+            taken += 1
+    assert taken == max(limit // share, 1) * share
+    assert taken <= max(limit, share)
 
 
 async def test_the_tokens_of_an_answer_count_once_it_has_ended(server: RedisServer):
@@ -166,14 +356,6 @@ async def test_the_tokens_of_an_answer_count_once_it_has_ended(server: RedisServ
             await store.settle(first, taken, 85)
             assert (await store.take(ask(2, 10, tokens_per_minute=100))).refusal is Refusal.KEY_TOKENS
             assert (await store.take(ask(3, 4, tokens_per_minute=100))).refusal is None
-
-
-async def test_a_lease_ends_though_nobody_says_so():
-    now = [0.0]
-    store = LocalQuotas(lambda: now[0])
-    assert [(await store.take(ask(n, max_concurrent=1))).refusal for n in (1, 2)] == [None, Refusal.KEY_CONCURRENT]
-    now[0] = 61
-    assert (await store.take(ask(3, max_concurrent=1))).refusal is None
 
 
 class Limited:
