@@ -1,5 +1,6 @@
-"""The limits of one key, as a request meets them: looked at when it comes, counted when its prompt is known, and settled
-when it has ended.
+"""The limits of one key, as a request meets them.
+
+They are looked at when it comes, count it when its prompt is known, and are settled when it has ended.
 """
 
 import asyncio
