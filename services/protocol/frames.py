@@ -68,6 +68,7 @@ class Load:
     gc_collections: int = 0  # garbage collections of the worker's process in this life
     gc_pause_us: int = 0  # their total duration
     draining: bool = False  # it takes no new work, and ends soon
+    computed_tokens: int = 0  # by the engine's steps in this life, of prompts and answers
 
 
 @dataclass(frozen=True, slots=True)

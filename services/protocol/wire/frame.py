@@ -162,6 +162,7 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         gc_collections=load.gc_collections,
         gc_pause_us=load.gc_pause_us,
         draining=load.draining,
+        computed_tokens=load.computed_tokens,
     )
 
 
@@ -177,4 +178,5 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         gc_collections=packed.gc_collections,
         gc_pause_us=packed.gc_pause_us,
         draining=packed.draining,
+        computed_tokens=packed.computed_tokens,
     )
