@@ -92,8 +92,8 @@ def status(gateway: Endpoint, key: str, length: int = 20) -> int:
     with client_of(gateway, key) as client:
         try:
             client.completions.create(prompt=prompt_of(900, length), max_tokens=1, **GREEDY)
-        except openai.RateLimitError as error:
-            return error.status_code
+        except openai.RateLimitError:
+            return REFUSED
     return ADMITTED
 
 

@@ -16,7 +16,7 @@ from services.gateway.api.generation import Refusal
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import Ask, Taken
 from services.prefix_index.breaker import CircuitBreaker
-from services.prefix_index.redis_client import UNREACHABLE, Client
+from services.prefix_index.redis_client import UNREACHABLE, Client, ScriptCall
 
 INTERVAL_S = 2.0  # between two beats
 GATEWAY_LEASE_S = 10.0  # a gateway that does not say that it lives counts for so long
@@ -110,7 +110,7 @@ class RedisQuotas:
         for asks in due.values():
             self._renewed |= {ask.lease: (ask, now) for ask in asks}
         lease_ms = int(LEASE_S * 1000)
-        calls = [([key], [lease_ms, *(ask.lease for ask in asks)]) for key, asks in due.items()]
+        calls: list[ScriptCall] = [([key], [lease_ms, *(ask.lease for ask in asks)]) for key, asks in due.items()]
         for answer in await self._renew.each(calls) if calls else []:
             if isinstance(answer, BaseException):
                 raise answer

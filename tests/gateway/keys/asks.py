@@ -4,11 +4,11 @@ from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.quota import Ask, QuotaStore
 
 
-def ask(lease: int, tokens: int = 1, key: str = "k", **limits: int) -> Ask:
-    return Ask(key, RateLimits(**limits), f"lease-{lease}", tokens)
+def ask(lease: int, tokens: int = 1, key: int = 0, **limits: int) -> Ask:
+    return Ask(f"key-{key}", RateLimits(**limits), f"lease-{lease}", tokens)
 
 
-async def num_taken(store: QuotaStore, first_lease: int, key: str = "k", **limits: int) -> int:
+async def num_taken(store: QuotaStore, first_lease: int, key: int = 0, **limits: int) -> int:
     """Takes requests until one is refused. Returns how many there were."""
     number = 0
     while (await store.take(ask(first_lease + number, key=key, **limits))).refusal is None:

@@ -89,16 +89,20 @@ async def test_a_refused_request_costs_no_tokenizing(limited: tuple[Api, Limited
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/$defs/no"}}}},
     )
     for key, kind in ((keys.by_messages, "requests"), (keys.by_few_tokens, "tokens")):
-        assert [(await post(api, key, **fields)).status_code for fields in wrong] == [400, 400]
+        assert [(await chat(api, key, fields)).status_code for fields in wrong] == [400, 400]
         body = {"model": MODEL, "prompt": [5]}
         assert (await api.http.post("/v1/completions", json=body, headers=bearer(key))).status_code == 200
         tokenized = await prompt_tokens(api)
         for fields in ({}, *wrong):
-            answer = await post(api, key, **fields)
+            answer = await chat(api, key, fields)
             assert (answer.status_code, answer.json()["error"]["type"]) == (429, kind)
             assert answer.headers[f"x-ratelimit-remaining-{kind}"] == "0"
             assert 0 < int(answer.headers["retry-after"]) <= 60
         assert await prompt_tokens(api) == tokenized
+
+
+async def chat(api: Api, key: str, fields: dict[str, object]) -> httpx2.Response:
+    return await api.http.post("/v1/chat/completions", json=CHAT | fields, headers=bearer(key))
 
 
 async def prompt_tokens(api: Api) -> float:

@@ -105,15 +105,15 @@ async def test_while_redis_is_gone_each_gateway_has_its_part_also_of_keys_that_i
 async def test_a_gateway_that_counts_alone_goes_on_from_where_redis_was(server: RedisServer):
     async with gateways(server, 2) as (one, other):
         assert await num_taken(one, 0, requests_per_minute=10) == 10
-        running = [ask(n, key="other", max_concurrent=4) for n in (100, 101)]
+        running = [ask(n, key=1, max_concurrent=4) for n in (100, 101)]
         for each in running:
             assert (await one.take(each)).refusal is None
         server.kill()
         try:
             assert await num_taken(one, 20, requests_per_minute=10) == 0
-            assert await num_taken(one, 200, "other", max_concurrent=4) == 0  # two run, which are its part
+            assert await num_taken(one, 200, 1, max_concurrent=4) == 0  # two run, which are its part
             await one.settle(running[0], Taken(), 0)
-            assert await num_taken(one, 201, "other", max_concurrent=4) == 1
+            assert await num_taken(one, 201, 1, max_concurrent=4) == 1
             assert await num_taken(other, 30, requests_per_minute=10) == 5
         finally:
             server.start()
@@ -202,12 +202,12 @@ async def test_requests_of_a_gateway_that_died_run_for_half_a_minute(server: Red
         await dying.take(ask(1, max_concurrent=1))
         for _ in range(3):  # the request goes on, and is renewed
             now[0] += 10
-            age_packed(server, "baton:limits:{k}:running", 25)
+            age_packed(server, "baton:limits:{key-0}:running", 25)
             await dying.beat()
         await client.aclose()
-        age_packed(server, "baton:limits:{k}:running", LEASE_S - 1)
+        age_packed(server, "baton:limits:{key-0}:running", LEASE_S - 1)
         assert (await other.take(ask(2, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
-        age_packed(server, "baton:limits:{k}:running", 1)
+        age_packed(server, "baton:limits:{key-0}:running", 1)
         assert (await other.take(ask(2, max_concurrent=1))).refusal is None
 
 
