@@ -127,12 +127,10 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             serving_beside(create_admin_app(parts), listeners.admin) as stop_admin,
             asyncio.TaskGroup() as group,
         ):
-            running = (dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe))
-            background = [group.create_task(part) for part in running]
+            running = [dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe)]
             if followed is not None:
-                background.append(group.create_task(followed.follow()))
-                if quotas is not None:
-                    background.append(group.create_task(quotas.follow()))
+                running += [followed.follow(), *([] if quotas is None else [quotas.follow()])]
+            background = [group.create_task(part) for part in running]
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))

@@ -1,4 +1,4 @@
-"""What is left of the limits of a key, as answers say it."""
+"""The rest of a key's limits, as answers say it."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LimitLeft:
-    """What is left of one limit. reset_s: until all of it is there again, in seconds."""
+    """The rest of one limit. reset_s: until all of it is there again, in seconds."""
 
     unit: Literal["requests", "tokens"]
     limit: int

@@ -140,8 +140,9 @@ class RedisQuotas:
         return taken
 
     def _answered(self) -> None:
-        if self._breaker.broken:  # what this gateway counted alone is not what Redis counts
-            self._local.empty()
+        if self._breaker.broken:
+            self._local.empty()  # what this gateway counted alone is not what Redis counts
+            log.info("limits of keys are counted in Redis again")
         self._breaker.succeeded()
 
     def _unreachable(self, began: float, error: Exception) -> None:

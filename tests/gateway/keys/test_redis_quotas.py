@@ -56,7 +56,7 @@ async def until(condition: Callable[[], bool]) -> None:
 ASKED = st.lists(st.one_of(st.integers(1, 6), st.none()), min_size=1, max_size=12)  # tokens; None: the oldest ends
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(ASKED, st.integers(0, 9), st.integers(0, 9), st.integers(0, 4))
 async def test_redis_and_one_process_count_alike(
     server: RedisServer, steps: list[int | None], requests: int, tokens: int, running: int
