@@ -22,6 +22,7 @@ INTERVAL_S = 2.0  # between two beats
 GATEWAY_LEASE_S = 10.0  # a gateway that does not say that it lives counts for so long
 LEASE_S = 30.0  # a request of a gateway that died counts as running for so long
 _RENEWED_AFTER_S = 10.0
+_MAX_UNANSWERED = 10_000
 _GATEWAYS = "baton:limits:gateways"
 _REFUSALS = {1: Refusal.KEY_CONCURRENT, 2: Refusal.KEY_REQUESTS, 3: Refusal.KEY_TOKENS}
 
@@ -125,7 +126,7 @@ class RedisQuotas:
             answer = await self._take(_keys(ask), [*arguments, int(only_look)])
         except (*UNREACHABLE, asyncio.CancelledError) as error:
             if not only_look:
-                self._unanswered[ask.lease] = ask
+                self._note_unanswered(ask)
             if isinstance(error, asyncio.CancelledError):
                 raise
             self._unreachable(began, error)
@@ -138,6 +139,11 @@ class RedisQuotas:
         else:
             self._crowded.discard(ask.key_id)
         return taken
+
+    def _note_unanswered(self, ask: Ask) -> None:
+        if len(self._unanswered) >= _MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]  # which is not undone
+        self._unanswered[ask.lease] = ask
 
     def _answered(self) -> None:
         if self._breaker.broken:

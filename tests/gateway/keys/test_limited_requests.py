@@ -15,6 +15,7 @@ import pytest
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
 from services.gateway.api.generation import Refusal
+from services.gateway.http.operation import ErrorAnswer
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
 from services.gateway.keys.entry import RateLimits
@@ -96,6 +97,7 @@ async def test_a_refused_request_costs_no_tokenizing(limited: tuple[Api, Limited
         for fields in ({}, *wrong):
             answer = await chat(api, key, fields)
             assert (answer.status_code, answer.json()["error"]["type"]) == (429, kind)
+            ErrorAnswer.model_validate(answer.json())
             assert answer.headers[f"x-ratelimit-remaining-{kind}"] == "0"
             assert 0 < int(answer.headers["retry-after"]) <= 60
         assert await prompt_tokens(api) == tokenized
