@@ -43,6 +43,10 @@ class Handoff:
     after_s: float  # from the first token, of the prefill worker, to the next one, of the decode worker
 
 
+class HandoffFailed(Exception):
+    """A request was served, and not by a handoff at the first attempt. The message says why."""
+
+
 async def measure_handoffs(addresses: Sequence[str], mtls: Path | None, *, rdma_here: bool) -> list[Finding]:
     """Connects to the workers as a gateway does, and has each pair of them hand over some prompts.
 
@@ -122,10 +126,6 @@ def _longest(prefill: Worker, decode: Worker) -> int:
     return int(min(context, *(each["num_blocks"] * each["block_size"] // 2 for each in both)))
 
 
-class HandoffFailed(Exception):
-    """A request was served, and not by a handoff at the first attempt. The message says why."""
-
-
 async def _hand_off(gateway: Dispatcher, length: int, vocab_size: int) -> Handoff:
     """Has a prompt of random tokens handed off. Raises GenerationError or HandoffFailed."""
     tokens = np.random.default_rng().integers(vocab_size, size=length, dtype=np.int32)
@@ -149,10 +149,8 @@ def describe(name: str, length: int, handoffs: Sequence[Handoff], *, rdma_here: 
     last = handoffs[-1].moved
     reading_s = median(handoff.moved.reading_s for handoff in handoffs)
     after_ms = median(handoff.after_s for handoff in handoffs) * 1e3
-    found = (
-        f"{length:,} tokens: {describe_reads(replace(last, reading_s=reading_s))}; the decode worker's first token "
-        f"{after_ms:.1f} ms after the prefill worker's"
-    )
-    finding = judge_transport(name, found, last.transport, rdma_here=rdma_here)
+    reads = describe_reads(replace(last, reading_s=reading_s))
+    found = f"{reads}; the decode worker's first token comes {after_ms:.1f} ms after the prefill worker's"
+    finding = judge_transport(f"{name}, {length:,} tokens", found, last.transport, rdma_here=rdma_here)
     figures = {"tokens": length, "bytes": last.num_bytes, "reading_ms": reading_s * 1e3, "after_ms": after_ms}
     return replace(finding, figures=figures)

@@ -130,10 +130,10 @@ async def test_a_stack_s_workers_and_the_transport_of_its_pair(stack: Stack) -> 
 async def test_handoffs_of_a_pair_are_measured(stack: Stack) -> None:
     prefill, decode = (f"127.0.0.1:{stack.ports[name]}" for name in ("prefill-0", "decode-0"))
     found = await measure_handoffs([prefill, decode], None, rdma_here=False)
-    pair = [finding for finding in found if finding.name == f"{prefill} to {decode}"]
-    assert {finding.level for finding in found} == {Level.OK}
+    assert set(levels(found).values()) == {Level.OK}
+    pair = [named(found, f"{prefill} to {decode}, {length} tokens") for length in (64, 508)]  # of a context of 512
     short, long = (finding.figures for finding in pair)
-    assert (short["tokens"], long["tokens"]) == (64, 508)  # of a context of 512
+    assert (short["tokens"], long["tokens"]) == (64, 508)
     assert 0 < short["bytes"] < long["bytes"]
     assert all(figures["reading_ms"] > 0 < figures["after_ms"] for figures in (short, long))
     assert "KV moves over nixl (its memory can be read from here (CMA))" in pair[0].found
