@@ -98,7 +98,7 @@ class RedisQuotas:
                 limits = ask.limits
                 rates = limits.requests_per_minute or 0, limits.tokens_per_minute or 0
                 await self._undo(_keys(ask), [*rates, ask.tokens, lease])
-                del self._unanswered[lease]
+                self._unanswered.pop(lease, None)
             self._answered()
         except UNREACHABLE as error:
             self._unreachable(began, error)
