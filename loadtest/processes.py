@@ -6,13 +6,14 @@ grace. Python functions that run in processes of their own are in `children`.
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _END_GRACE_S = 20.0
 _END_INTERVAL_S = 0.05
 _PORT_TIMEOUT_S = 10.0
 _LAST_LINES = 30
+# Below those that kernels deal out to outgoing connections, of which the tests make many, and beside `baton up`'s.
+_PORTS = range(10_000, 20_000)
 
 
 class ProcessError(Exception):
@@ -107,10 +110,14 @@ def http_ok(address: Address, path: str) -> Probe:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports of loopback that nobody listens on, out of those that the kernel deals out."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listening.getsockname()[1] for listening in sockets]
+    """Different ports of loopback that nobody listens on, chosen by chance: others may be choosing at the same time."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            return found
+        if _is_free(port):
+            found.append(port)
+    raise ProcessError(f"there are no {count} free ports")
 
 
 async def until_free(ports: Sequence[int]) -> None:
