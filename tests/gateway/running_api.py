@@ -130,9 +130,10 @@ async def running_api(
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with (
+                # A client reads the authorities that it trusts, which takes longer than most tests.
                 serving_beside(admin_app, admin_listener),
-                httpx2.AsyncClient(base_url=base_url, timeout=120) as http,
-                httpx2.AsyncClient(base_url=admin_url, timeout=120) as admin,
+                httpx2.AsyncClient(base_url=base_url, timeout=120, verify=tls is not None) as http,
+                httpx2.AsyncClient(base_url=admin_url, timeout=120, verify=False) as admin,
             ):
                 yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app))
     finally:
