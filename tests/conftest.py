@@ -1,5 +1,6 @@
 """How a run goes: in which order, until when, on which processor, and what is told of it."""
 
+import gc
 import os
 import signal
 import time
@@ -94,6 +95,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return SLOWEST_LAST.index(folder) + 1 if folder in SLOWEST_LAST else 0
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps what all tests have imported out of every later collection of garbage, as gateways and workers do."""
+    gc.collect()
+    gc.freeze()
 
 
 class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
