@@ -116,7 +116,7 @@ class _Schemas:
 def _define(kinds: tuple[type[BaseModel], ...]) -> tuple[Mapping[type[BaseModel], Schema], Mapping[str, Schema]]:
     """Returns a reference to each model's schema, and the schemas by name."""
     refs, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
-    return {kind: ref for (kind, _), ref in refs.items()}, defined["$defs"]
+    return {kind: refs[kind, "validation"] for kind in kinds}, defined["$defs"]
 
 
 def _answers(operation: Operation) -> tuple[type[BaseModel] | None, ...]:
