@@ -80,7 +80,7 @@ def test_what_fails_dies_or_hangs_leaves_its_rows_and_the_rest_runs(tmp_path: Pa
     assert "RuntimeError: an illegal memory access" in failed
     assert "raise RuntimeError" in failed
     assert died == "a: failed: its process ended with -9"
-    assert hung == "a: failed: no end after 2 s"
+    assert hung == "a: failed: no end after 5 s"
 
 
 def test_a_part_whose_packages_are_missing_is_left_out_in_one_line(tmp_path: Path) -> None:
