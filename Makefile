@@ -28,7 +28,7 @@ up: $(VENV)/.run-installed $(if $(findstring --model,$(ARGS)),,$(DEMO_MODEL))
 	@exec $(BIN)/baton up $(ARGS)
 
 test: lint $(DEMO_MODEL) $(if $(CI),$(CLIENTS)/.installed)
-	$(BIN)/python -m pytest --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 $(ARGS)
 
 test-faults: $(VENV)/.dev-installed
 	$(BIN)/python -m pytest --numprocesses 0 --long-faults tests/faults $(ARGS)

@@ -1,5 +1,6 @@
 """How a run goes: in which order, until when, on which processor, and what is told of it."""
 
+import gc
 import os
 import signal
 import time
@@ -24,7 +25,7 @@ TOGETHER = {  # how node ids begin; tests of one value run in one process, so th
     "tests/clients/": "clients",
     "tests/e2e/test_demo_model.py": "demo model",
     "tests/e2e/": "workers",
-    "tests/faults/": "workers",
+    "tests/faults/": "faults",
     "tests/helm/test_processes.py": "workers",
     "tests/helm/test_tls_processes.py": "workers",
     "tests/gpu/test_compiles.py": "compiler",
@@ -96,6 +97,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=rank)
 
 
+def pytest_collection_finish() -> None:
+    """Keeps what all tests have imported out of every later collection of garbage, as gateways and workers do."""
+    gc.collect()
+    gc.freeze()
+
+
 class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Deals single tests out to test processes; those that belong TOGETHER to the same one.
 
@@ -104,6 +111,16 @@ class TogetherScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         return next((group for start, group in TOGETHER.items() if nodeid.startswith(start)), nodeid)
+
+    def _assign_work_unit(self, node: object) -> None:
+        """Has the first of several processes begin with what belongs together, from the end.
+
+        Whole stacks wait more than they compute, so they run while the other processes compute, and not after them.
+        """
+        if self.numnodes > 1 and node is self.nodes[0]:
+            groups = (scope for scope in reversed(self.workqueue) if scope in TOGETHER.values())
+            self.workqueue.move_to_end(next(groups, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.http_protocol import Shutdown
 from services.gateway.http.limits import Limits
-from services.gateway.http.serving import http_config, serving_beside
+from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.app import AppParts, create_admin_app, create_app
 from services.gateway.openai.responses.store import ResponseStore
@@ -113,10 +114,6 @@ async def running_api(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
-    context = None if tls is None else server_context(tls)
-    config = http_config(app, 5, Shutdown(), context)  # a test that failed may have left a client behind
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
     base_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     admin_listener = socket.create_server(("127.0.0.1", 0))
     admin_url = f"http://127.0.0.1:{admin_listener.getsockname()[1]}"
@@ -130,18 +127,52 @@ async def running_api(
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with (
-                serving_beside(admin_app, admin_listener),
-                httpx2.AsyncClient(base_url=base_url, timeout=120) as http,
-                httpx2.AsyncClient(base_url=admin_url, timeout=120) as admin,
+                _serving(app, listener, None if tls is None else server_context(tls)),
+                _serving(admin_app, admin_listener),
+                # Where it verifies, a client reads all authorities of this machine, which takes longer than most tests.
+                httpx2.AsyncClient(base_url=base_url, timeout=120, verify=tls is not None) as http,
+                httpx2.AsyncClient(base_url=admin_url, timeout=120, verify=False) as admin,
             ):
                 yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app))
     finally:
         for grpc_server in grpc_servers:
             await grpc_server.stop(0)
-        server.should_exit = True
-        await serving
         listener.close()
         admin_listener.close()
+
+
+class _Server(uvicorn.Server):
+    """Ends as soon as its clients are gone: uvicorn looks ten times a second, which is longer than most tests take."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Ticks until it is told to stop."""
+        ticking = asyncio.create_task(super().main_loop())
+        await self.told.wait()
+        ticking.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Does as uvicorn does where a client or an answer is left."""
+        for _ in range(20):  # turns of the loop, in which it hears that clients are gone
+            await asyncio.sleep(0)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+        for server in self.servers:
+            server.close()
+
+
+@asynccontextmanager
+async def _serving(app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None) -> AsyncIterator[None]:
+    server = _Server(http_config(app, 5, Shutdown(), tls))  # a test that failed may have left a client behind
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.told.set()
+        await serving
 
 
 def post_bytes(path: str, fields: dict[str, Any]) -> bytes:

@@ -33,6 +33,8 @@ serving = ServingSettings(served_model_name="small", handoff=HandoffMode.ALWAYS,
 sys.exit(run(GatewayConfig(model=Path(model), serving=serving, worker_addresses=tuple(workers))))
 """
 
+CLOSED = httpx2.Limits(max_keepalive_connections=0)  # a gateway that ends waits for idle connections, for seconds
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -89,7 +91,7 @@ async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path
         serving(prefill),
         serving(decode),
         gateway(model, port, admin_port, prefill.address, decode.address) as process,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=CLOSED) as client,
     ):
         await ready(client)
         body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 3, "temperature": 0}
@@ -130,7 +132,7 @@ async def test_requests_are_answered_though_no_log_line_can_be_written(
     async with (
         serving(decode),
         gateway(model, port, admin_port, decode.address, stderr=writing) as process,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, limits=CLOSED) as client,
     ):
         await ready(client)
         body = {"model": "small", "prompt": [50, 51, 52], "max_tokens": 1, "temperature": 0}

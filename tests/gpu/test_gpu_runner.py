@@ -64,9 +64,9 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
     family, shape = SHAPES[name]
     directory = write_checkpoint(tmp_path / "model", family, **shape)
     prompts, reference = prompts_of([1, 19, 33]), Reference(directory)
-    rows = run_greedy(make_runner(directory), prompts, 8, chunk=17, num_logprobs=4)
+    rows = run_greedy(make_runner(directory), prompts, 6, chunk=17, num_logprobs=4)  # the second leaves the window
     for prompt, row in zip(prompts, rows, strict=True):
-        tokens, logprobs = reference.run(prompt, 8)
+        tokens, logprobs = reference.run(prompt, 6)
         assert row.generated == tokens
         for (sampled, top_ids, top), token, expected in zip(row.logprobs, tokens, logprobs, strict=True):
             assert sampled == pytest.approx(float(expected[token]), abs=1e-4)

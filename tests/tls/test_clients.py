@@ -16,13 +16,14 @@ import openai
 import pytest
 
 from protos import inference_pb2, inference_pb2_grpc
-from services.gateway.http.http_protocol import GOODBYE_S, IDLE_S
+from services.gateway.http.http_protocol import GOODBYE_S
 from services.launcher.authority import Authority
 from services.tls.files import CertificateFiles, CertificatePaths
 from tests.certificates import Certificates
 from tests.gateway.running_api import MAX_BODY_BYTES, MODEL, Api, running_api
 
 NAMES = ("localhost", "127.0.0.1", "::1")
+IDLE_S = 0.5  # less than a server gives idle connections when it stops
 
 
 def front(paths: CertificatePaths) -> CertificateFiles:
@@ -104,6 +105,7 @@ SERVING = """
 import asyncio, sys
 import uvloop
 from pathlib import Path
+from services.gateway.http import http_protocol
 from services.gateway.http.serving import serve
 from services.gateway.listening import listen
 from services.tls.contexts import server_context
@@ -112,6 +114,8 @@ from services.tls.files import CertificateFiles, CertificatePaths
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"end"})
+
+http_protocol.IDLE_S = float(sys.argv[2])
 
 async def main():
     listener = listen("127.0.0.1", 0)
@@ -127,7 +131,7 @@ asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
 def test_a_client_that_says_no_goodbye_does_not_hold_up_a_server_that_stops(
     certificates: Certificates, authority: Authority
 ) -> None:
-    command = [sys.executable, "-c", SERVING, str(certificates.paths(*NAMES).chain.parent)]
+    command = [sys.executable, "-c", SERVING, str(certificates.paths(*NAMES).chain.parent), str(IDLE_S)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -236,7 +240,7 @@ async def test_an_environment_variable_of_grpc_leaves_tls_1_2_without_a_cipher(
 ) -> None:
     """As docs/operations.md says: none of its keys are shared beforehand."""
     environment = os.environ | {"GRPC_SSL_CIPHER_SUITES": "ECDHE-PSK-AES128-CBC-SHA"}
-    command = [sys.executable, "-c", SERVER, str(certificates.paths(*NAMES).chain.parent)]
+    command = [sys.executable, "-c", SERVER, str(certificates.paths(*NAMES).chain.parent), str(IDLE_S)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())

@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.metadata import version
 
 from pydantic import BaseModel
@@ -86,9 +87,8 @@ class _Schemas:
         bodies = {body: neutral for operation in operations for body, neutral in operation.bodies.items()}
         answers = {kind for operation in operations for kind in _answers(operation) if kind is not None}
         answers.add(ErrorAnswer)
-        kinds: list[type[BaseModel]] = [*bodies, *sorted(answers, key=lambda kind: kind.__name__)]
-        self._refs, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
-        self.by_name: Schema = defined["$defs"]
+        self._refs, defined = _define((*bodies, *sorted(answers, key=lambda kind: kind.__name__)))
+        self.by_name: Schema = {name: dict(schema) for name, schema in defined.items()}
         for body, neutral in bodies.items():
             schema = self.by_name[self.name(body)]
             schema["properties"] = {**_neutral_fields(neutral, body), **schema["properties"]}
@@ -97,7 +97,7 @@ class _Schemas:
 
     def ref(self, kind: type[BaseModel]) -> Schema:
         """A reference to a model's schema."""
-        return self._refs[kind, "validation"]
+        return self._refs[kind]
 
     def name(self, kind: type[BaseModel]) -> str:
         """The name of a model's schema."""
@@ -110,6 +110,13 @@ class _Schemas:
             self.by_name[name]["additionalProperties"] = False
         for inner in set(_NAME.findall(json.dumps(self.by_name[name]))) - closed:
             self._close(inner, closed)
+
+
+@cache  # it takes a good part of a second, and a process may have several applications of the same models
+def _define(kinds: tuple[type[BaseModel], ...]) -> tuple[Mapping[type[BaseModel], Schema], Mapping[str, Schema]]:
+    """Returns a reference to each model's schema, and the schemas by name."""
+    refs, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
+    return {kind: refs[kind, "validation"] for kind in kinds}, defined["$defs"]
 
 
 def _answers(operation: Operation) -> tuple[type[BaseModel] | None, ...]:

@@ -48,11 +48,12 @@ def server(drain_timeout_s: float = 30) -> Iterator[tuple[subprocess.Popen[str],
 
 
 def test_sigterm_lets_an_answer_in_progress_end_and_the_exit_code_is_0():
-    with server() as (process, url), httpx2.stream("GET", f"{url}/slow", timeout=60) as response:
-        parts = response.iter_text()
-        assert next(parts).startswith("part")
-        process.send_signal(signal.SIGTERM)
-        assert "".join(parts).endswith("end")
+    with server() as (process, url):
+        with httpx2.stream("GET", f"{url}/slow", timeout=60) as response:
+            parts = response.iter_text()
+            assert next(parts).startswith("part")
+            process.send_signal(signal.SIGTERM)
+            assert "".join(parts).endswith("end")
         assert process.wait(timeout=60) == 0
 
 
