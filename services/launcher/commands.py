@@ -106,7 +106,7 @@ def gateway_config(config: UpConfig, addresses: tuple[str, ...], fds: GatewayFds
 def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
     """The environment of all children, when so many workers share this machine."""
     child = {**inherited, **lifeline.environment()}
-    # UCX, below NIXL, listens at a TCP port of every interface, where anyone could come. These workers are on one host.
+    # These workers are on one host: UCX, below NIXL, needs no port for RDMA. A worker alone has those that are active.
     child.setdefault("UCX_NET_DEVICES", "lo")
     for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE):
         child.pop(variable, None)  # is in the configurations of the children that it is for; the Redis may be another
