@@ -92,9 +92,7 @@ class DevicePool:
 class Here:
     """This process. Keeps the probe: the bytes that other processes try to read."""
 
-    def __init__(
-        self, environ: Mapping[str, str], root: Path = ROOT, pool: DevicePool | None = None
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], root: Path = ROOT, pool: DevicePool | None = None) -> None:
         """Finds the means of this process. root: where /sys and /dev are; pool: None where it is in host memory."""
         self._probe = ctypes.create_string_buffer(secrets.token_bytes(_PROBE_BYTES), _PROBE_BYTES)
         means = usable_means(environ, root)

@@ -45,7 +45,9 @@ def active_ports(root: Path = ROOT) -> Iterator[RdmaPort]:
     """
     for port in sorted(root.glob("sys/class/infiniband/*/ports/*")):
         device = port.parent.parent
-        given = any(_may_open(root / "dev/infiniband" / verbs.name) for verbs in device.glob("device/infiniband_verbs/*"))
+        given = any(
+            _may_open(root / "dev/infiniband" / verbs.name) for verbs in device.glob("device/infiniband_verbs/*")
+        )
         if given and "ACTIVE" in (port / "state").read_text():  # "4: ACTIVE"
             is_ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
             yield RdmaPort(device.name, port.name, is_ethernet)
