@@ -25,7 +25,7 @@ class Port:
 
 def table(column: int) -> dict[Port, str]:
     """What a stranger gets, by column, at each port that is open unless a user says otherwise."""
-    found = {}
+    found: dict[Port, str] = {}
     for name, processes, address, _, *answers in rows(OPERATIONS, "## Ports"):
         if address != "none":
             names = [Port(name.partition(",")[0], process, address) for process in processes.split(", ")]
@@ -38,6 +38,7 @@ def name_of(listener: Listener, up: Up) -> Port:
     process = process_of(listener)
     if listener.kind == "unix":
         path = Path(listener.address)
+        assert path.is_absolute(), f"{listener} is in the abstract namespace"
         assert path.parent.stat().st_mode & 0o077 == 0, f"{path} is open to other users"
         return Port(f"`{re.sub(str(up.port), 'PORT', path.name)}`", process, "a Unix socket")
     gateway = {up.port: "`--port`", up.grpc_port: "`--grpc-port`", up.admin_port: "`--admin-port`"}

@@ -45,13 +45,20 @@ def running_up(model: Path, directory: Path, *options: str) -> Iterator[Up]:
     command += ["--device", "cpu", "--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always", *options]
     environment = os.environ | lifeline.environment() | {"XDG_RUNTIME_DIR": str(directory)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        printed = {}
-        for line in process.stdout:
-            name, _, value = line.strip().partition("  ")
-            printed[name] = value.strip()
-            if name == "end it":
-                break
-        yield Up(process, printed, port, grpc_port, admin_port)
-        process.terminate()
-        assert process.wait(60) == 0
+        try:
+            yield Up(process, _printed(process), port, grpc_port, admin_port)
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+def _printed(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What it prints until it is ready; less where it ends before."""
+    assert process.stdout is not None
+    printed = {}
+    for line in process.stdout:
+        name, _, value = line.strip().partition("  ")
+        printed[name] = value.strip()
+        if name == "end it":
+            break
+    return printed
