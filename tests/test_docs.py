@@ -114,6 +114,7 @@ def registered_metrics() -> set[Described]:
     """All metrics of a gateway, whether or not they have a sample yet."""
     registry = CollectorRegistry()
     metrics, watch = GatewayMetrics(registry), GcWatch()
+    metrics.show_limits(lambda: 1, lambda: False)
     watch.close()
     ProcessMetrics(metrics.registry, watch, MalformedEntries(), LogWriter(io.StringIO(), str))
     found = set()

@@ -60,6 +60,7 @@ class Engine:
         self._guides = guidance is not None
         self._under_way: deque[Launched] = deque()
         self._decoding = TokenRows(batch, batch.slots_in(Phase.DECODE))  # of the last step that only decoded
+        self.computed_tokens = 0  # by all steps, of prompts and answers
         self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
 
     def submit(self, request: Request) -> None:
@@ -151,6 +152,7 @@ class Engine:
         if self._under_way:
             step.carried = self._carried(step, plan)
         self.runner.launch(step)
+        self.computed_tokens += len(step.token_ids)
         launched = Launched.of(batch, plan, step, rows)
         batch.computed[slots] = step.seq_lens
         self._expect_tokens(launched)

@@ -111,7 +111,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    followed, keys = _keys(config.serving, _quota_maker(redis, metrics))
+    quotas = _shared_quotas(redis, metrics)
+    followed, keys = _keys(config.serving, _quota_maker(quotas or LocalQuotas(), metrics))
     parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
     servicer = InferenceServicer(
         runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields, keys
@@ -127,10 +128,10 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             serving_beside(create_admin_app(parts), listeners.admin, context) as stop_admin,
             asyncio.TaskGroup() as group,
         ):
-            running = (dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe))
-            background = [group.create_task(part) for part in running]
+            running = [dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe)]
             if followed is not None:
-                background.append(group.create_task(followed.follow()))
+                running += [followed.follow(), *([] if quotas is None else [quotas.follow()])]
+            background = [group.create_task(part) for part in running]
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))
@@ -183,10 +184,15 @@ def _channels(config: GatewayConfig) -> Channels:
     return Channels(CertificateFiles(paths, [CertificateRole.GATEWAY]))
 
 
-def _quota_maker(redis: Client | None, metrics: GatewayMetrics) -> QuotaMaker:
-    store: QuotaStore = LocalQuotas()
-    if redis is not None:
-        store = RedisQuotas(Client(redis.redis, _QUOTA_TIMEOUT_S), CircuitBreaker(time.monotonic))
+def _shared_quotas(redis: Client | None, metrics: GatewayMetrics) -> RedisQuotas | None:
+    if redis is None:
+        return None
+    quotas = RedisQuotas(Client(redis.redis, _QUOTA_TIMEOUT_S), CircuitBreaker(time.monotonic))
+    metrics.show_limits(lambda: quotas.num_gateways, lambda: quotas.alone)
+    return quotas
+
+
+def _quota_maker(store: QuotaStore, metrics: GatewayMetrics) -> QuotaMaker:
     return lambda key_id, limits: KeyQuota(key_id, limits, store, metrics.refused)
 
 

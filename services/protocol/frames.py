@@ -20,6 +20,7 @@ import numpy as np
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.protocol.outcomes import FailureCode, FinishReason
 
 _FINISH = tuple(FinishReason)  # by number
@@ -68,6 +69,7 @@ class Load:
     gc_collections: int = 0  # garbage collections of the worker's process in this life
     gc_pause_us: int = 0  # their total duration
     draining: bool = False  # it takes no new work, and ends soon
+    computed_tokens: int = 0  # by the engine's steps in this life, of prompts and answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Timing:
     admitted_s: float | None = None  # the engine gave it slots and blocks
     ready_s: float | None = None  # all blocks of its handoff are here
     sent_s: float = 0.0  # its first row, or its failure, left
-    transport: str = ""  # how the blocks came; empty: none did
+    moved: Moved = field(default_factory=Moved)  # how the blocks of its handoff came
 
 
 @dataclass(slots=True, eq=False)

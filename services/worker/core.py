@@ -135,6 +135,7 @@ class WorkerCore:
             gc_collections=0 if self._gc_watch is None else self._gc_watch.num_collections,
             gc_pause_us=0 if self._gc_watch is None else round(self._gc_watch.pause_s * 1e6),
             draining=self._state.drain is not None,
+            computed_tokens=self.engine.computed_tokens,
         )
 
     # Questions.

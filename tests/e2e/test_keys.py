@@ -61,6 +61,24 @@ def test_a_tenant_finds_its_own_prefixes_and_nobody_else_s(keyed: Keyed):
         assert [cached_tokens(gateway, stranger, prompt) for _ in range(2)] == [0, CACHED]
 
 
+def computed_tokens(gateway: Endpoint, key: str, prompt: list[int]) -> int:
+    """The tokens that workers computed for a prompt and the one token of its answer: what of its time is work."""
+    gateway.wait_for_baseline()
+    before = gateway.metric("baton_worker_computed_tokens")
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as client:
+        client.completions.create(prompt=prompt, max_tokens=1, **GREEDY)
+    wait_until(lambda: gateway.metric("baton_worker_computed_tokens") > before, what="the worker's word of its work")
+    return int(gateway.metric("baton_worker_computed_tokens") - before)
+
+
+def test_a_tenant_s_prompt_costs_as_much_work_as_if_no_other_tenant_had_sent_it(keyed: Keyed):
+    """So no clock tells a tenant what another one asked."""
+    gateway, keys, prompt = keyed.stack.gateway, keyed.keys, prompt_of(806, LENGTH)
+    assert [computed_tokens(gateway, keys.acme, prompt) for _ in range(2)] == [LENGTH, LENGTH - CACHED]
+    for stranger in (keys.other, keys.patient, PLAIN):
+        assert [computed_tokens(gateway, stranger, prompt) for _ in range(2)] == [LENGTH, LENGTH - CACHED]
+
+
 def test_a_client_s_own_salt_divides_its_tenant_s_caches_and_opens_no_other_s(keyed: Keyed):
     gateway, keys, prompt = keyed.stack.gateway, keyed.keys, prompt_of(802, LENGTH)
     assert [cached_tokens(gateway, keys.acme, prompt, cache_salt="a") for _ in range(2)] == [0, CACHED]

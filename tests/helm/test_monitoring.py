@@ -76,6 +76,9 @@ def test_the_dashboard_shows_almost_all_metrics_and_each_legend_names_a_label():
         "baton_blocks_quarantined",  # there is an alert
         "baton_gateway_log_lines_dropped",
         "baton_index_malformed_entries",
+        "baton_limits_gateways",
+        "baton_limits_alone",
+        "baton_worker_computed_tokens",
     }
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:

@@ -95,12 +95,14 @@ async def test_a_gateway_keeps_reads_and_deletes_responses(clients: tuple[Client
 
 async def test_a_gateway_counts_what_keys_use(clients: tuple[Client, Client]):
     quotas = RedisQuotas(clients[0], CircuitBreaker(time.monotonic))
-    asked = Ask("key", RateLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=1), "lease", 10, 60)
+    asked = Ask("key", RateLimits(requests_per_minute=2, tokens_per_minute=100, max_concurrent=1), "lease", 10)
     taken = await quotas.take(asked)
     assert (taken.alone, taken.refusal) == (False, None)
     assert (await quotas.take(asked)).refusal is Refusal.KEY_CONCURRENT
     await quotas.settle(asked, taken, 95)
     assert (await quotas.take(asked)).refusal is Refusal.KEY_TOKENS
+    await quotas.beat()
+    assert not quotas.alone
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
-"""Errors in the words of the Messages API: its envelope, and the names that its clients know fields by."""
+"""Errors in the words of the Messages API: its envelope, its headers of limits, and the names that its clients know
+fields by.
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
 
 from services.gateway.anthropic_api.request import CountRequest
 from services.gateway.api.errors import OVERLOADED, ApiError
+from services.gateway.api.limits_left import LimitLeft
 
 _TYPES = {
     401: "authentication_error",
@@ -22,6 +26,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 STATUS_OVERLOADED = 529
+_UP_S = 0.999999  # what makes cutting a second's fraction off rounding up
 # Chats' name of a field, and its name here, where they differ. A path in `messages` is left out: the messages of the
 # chat are not numbered as those of the request are.
 _NAMES = {
@@ -38,6 +43,16 @@ class MessagesEnvelope:
     """See Envelope."""
 
     id_headers = ("request-id", "x-request-id")
+
+    def limit_headers(self, limits: Sequence[LimitLeft]) -> Sequence[tuple[str, str]]:
+        """See Envelope. A reset is a moment, as RFC 3339 writes it, in whole seconds."""
+        found: list[tuple[str, str]] = []
+        for left in limits:
+            reset = datetime.now(UTC) + timedelta(seconds=left.reset_s + _UP_S)
+            written = reset.strftime("%Y-%m-%dT%H:%M:%SZ")
+            shown = (("limit", left.limit), ("remaining", left.remaining), ("reset", written))
+            found += [(f"anthropic-ratelimit-{left.unit}-{what}", str(value)) for what, value in shown]
+        return found
 
     def status(self, error: ApiError) -> int:
         """See Envelope. 429 is for limits of one client, 529 for a server that has too much to do or no worker."""

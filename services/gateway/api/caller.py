@@ -15,11 +15,17 @@ DEFAULT_TENANT = "default"
 class Quota(Protocol):
     """The limits of a key, and what of them is used."""
 
-    def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
+    async def check(self, record: RequestRecord) -> None:
+        """Refuses a request of a key that is known to have reached a limit, before work is done for it; counts nothing.
+
+        Raises ApiError, as `admit` does.
+        """
+
+    def admit(self, record: RequestRecord) -> AbstractAsyncContextManager[None]:
         """Counts a request, of which the prompt's tokens are known, for as long as the `async with` block runs.
 
         At the end it counts the tokens that were generated. Raises ApiError, 429, where a limit is reached. The record
-        gets the headers that say what is left.
+        gets what is left.
         """
 
 
@@ -45,9 +51,14 @@ class Caller:
         """Returns the salt of a request. asked: the request's own part."""
         return self.salt + (asked or "")
 
-    def admit(self, record: RequestRecord, timeout_s: float) -> AbstractAsyncContextManager[None]:
+    async def check(self, record: RequestRecord) -> None:
+        """Refuses a request whose key is known to have reached a limit, as Quota says."""
+        if self.quota is not None:
+            await self.quota.check(record)
+
+    def admit(self, record: RequestRecord) -> AbstractAsyncContextManager[None]:
         """Counts a request against the limits of the caller's key, if it has any, as Quota says."""
-        return nullcontext() if self.quota is None else self.quota.admit(record, timeout_s)
+        return nullcontext() if self.quota is None else self.quota.admit(record)
 
     def request_priority(self, asked: int | None) -> int:
         """Returns the priority of a request. asked: the one that it names. Raises ApiError."""

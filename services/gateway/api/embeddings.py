@@ -77,6 +77,7 @@ class EmbeddingRunner:
     async def run(self, request: EmbeddingRequest, record: RequestRecord, terms: Terms) -> EmbeddingAnswer:
         """Has workers embed the inputs. Raises ApiError."""
         record.parsed = monotonic()
+        await terms.caller.check(record)
         prompts = await self._inputs.token_ids(request, await self._limits(request))
         record.prompt_tokens = sum(map(len, prompts))
         self._metrics.prompt_tokens.inc(record.prompt_tokens)
@@ -90,7 +91,7 @@ class EmbeddingRunner:
             attempts=record.attempts,
         )
         try:
-            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record), self._generator.generate(wanted) as generation:
                 vectors, record.cached_tokens = await _collect(request, generation, len(prompts), record)
         except GenerationError as error:
             if isinstance(error, Overloaded):

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from services.gateway.api.attempt_record import AttemptRecords
+from services.gateway.api.limits_left import LimitLeft
 
 IGNORED_FIELDS = "x-baton-ignored-fields"  # of answers: fields of the request that nothing acts on
-LIMIT_HEADERS = tuple(  # of answers to a key with limits; OpenAI's names
-    f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")
-)
 TOOLS = "x-baton-tools"  # of answers: `inserted` where the model's chat template knows no tools
 _MAX_SHOWN = 10
 _FIELD = re.compile(r"[A-Za-z0-9_.\[\] -]{1,80}")
@@ -38,7 +36,7 @@ class RequestRecord:
     endpoint: str = "other"
     generates: bool = False
     key_id: str | None = None  # of the caller's key; None: no key is asked for
-    limit_headers: tuple[tuple[str, str], ...] = ()  # of the answer: what is left of the key's limits
+    limits_left: Sequence[LimitLeft] = ()  # of the key; none: it has none, or was not asked
     status: int | str = 0
     error: str | None = None  # the code of the error that the client got
     num_ignored_fields: int = 0  # of the request: nothing acts on them

@@ -93,6 +93,7 @@ class RequestRunner(Generic[Request]):
         """Starts a request; leaving the context ends it in whatever state. Raises ApiError."""
         record.parsed = monotonic()
         try:
+            await terms.caller.check(record)
             max_model_len = await self.max_model_len()
             prompts, num_choices = await self._tokenize(request, max_model_len), request.n or 1
             capsules = await self._capsules(request, prompts, num_choices, max_model_len, terms.caller)
@@ -110,7 +111,7 @@ class RequestRunner(Generic[Request]):
                 record.attempts,
                 request.session_id or "",
             )
-            async with terms.caller.admit(record, terms.timeout_s), self._generator.generate(wanted) as generation:
+            async with terms.caller.admit(record), self._generator.generate(wanted) as generation:
                 updates = Updates(generation, choices, num_choices, record, self._metrics, pace_of(request))
                 try:
                     yield updates

@@ -15,6 +15,7 @@ from services.gateway.api.caller import ANYBODY, Authenticator
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.api.errors import ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
+from services.gateway.api.limits_left import limit_headers
 from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
@@ -216,7 +217,7 @@ def _show_figures(record: RequestRecord, context: "grpc.aio.ServicerContext[Any,
     if record.first_token is not None:
         phases = server_timing(record, monotonic())
         context.set_trailing_metadata((*_about(record), ("server-timing", phases)))
-    elif record.limit_headers:
+    elif record.limits_left:
         context.set_trailing_metadata(_about(record))
 
 
@@ -229,7 +230,7 @@ def _about(record: RequestRecord) -> tuple[tuple[str, str], ...]:
     """Makes the metadata that every answer ends with."""
     ignored = [(IGNORED_FIELDS, record.shown_ignored_fields)] if record.num_ignored_fields else []
     inserted = [(TOOLS, "inserted")] if record.tools_inserted else []
-    return (("x-request-id", record.request_id), *ignored, *inserted, *record.limit_headers)
+    return (("x-request-id", record.request_id), *ignored, *inserted, *limit_headers(record.limits_left))
 
 
 async def _fail(

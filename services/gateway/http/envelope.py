@@ -1,8 +1,12 @@
-"""The parts of an answer that differ by vendor, whichever endpoint answers: how errors look, and the request's id."""
+"""The parts of an answer that differ by vendor, whichever endpoint answers: how errors look, the request's id, and what
+is left of a key's limits.
+"""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from services.gateway.api.errors import ApiError
+from services.gateway.api.limits_left import LimitLeft, limit_headers
 
 
 class Envelope(Protocol):
@@ -14,6 +18,9 @@ class Envelope(Protocol):
     @property
     def id_headers(self) -> tuple[str, ...]:
         """The names of those headers."""
+
+    def limit_headers(self, limits: Sequence[LimitLeft]) -> Sequence[tuple[str, str]]:
+        """The headers that say what is left of these limits."""
 
     def status(self, error: ApiError) -> int:
         """The status of an answer that is this error."""
@@ -29,6 +36,10 @@ class OpenAIEnvelope:
     """See Envelope. Paths that no API has answer in it too."""
 
     id_headers = ("x-request-id",)
+
+    def limit_headers(self, limits: Sequence[LimitLeft]) -> Sequence[tuple[str, str]]:
+        """See Envelope."""
+        return limit_headers(limits)
 
     def status(self, error: ApiError) -> int:
         """See Envelope."""

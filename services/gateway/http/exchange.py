@@ -175,7 +175,9 @@ class Exchange:
             pairs.append((IGNORED_FIELDS.encode(), self.record.shown_ignored_fields.encode()))
         if self.record.tools_inserted:
             pairs.append((TOOLS.encode(), b"inserted"))
-        pairs += [(name.encode(), value.encode()) for name, value in (*self.record.limit_headers, *headers.items())]
+        for name, value in self.envelope.limit_headers(self.record.limits_left):
+            pairs.append((name.encode(), value.encode()))
+        pairs += [(name.encode(), value.encode()) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
 

@@ -31,10 +31,10 @@ class Described(BaseModel):
 
 
 class ErrorDetails(Described):
-    """The error. `param` is the field at fault, as a path."""
+    """The error. `param` is the field at fault, as a path. `requests`, `tokens`: what a key has a limit of."""
 
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "server_error", "requests", "tokens"]
     param: str | None
     code: str | None
 

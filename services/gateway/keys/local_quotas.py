@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from services.gateway.api.generation import Refusal
 from services.gateway.keys.entry import RateLimits
 from services.gateway.keys.quota import Ask, Taken
-from services.gateway.keys.rates import WINDOW_S, fill
+from services.gateway.keys.rates import WINDOW_S, fill, part_of
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of one key. The moments are those at which the buckets will be empty."""
+    """Counts of one key. The moments are those at which the buckets will be empty. running: leases."""
 
     requests_empty: float = 0.0
     tokens_empty: float = 0.0
-    running: dict[str, float] = field(default_factory=dict)  # by lease: when it ends
+    running: set[str] = field(default_factory=set)
 
 
 class LocalQuotas:
@@ -26,39 +26,68 @@ class LocalQuotas:
         self._clock = clock
         self._counts: dict[str, _Counts] = {}
 
+    async def look(self, ask: Ask) -> Taken:
+        """See QuotaStore."""
+        return self.look_at_share(ask, 1)
+
     async def take(self, ask: Ask) -> Taken:
         """See QuotaStore."""
         return self.take_share(ask, 1)
 
-    def take_share(self, ask: Ask, share: int) -> Taken:
-        """Counts a request against one of `share` equal parts of the key's limits, each at least 1."""
-        now, limits = self._clock(), _part(ask.limits, share)
-        counts = self._counts.setdefault(ask.key_id, _Counts())
-        running = counts.running = {each: ends for each, ends in counts.running.items() if ends > now}
-        requests_s, tokens_s = max(0.0, counts.requests_empty - now), max(0.0, counts.tokens_empty - now)
-        before = Taken(requests_s, tokens_s, share=share, alone=True)
-        if limits.max_concurrent is not None and len(running) >= limits.max_concurrent:
-            return replace(before, refusal=Refusal.KEY_CONCURRENT)
-        if limits.requests_per_minute is not None:
-            requests = fill(requests_s, 1, limits.requests_per_minute)
-            if requests.wait_s:
-                return replace(before, refusal=Refusal.KEY_REQUESTS, wait_s=requests.wait_s)
-            requests_s = requests.level_s
-        if limits.tokens_per_minute is not None:
-            tokens = fill(tokens_s, ask.tokens, limits.tokens_per_minute)
-            if tokens.wait_s:
-                return replace(before, refusal=Refusal.KEY_TOKENS, wait_s=tokens.wait_s)
-            tokens_s = tokens.level_s
-        counts.requests_empty, counts.tokens_empty = now + requests_s, now + tokens_s
-        running[ask.lease] = now + ask.lease_s
-        return Taken(requests_s, tokens_s, share=share, alone=True)
-
     async def settle(self, ask: Ask, taken: Taken, generated: int) -> None:
         """See QuotaStore."""
-        counts, limit = self._counts[ask.key_id], _part(ask.limits, taken.share).tokens_per_minute
-        counts.running.pop(ask.lease, None)
+        self.end(ask, taken, generated)
+
+    def look_at_share(self, ask: Ask, share: int) -> Taken:
+        """Returns what `take_share` would, and counts nothing."""
+        return _judged(self._counts.get(ask.key_id) or _Counts(), ask, share, self._clock())
+
+    def take_share(self, ask: Ask, share: int) -> Taken:
+        """Counts a request against one of `share` equal parts of the key's limits, each at least 1."""
+        counts = self._counts.setdefault(ask.key_id, _Counts())
+        taken = _judged(counts, ask, share, self._clock())
+        if taken.refusal is None:
+            self.note(ask, taken)
+        return taken
+
+    def note(self, ask: Ask, taken: Taken) -> None:
+        """Has the key's buckets as full as this answer says, and counts the request as running if it was let in."""
+        now, counts = self._clock(), self._counts.setdefault(ask.key_id, _Counts())
+        counts.requests_empty, counts.tokens_empty = now + taken.requests_s, now + taken.tokens_s
+        if taken.refusal is None:
+            counts.running.add(ask.lease)
+
+    def end(self, ask: Ask, taken: Taken, generated: int) -> None:
+        """Does what `settle` does."""
+        counts, limit = self._counts[ask.key_id], ask.limits.tokens_per_minute
+        counts.running.discard(ask.lease)
         if limit is not None:
-            counts.tokens_empty = max(counts.tokens_empty, self._clock()) + generated * WINDOW_S / limit
+            part = part_of(limit, taken.share)
+            counts.tokens_empty = max(counts.tokens_empty, self._clock()) + generated * WINDOW_S / part
+
+    def empty(self) -> None:
+        """Empties the buckets of all keys. Requests go on running."""
+        for counts in self._counts.values():
+            counts.requests_empty = counts.tokens_empty = 0.0
+
+
+def _judged(counts: _Counts, ask: Ask, share: int, now: float) -> Taken:
+    limits = _part(ask.limits, share)
+    requests_s, tokens_s = max(0.0, counts.requests_empty - now), max(0.0, counts.tokens_empty - now)
+    before = Taken(requests_s, tokens_s, share=share, alone=True)
+    if limits.max_concurrent is not None and len(counts.running) >= limits.max_concurrent:
+        return replace(before, refusal=Refusal.KEY_CONCURRENT)
+    if limits.requests_per_minute is not None:
+        requests = fill(requests_s, 1, limits.requests_per_minute)
+        if requests.wait_s:
+            return replace(before, refusal=Refusal.KEY_REQUESTS, wait_s=requests.wait_s)
+        requests_s = requests.level_s
+    if limits.tokens_per_minute is not None:
+        tokens = fill(tokens_s, ask.tokens, limits.tokens_per_minute)
+        if tokens.wait_s:
+            return replace(before, refusal=Refusal.KEY_TOKENS, wait_s=tokens.wait_s)
+        tokens_s = tokens.level_s
+    return Taken(requests_s, tokens_s, share=share, alone=True)
 
 
 def _part(limits: RateLimits, share: int) -> RateLimits:
@@ -66,7 +95,7 @@ def _part(limits: RateLimits, share: int) -> RateLimits:
         return limits
 
     def part(limit: int | None) -> int | None:
-        return None if limit is None else max(1, limit // share)
+        return None if limit is None else part_of(limit, share)
 
     return RateLimits(
         requests_per_minute=part(limits.requests_per_minute),

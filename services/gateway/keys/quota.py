@@ -1,4 +1,7 @@
-"""The limits of one key, as a request meets them: counted when its prompt is known, and settled when it has ended."""
+"""The limits of one key, as a request meets them.
+
+They are looked at when it comes, count it when its prompt is known, and are settled when it has ended.
+"""
 
 import asyncio
 import math
@@ -10,11 +13,11 @@ from typing import Protocol
 
 from services.gateway.api.errors import ApiError
 from services.gateway.api.generation import Refusal
+from services.gateway.api.limits_left import LimitLeft
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.keys.entry import RateLimits
-from services.gateway.keys.rates import WINDOW_S, remaining
+from services.gateway.keys.rates import WINDOW_S, part_of, remaining
 
-_LEASE_GRACE_S = 15.0  # of a gateway that died: its requests are counted as running until their time and this are over
 _NO_TIME_S = 1.0  # until another try, where nobody can say when a running request ends
 
 _WORDS = {
@@ -26,16 +29,12 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request of a key. tokens: of its prompt.
-
-    lease: a name, under which the request counts as running, for lease_s if nobody says its end.
-    """
+    """A request of a key. lease: the name under which it counts as running. tokens: of its prompt."""
 
     key_id: str
     limits: RateLimits
     lease: str
     tokens: int
-    lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,9 @@ class Taken:
 class QuotaStore(Protocol):
     """Counts what keys ask for."""
 
+    async def look(self, ask: Ask) -> Taken:
+        """Refuses a request that `take` is known to refuse, and counts nothing. Never fails."""
+
     async def take(self, ask: Ask) -> Taken:
         """Counts a request, or refuses it and counts nothing. Never fails."""
 
@@ -75,24 +77,28 @@ class KeyQuota:
         self._refused = refused
         self._settling: set[asyncio.Task[None]] = set()
 
-    @asynccontextmanager
-    async def admit(self, record: RequestRecord, timeout_s: float) -> AsyncIterator[None]:
+    async def check(self, record: RequestRecord) -> None:
         """See Quota."""
-        tokens = record.prompt_tokens or 0
-        ask = Ask(self._key_id, self._limits, secrets.token_hex(8), tokens, timeout_s + _LEASE_GRACE_S)
-        try:
-            taken = await self._store.take(ask)
-        except asyncio.CancelledError:
-            self._settle(ask, Taken(), 0)  # it may have been counted
-            raise
-        record.limit_headers = limit_headers(self._limits, taken)
-        if taken.refusal is not None:
-            self._refused(taken.refusal)
-            raise _refusal(taken.refusal, taken.wait_s, self._limits, tokens)
+        ask = Ask(self._key_id, self._limits, "", 1)
+        if (seen := await self._store.look(ask)).refusal is not None:
+            self._judge(record, ask, seen)
+
+    @asynccontextmanager
+    async def admit(self, record: RequestRecord) -> AsyncIterator[None]:
+        """See Quota."""
+        ask = Ask(self._key_id, self._limits, secrets.token_hex(8), record.prompt_tokens or 0)
+        taken = await self._store.take(ask)
+        self._judge(record, ask, taken)
         try:
             yield
         finally:
             self._settle(ask, taken, record.generated_tokens or 0)
+
+    def _judge(self, record: RequestRecord, ask: Ask, taken: Taken) -> None:
+        record.limits_left = limits_left(self._limits, taken)
+        if taken.refusal is not None:
+            self._refused(taken.refusal)
+            raise _refusal(taken.refusal, taken.wait_s, self._limits, ask.tokens)
 
     def _settle(self, ask: Ask, taken: Taken, generated: int) -> None:
         # A task of its own: a request that is cancelled has to be settled too.
@@ -101,27 +107,17 @@ class KeyQuota:
         task.add_done_callback(self._settling.discard)
 
 
-def limit_headers(limits: RateLimits, taken: Taken) -> tuple[tuple[str, str], ...]:
-    """Returns the headers of an answer that say what is left, with OpenAI's names and forms."""
-    found: list[tuple[str, str]] = []
-    for name, limit, level_s in (
-        ("requests", limits.requests_per_minute, taken.requests_s),
-        ("tokens", limits.tokens_per_minute, taken.tokens_s),
-    ):
-        if limit is not None:
-            left = remaining(level_s, max(1, limit // taken.share))
-            shown = (("limit", str(limit)), ("remaining", str(left)), ("reset", duration(level_s)))
-            found += [(f"x-ratelimit-{what}-{name}", value) for what, value in shown]
-    return tuple(found)
-
-
-def duration(seconds: float) -> str:
-    """Returns a time as OpenAI writes it: `20ms`, `1s`, `6m0s`, `1h0m0s`; rounded up."""
-    if seconds < 1:
-        return f"{math.ceil(seconds * 1000)}ms"
-    minutes, whole = divmod(math.ceil(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{whole}s"
+def limits_left(limits: RateLimits, taken: Taken) -> list[LimitLeft]:
+    """Returns what is left of a key's rates."""
+    requests, tokens, share = limits.requests_per_minute, limits.tokens_per_minute, taken.share
+    found = []
+    if requests is not None:
+        left = remaining(taken.requests_s, part_of(requests, share))
+        found.append(LimitLeft("requests", requests, left, taken.requests_s))
+    if tokens is not None:
+        left = remaining(taken.tokens_s, part_of(tokens, share))
+        found.append(LimitLeft("tokens", tokens, left, taken.tokens_s))
+    return found
 
 
 def _refusal(refusal: Refusal, wait_s: float, limits: RateLimits, tokens: int) -> ApiError:

@@ -35,3 +35,8 @@ def fill(level_s: float, cost: float, limit: float) -> Fill:
 def remaining(level_s: float, limit: int) -> int:
     """Returns how many units there is room for now."""
     return max(0, math.floor((WINDOW_S - level_s + _ROUNDING_S) * limit / WINDOW_S))
+
+
+def part_of(limit: int, share: int) -> int:
+    """Returns one of `share` equal parts of a limit, at least 1."""
+    return max(1, limit // share)

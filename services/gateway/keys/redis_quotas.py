@@ -1,10 +1,14 @@
 """Limits counted in Redis, by all gateways together, in one round trip when a request begins and one when it has ended.
 
-While Redis does not answer, each gateway counts alone, against an equal part of the limits: one for each gateway that
-Redis last saw ask for the key.
+Every gateway tells Redis every few seconds that it lives, and learns how many do. While Redis does not answer, each
+gateway counts alone, from where Redis was, against an equal part of the limits: one for each gateway that lived.
 """
 
+import asyncio
 import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable
 
 import structlog
 
@@ -12,77 +16,151 @@ from services.gateway.api.generation import Refusal
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import Ask, Taken
 from services.prefix_index.breaker import CircuitBreaker
-from services.prefix_index.redis_client import UNREACHABLE, Client
+from services.prefix_index.redis_client import UNREACHABLE, Client, ScriptCall
 
+INTERVAL_S = 2.0  # between two beats
+GATEWAY_LEASE_S = 10.0  # a gateway that does not say that it lives counts for so long
+LEASE_S = 30.0  # a request of a gateway that died counts as running for so long
+_RENEWED_AFTER_S = 10.0
+_MAX_UNANSWERED = 10_000
+_GATEWAYS = "baton:limits:gateways"
 _REFUSALS = {1: Refusal.KEY_CONCURRENT, 2: Refusal.KEY_REQUESTS, 3: Refusal.KEY_TOKENS}
 
 log = structlog.get_logger()
 
 
 class RedisQuotas:
-    """A QuotaStore in Redis."""
+    """A QuotaStore in Redis. num_gateways: that live, as Redis last said."""
 
-    def __init__(self, client: Client, breaker: CircuitBreaker) -> None:
-        self._take = client.script("limits")
-        self._settle = client.script("settle")
+    def __init__(self, client: Client, breaker: CircuitBreaker, clock: Callable[[], float] = time.monotonic) -> None:
+        self._take, self._settle, self._undo = map(client.script, ("limits", "settle", "undo"))
+        self._renew, self._gateways = client.script("renew"), client.script("gateways")
         self._breaker = breaker
-        self._local = LocalQuotas()
-        self._gateway = secrets.token_hex(8)
-        self._num_gateways: dict[str, int] = {}  # by key, as Redis last said
-        self._unanswered: dict[str, str] = {}  # leases that Redis may have granted after all, with their keys
+        self._clock = clock
+        self._local = LocalQuotas(clock)  # the buckets as Redis last said, and the requests that run here
+        self._id = secrets.token_hex(8)
+        self.num_gateways = 1
+        self._crowded: set[str] = set()  # keys that had too many requests running, as Redis last said
+        self._renewed: dict[str, tuple[Ask, float]] = {}  # by lease, of requests that run: when it was renewed
+        self._unanswered: dict[str, Ask] = {}  # by lease: Redis may have counted these after all
+
+    @property
+    def alone(self) -> bool:
+        """True while this gateway counts alone, since Redis does not answer."""
+        return self._breaker.broken
+
+    async def look(self, ask: Ask) -> Taken:
+        """See QuotaStore. Redis is asked where it alone can know: whether requests of other gateways still run."""
+        if self.alone:
+            return self._local.look_at_share(ask, self.num_gateways)
+        seen = self._local.look_at_share(ask, 1)
+        if seen.refusal is not None or ask.key_id not in self._crowded:
+            return seen
+        return await self._answer(ask, only_look=True) or self._local.look_at_share(ask, self.num_gateways)
 
     async def take(self, ask: Ask) -> Taken:
         """See QuotaStore."""
-        began = self._breaker.let_through()
-        if began is None:
-            return self._alone(ask)
-        limits, lease_ms = ask.limits, int(ask.lease_s * 1000)
-        wanted = (limits.requests_per_minute, limits.tokens_per_minute, limits.max_concurrent)
-        counted = [limit or 0 for limit in wanted]
-        arguments: list[str | int] = [*counted, ask.tokens, ask.lease, lease_ms, self._gateway]
-        try:
-            answer = await self._take(_keys(ask.key_id), arguments)
-        except UNREACHABLE as error:
-            if not self._breaker.broken:
-                log.warning("limits of keys are counted by this gateway alone", reason=str(error))
-            self._breaker.failed(began)
-            self._unanswered[ask.lease] = ask.key_id
-            return self._alone(ask)
-        self._breaker.succeeded()
-        await self._end_unanswered()
-        verdict, requests_us, tokens_us, wait_us, num_gateways = map(int, answer)
-        self._num_gateways[ask.key_id] = num_gateways
-        return Taken(requests_us / 1e6, tokens_us / 1e6, _REFUSALS.get(verdict), wait_us / 1e6)
+        taken = await self._answer(ask, only_look=False)
+        if taken is None:
+            return self._local.take_share(ask, self.num_gateways)
+        self._local.note(ask, taken)
+        if taken.refusal is None and ask.limits.max_concurrent is not None:
+            self._renewed[ask.lease] = ask, self._clock()
+        return taken
 
     async def settle(self, ask: Ask, taken: Taken, generated: int) -> None:
         """See QuotaStore. Where Redis does not answer, the request's lease ends by itself, and its answer is free."""
-        if taken.alone:
-            await self._local.settle(ask, taken, generated)
-            return
-        began = self._breaker.let_through()
-        if began is None:
+        self._local.end(ask, taken, generated)
+        self._renewed.pop(ask.lease, None)
+        if taken.alone or (began := self._breaker.let_through()) is None:
             return
         try:
-            await self._settle(_keys(ask.key_id), [ask.limits.tokens_per_minute or 0, generated, ask.lease])
-            self._breaker.succeeded()
+            await self._settle(_keys(ask), [ask.limits.tokens_per_minute or 0, generated, ask.lease])
+            self._answered()
         except UNREACHABLE as error:
-            self._breaker.failed(began)
-            log.warning("the tokens of an answer are not counted", reason=str(error))
+            self._unreachable(began, error)
 
-    async def _end_unanswered(self) -> None:
-        """Ends leases of requests that this gateway counted alone: Redis may have read of them when it went on."""
-        while self._unanswered:
-            lease, key_id = self._unanswered.popitem()
-            try:
-                await self._settle(_keys(key_id), [0, 0, lease])
-            except UNREACHABLE as error:
-                log.warning("leases of requests are not ended now", reason=str(error))
-                self._unanswered[lease] = key_id
-                return
+    async def follow(self) -> None:
+        """Beats until it is cancelled."""
+        while True:
+            await self.beat()
+            await asyncio.sleep(INTERVAL_S)
 
-    def _alone(self, ask: Ask) -> Taken:
-        return self._local.take_share(ask, self._num_gateways.get(ask.key_id, 1))
+    async def beat(self) -> None:
+        """Tells Redis that this gateway lives and which requests run, and undoes what Redis counted too late."""
+        if (began := self._breaker.let_through()) is None:
+            return
+        try:
+            lease_ms = int(GATEWAY_LEASE_S * 1000)
+            self.num_gateways = int(await self._gateways([_GATEWAYS], [self._id, lease_ms]))
+            await self._renew_leases()
+            for lease, ask in list(self._unanswered.items()):
+                limits = ask.limits
+                rates = limits.requests_per_minute or 0, limits.tokens_per_minute or 0
+                await self._undo(_keys(ask), [*rates, ask.tokens, lease])
+                self._unanswered.pop(lease, None)
+            self._answered()
+        except UNREACHABLE as error:
+            self._unreachable(began, error)
+
+    async def _renew_leases(self) -> None:
+        now, due = self._clock(), defaultdict(list)
+        for ask, renewed in self._renewed.values():
+            if now - renewed >= _RENEWED_AFTER_S:
+                due[_running(ask)].append(ask)
+        for asks in due.values():
+            self._renewed |= {ask.lease: (ask, now) for ask in asks}
+        lease_ms = int(LEASE_S * 1000)
+        calls: list[ScriptCall] = [([key], [lease_ms, *(ask.lease for ask in asks)]) for key, asks in due.items()]
+        for answer in await self._renew.each(calls) if calls else []:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    async def _answer(self, ask: Ask, only_look: bool) -> Taken | None:
+        """Returns Redis' answer; None: there was none in time, or Redis was not asked."""
+        if (began := self._breaker.let_through()) is None:
+            return None
+        wanted = (ask.limits.requests_per_minute, ask.limits.tokens_per_minute, ask.limits.max_concurrent)
+        arguments: list[str | int] = [*(limit or 0 for limit in wanted), ask.tokens, ask.lease, int(LEASE_S * 1000)]
+        try:
+            answer = await self._take(_keys(ask), [*arguments, int(only_look)])
+        except (*UNREACHABLE, asyncio.CancelledError) as error:
+            if not only_look:
+                self._note_unanswered(ask)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._unreachable(began, error)
+            return None
+        self._answered()
+        verdict, requests_us, tokens_us, wait_us = map(int, answer)
+        taken = Taken(requests_us / 1e6, tokens_us / 1e6, _REFUSALS.get(verdict), wait_us / 1e6)
+        if taken.refusal is Refusal.KEY_CONCURRENT:
+            self._crowded.add(ask.key_id)
+        else:
+            self._crowded.discard(ask.key_id)
+        return taken
+
+    def _note_unanswered(self, ask: Ask) -> None:
+        if len(self._unanswered) >= _MAX_UNANSWERED:
+            del self._unanswered[next(iter(self._unanswered))]  # which is not undone
+        self._unanswered[ask.lease] = ask
+
+    def _answered(self) -> None:
+        if self._breaker.broken:
+            self._local.empty()  # what this gateway counted alone is not what Redis counts
+            log.info("limits of keys are counted in Redis again")
+        self._breaker.succeeded()
+
+    def _unreachable(self, began: float, error: Exception) -> None:
+        if not self._breaker.broken:
+            log.warning("limits of keys are counted by this gateway alone", reason=str(error))
+        self._breaker.failed(began)
 
 
-def _keys(key_id: str) -> list[str]:
-    return [f"baton:limits:{{{key_id}}}:{name}" for name in ("requests", "tokens", "running", "gateways")]
+def _keys(ask: Ask) -> list[str]:
+    names = ("requests", "tokens", "running", f"counted:{ask.lease}")
+    return [f"baton:limits:{{{ask.key_id}}}:{name}" for name in names]
+
+
+def _running(ask: Ask) -> str:
+    return _keys(ask)[2]

@@ -3,19 +3,19 @@
 -- KEYS[1]   requests: when, in us, the key's bucket of requests will be empty
 -- KEYS[2]   tokens: the same, of tokens
 -- KEYS[3]   running: leases with the time, in us, at which they run out, packed
--- KEYS[4]   gateways: those that asked, with the time, in us, until which they count, packed
+-- KEYS[4]   counted: there for a request that was counted, until it is settled; for undo.lua
 -- ARGV[1]   requests per minute; 0: no limit
 -- ARGV[2]   tokens per minute; 0: no limit
 -- ARGV[3]   requests at once; 0: no limit
 -- ARGV[4]   tokens of the prompt
 -- ARGV[5]   the name of the request's lease
 -- ARGV[6]   how long its lease lasts, in ms
--- ARGV[7]   the gateway's id
+-- ARGV[7]   '1': nothing is counted, whatever the answer
 -- Returns   0, or which limit refuses: 1 at once, 2 requests, 3 tokens; how full both buckets are; how long the request
---           has to wait, 0 where nobody knows; all three in us; how many gateways asked within the last minute
+--           has to wait, 0 where nobody knows; all three in us
 --
--- services/gateway/keys/rates.py has the same arithmetic, and says where it is from. Only GET and SET are used: gateways
--- may send them, and may not write to the registry, whose sorted sets say which workers live.
+-- services/gateway/keys/rates.py has the same arithmetic, and says where it is from. Only GET, SET and DEL are used:
+-- gateways may send them, and may not write to the registry, whose sorted sets say which workers live.
 local WINDOW = 60000000
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -28,7 +28,7 @@ local function keep(key, filled)
   redis.call('SET', key, string.format('%.0f', now + filled), 'PX', string.format('%.0f', filled / 1000 + 1000))
 end
 
--- Those that have not run out yet, and how many they are.
+-- The leases that have not run out yet, and how many they are.
 local function living(key)
   local packed, found, number = redis.call('GET', key), {}, 0
   for name, ends in pairs(packed and cmsgpack.unpack(packed) or {}) do
@@ -40,13 +40,9 @@ local function living(key)
 end
 
 local requests, tokens = level(KEYS[1]), level(KEYS[2])
-local asking, gateways = living(KEYS[4])
-gateways = asking[ARGV[7]] and gateways or gateways + 1
-asking[ARGV[7]] = now + WINDOW
-redis.call('SET', KEYS[4], cmsgpack.pack(asking), 'PX', WINDOW / 1000)
 
 local function answer(verdict, wait)
-  return {verdict, math.ceil(requests), math.ceil(tokens), math.ceil(wait), gateways}
+  return {verdict, math.ceil(requests), math.ceil(tokens), math.ceil(wait)}
 end
 
 local leases, running = {}, 0
@@ -69,6 +65,9 @@ if ARGV[2] ~= '0' then
     return answer(3, more_tokens - WINDOW)
   end
 end
+if ARGV[7] == '1' then
+  return answer(0, 0)
+end
 requests, tokens = more_requests, more_tokens
 if ARGV[1] ~= '0' then
   keep(KEYS[1], requests)
@@ -80,4 +79,5 @@ if ARGV[3] ~= '0' then
   leases[ARGV[5]] = now + tonumber(ARGV[6]) * 1000
   redis.call('SET', KEYS[3], cmsgpack.pack(leases), 'PX', 86400000)
 end
+redis.call('SET', KEYS[4], '', 'PX', WINDOW / 1000)
 return answer(0, 0)

@@ -10,6 +10,7 @@ if packed then
   leases[ARGV[3]] = nil
   redis.call('SET', KEYS[3], cmsgpack.pack(leases), 'PX', 86400000)
 end
+redis.call('DEL', KEYS[4])
 if ARGV[1] ~= '0' and ARGV[2] ~= '0' then
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
