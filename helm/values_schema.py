@@ -171,6 +171,7 @@ RULES: dict[str, Schema] = {
     "minReplicas": _POSITIVE,
     "maxReplicas": _POSITIVE,
     "target": _POSITIVE,
+    "monitoring.tlsConfig": {"type": "object"},
     "monitoring.monitor": {"enum": ["none", "service", "pod"]},
     "monitoring.rules.errorRatio": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "monitoring.rules.ttftSeconds": {"type": "number", "exclusiveMinimum": 0},

@@ -7,6 +7,7 @@ in chunks, of known length, or up to the end of the connection.
 
 import asyncio
 import socket
+import ssl
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -40,10 +41,12 @@ class StatusError(HttpError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The server's host and port."""
+    """The server's host and port. api_key: sent with each request; tls: None: plain text."""
 
     host: str
     port: int
+    api_key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass(slots=True)
@@ -96,7 +99,9 @@ async def ask(
     loop = asyncio.get_running_loop()
     over: asyncio.Future[None] = loop.create_future()
     try:
-        transport, _ = await loop.create_connection(lambda: _Recorder(answer, over, rest_s), address.host, address.port)
+        transport, _ = await loop.create_connection(
+            lambda: _Recorder(answer, over, rest_s), address.host, address.port, ssl=address.tls
+        )
     except OSError as error:
         raise NoConnection(f"{address.host}:{address.port}: {error}") from error
     try:
@@ -147,6 +152,8 @@ class _Recorder(asyncio.Protocol):
 def _request(address: Address, path: str, body: bytes | None) -> bytes:
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\n"
     head += "Connection: close\r\n"
+    if address.api_key is not None:
+        head += f"Authorization: Bearer {address.api_key}\r\n"
     if body is not None:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return f"{head}\r\n".encode() + (body or b"")

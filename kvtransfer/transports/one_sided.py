@@ -24,6 +24,7 @@ from typing import ClassVar
 from kvtransfer.process import boot_id
 from kvtransfer.transports.base import Reach
 from kvtransfer.transports.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
+from kvtransfer.transports.ucx import NET_DEVICES, ROOT, TRANSPORTS, active_ports
 
 _PROBE_BYTES = 16
 _BOOT_ID_BYTES = 36
@@ -31,7 +32,6 @@ _BOOT_ID_BYTES = 36
 _CMA_NAMES = frozenset({"all", "shm", "sm", "cma"})
 _RDMA_NAMES = frozenset({"all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"})
 _CUDA_IPC_NAMES = frozenset({"all", "cuda", "cuda_ipc"})
-_INFINIBAND = Path("/sys/class/infiniband")
 _NOT_EXPORTED = bytes(IPC_HANDLE_BYTES)
 
 
@@ -92,12 +92,10 @@ class DevicePool:
 class Here:
     """This process. Keeps the probe: the bytes that other processes try to read."""
 
-    def __init__(
-        self, environ: Mapping[str, str], infiniband: Path = _INFINIBAND, pool: DevicePool | None = None
-    ) -> None:
-        """Finds the means of this process. pool: None where it is in host memory."""
+    def __init__(self, environ: Mapping[str, str], root: Path = ROOT, pool: DevicePool | None = None) -> None:
+        """Finds the means of this process. root: where /sys and /dev are; pool: None where it is in host memory."""
         self._probe = ctypes.create_string_buffer(secrets.token_bytes(_PROBE_BYTES), _PROBE_BYTES)
-        means = usable_means(environ, infiniband)
+        means = usable_means(environ, root)
         device, exported = None, None
         self._driver = None if pool is None else pool.driver
         if pool is not None:
@@ -139,19 +137,19 @@ class Here:
         return None if why_not is None else f"its device memory cannot be mapped here (CUDA IPC: {why_not})"
 
 
-def usable_means(environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> Means:
+def usable_means(environ: Mapping[str, str], root: Path = ROOT) -> Means:
     """Finds the means that UCX may use: those of this host, less those that UCX_TLS and UCX_NET_DEVICES exclude."""
-    transports = environ.get("UCX_TLS", "all")
+    transports = environ.get(TRANSPORTS, "all")
     means = Means.CMA if _allows(transports, _CMA_NAMES) else Means.NONE
     if _allows(transports, _RDMA_NAMES):
-        means |= _active_ports(infiniband, environ.get("UCX_NET_DEVICES", "all"))
+        means |= _rdma_means(root, environ.get(NET_DEVICES, "all"))
     return means
 
 
 def _device_means(environ: Mapping[str, str], pool: DevicePool) -> Means:
     # This variable switches off reads alone: UCX then emulates them with the source's help.
     has_reads = environ.get("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on") == "on"
-    may_use_ipc = has_reads and _allows(environ.get("UCX_TLS", "all"), _CUDA_IPC_NAMES)
+    may_use_ipc = has_reads and _allows(environ.get(TRANSPORTS, "all"), _CUDA_IPC_NAMES)
     means = Means.CUDA_IPC if may_use_ipc else Means.NONE
     return means | Means.GPU_DIRECT if pool.driver.serves_rdma(pool.device) else means
 
@@ -163,16 +161,12 @@ def _allows(ucx_tls: str, names: frozenset[str]) -> bool:
     return not (named & (names - {"all"})) if excludes else bool(named & names)
 
 
-def _active_ports(infiniband: Path, net_devices: str) -> Means:
+def _rdma_means(root: Path, net_devices: str) -> Means:
     chosen = {name.strip() for name in net_devices.split(",")}
     found = Means.NONE
-    for port in infiniband.glob("*/ports/*"):
-        device = port.parent.parent.name
-        if not chosen & {"all", device, f"{device}:{port.name}"}:
-            continue
-        if "ACTIVE" in (port / "state").read_text():  # "4: ACTIVE"
-            is_ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
-            found |= Means.ROCE if is_ethernet else Means.INFINIBAND
+    for port in active_ports(root):
+        if chosen & {"all", port.device, port.name}:
+            found |= Means.ROCE if port.is_ethernet else Means.INFINIBAND
     return found
 
 

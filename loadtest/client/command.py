@@ -8,19 +8,17 @@ The run ends by itself: the number of requests is fixed, and a request that is o
 
 import argparse
 import asyncio
-import ipaddress
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import orjson
 import uvloop
 
 from loadtest import http_stream
 from loadtest.cannot_run import CannotRun
-from loadtest.client import counters, workload
+from loadtest.client import access, counters, workload
 from loadtest.client.drive import Outcome, drive
 from loadtest.client.report import Report, report, summary
 from loadtest.client.workload import Workload
@@ -49,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest client", description=__doc__.partition("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, on this machine (%(default)s)")
+    access.add_options(parser)
     parser.add_argument(
         "--admin-url", default="http://127.0.0.1:9001", help="Baton's admin port, for its counters (%(default)s)"
     )
@@ -70,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    address, admin = local_address(options.url), local_address(options.admin_url)
+    address, admin = (access.local_address(url, options) for url in (options.url, options.admin_url))
     asked = _workload(options)
     async with asyncio.timeout(_ANSWER_TIMEOUT_S):
         model = options.model or await first_model(address)
@@ -103,24 +101,6 @@ def _workload(options: argparse.Namespace) -> Workload:
     if min(asked.requests, asked.input_tokens, asked.output_tokens) < 1:
         raise CannotRun("--requests, --input and --output are at least 1")
     return asked
-
-
-def local_address(url: str) -> Address:
-    """The address in a URL of a server on this machine. Raises CannotRun."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme != "http":
-        raise CannotRun(f"{url}: only http:// is spoken here")
-    if host != "localhost" and not _is_loopback(host):
-        raise CannotRun(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
-    return Address(host, parts.port or 80)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def first_model(address: Address) -> str:

@@ -14,8 +14,8 @@ import numpy as np
 import uvloop
 
 from loadtest.cannot_run import CannotRun
-from loadtest.client import workload
-from loadtest.client.command import first_model, local_address
+from loadtest.client import access, workload
+from loadtest.client.command import first_model
 from loadtest.client.drive import Outcome, drive, read_answers, request_body, send
 from loadtest.client.workload import Workload
 from loadtest.http_stream import Address, Answer, HttpError
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loadtest overload", description=__doc__.partition("\n")[0])
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, on this machine (%(default)s)")
+    access.add_options(parser)
     parser.add_argument("--slo", type=float, required=True, help="seconds in which a first token is in time")
     parser.add_argument("--input", type=int, default=200, help="prompt tokens (%(default)s)")
     parser.add_argument("--output", type=int, default=32, help="output tokens (%(default)s)")
@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> tuple[float, list[Record]]:
-    address = local_address(options.url)
+    address = access.local_address(options.url, options)
     model = await first_model(address)
     seeds = iter(range(options.seed, options.seed + 100))
     capacity = await _capacity(address, model, options, next(seeds))

@@ -17,7 +17,7 @@ def check_worker(config: WorkerConfig) -> None:
     danger = "anyone on that network can read and write prompts, answers and KV, and control this worker"
     if not config.allow_plaintext:
         raise Refusal(f"--host {config.host} needs --mtls or --allow-plaintext: without TLS, {danger}")
-    _warn(f"plain text at {config.host}: {danger}", config.process.log_format)
+    _warn(f"plain text at --host {config.host}: {danger}", config.process.log_format)
 
 
 def check_serving(serving: ServingSettings, process: ProcessSettings, *, makes_tls: bool = False) -> None:
@@ -27,14 +27,18 @@ def check_serving(serving: ServingSettings, process: ProcessSettings, *, makes_t
     """
     if (serving.tls_cert is None) != (serving.tls_key is None):
         raise Refusal("--tls-cert and --tls-key belong together: name both")
-    if makes_tls or serving.tls_cert is not None or is_loopback(serving.host):
+    if makes_tls or serving.tls_cert is not None:
         return
-    danger = "anyone on that network can read and change prompts and answers"
-    if not serving.allow_plaintext:
-        raise Refusal(
-            f"--host {serving.host} needs --tls-cert and --tls-key, or --allow-plaintext: without TLS, {danger}"
-        )
-    _warn(f"plain text at {serving.host}: {danger}", process.log_format)
+    dangers = {
+        ("--host", serving.host): "anyone on that network can read and change prompts and answers",
+        ("--admin-host", serving.admin_host): "anyone on that network can read keys with the right admin, and use them",
+    }
+    exposed = {place: danger for place, danger in dangers.items() if not is_loopback(place[1])}
+    for (flag, host), danger in exposed.items():
+        if not serving.allow_plaintext:
+            needs = "--tls-cert and --tls-key, or --allow-plaintext"
+            raise Refusal(f"{flag} {host} needs {needs}: without TLS, {danger}")
+        _warn(f"plain text at {flag} {host}: {danger}", process.log_format)
 
 
 def check_own_tls(config: UpConfig) -> None:

@@ -1,5 +1,6 @@
 """A running gateway, asked at its admin port: its clock, its workers, and how KV moved between them."""
 
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,10 @@ class PairReads:
 async def check_gateway(url: str, key: str | None, *, rdma_here: bool) -> list[Finding]:
     """Asks the gateway with this admin URL. key: one with the right admin, where it has keys."""
     headers = {} if key is None else {"x-api-key": key}
-    async with httpx2.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=_TIMEOUT_S) as client:
+    trusted = ssl.create_default_context()  # of the system, or of SSL_CERT_FILE
+    async with httpx2.AsyncClient(
+        base_url=url, headers=headers, verify=trusted, trust_env=False, timeout=_TIMEOUT_S
+    ) as client:
         try:
             return await _look(client, rdma_here=rdma_here)
         except (httpx2.HTTPError, httpx2.InvalidURL) as reason:

@@ -119,12 +119,13 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     )
     shares_port = config.http_fd is not None
     grpc_server = GrpcServer(servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port, keys, tls)
+    context = None if tls is None else server_context(tls)
     with _listening(config) as listeners:
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
         _spare_collections()
         log.info("gateway listening", **listeners.addresses(), workers=_known_workers(config))
         async with (
-            serving_beside(create_admin_app(parts), listeners.admin) as stop_admin,
+            serving_beside(create_admin_app(parts), listeners.admin, context) as stop_admin,
             asyncio.TaskGroup() as group,
         ):
             running = [dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe)]
@@ -142,7 +143,6 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
                 if config.admin_fd is not None:  # what asks there is to reach the successor, if there is one
                     stop_admin()
 
-            context = None if tls is None else server_context(tls)
             await serve(create_app(parts), listeners.http, budget_s, on_stopping=drain, tls=context)
             await grpc_server.stop(0)
             for task in background:

@@ -49,19 +49,19 @@ def stack(config: UpConfig, worker_ports: list[int], redis_socket: Path | None, 
     worker_ports: one for each worker; redis_socket: of a server of our own. Raises TlsError for a certificate that
     cannot be used.
     """
-    admin_url = local_url(config.serving.admin_host, config.serving.admin_port)
+    asked_at = admin_url(config.serving)
     operator = _process(config, CertificateRole.OPERATOR).mtls
     roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
     numbers = [*range(config.num_prefill), *range(config.num_decode)]
     workers = [
-        _worker(f"{role.value}-{number}", worker_config(config, role, port, index), admin_url, operator)
+        _worker(f"{role.value}-{number}", worker_config(config, role, port, index), asked_at, operator)
         for index, (role, number, port) in enumerate(zip(roles, numbers, worker_ports, strict=True))
     ]
     addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
     return Stack(
         redis=None if redis_socket is None else _redis(redis_socket),
         workers=tuple(workers),
-        gateway=_gateway(gateway_config(config, addresses, fds), admin_url, fds),
+        gateway=_gateway(gateway_config(config, addresses, fds), asked_at, fds),
     )
 
 
@@ -106,7 +106,7 @@ def gateway_config(config: UpConfig, addresses: tuple[str, ...], fds: GatewayFds
 def environment(inherited: Mapping[str, str], workers: int) -> dict[str, str]:
     """The environment of all children, when so many workers share this machine."""
     child = {**inherited, **lifeline.environment()}
-    # UCX, below NIXL, listens at a TCP port of every interface, where anyone could come. These workers are on one host.
+    # These workers are on one host: UCX, below NIXL, needs no port for RDMA. A worker alone has those that are active.
     child.setdefault("UCX_NET_DEVICES", "lo")
     for variable in (REDIS_URL_VARIABLE, API_KEY_VARIABLE, KEYS_VARIABLE):
         child.pop(variable, None)  # is in the configurations of the children that it is for; the Redis may be another
@@ -172,12 +172,15 @@ def local_address(host: str, port: int) -> str:
     return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
 
 
-def local_url(host: str, port: int) -> str:
-    """The URL of the same server, where it speaks HTTP without TLS."""
-    return f"http://{local_address(host, port)}"
-
-
 def api_url(serving: ServingSettings) -> str:
     """The URL at which this machine reaches the gateway's API."""
-    scheme = "http" if serving.tls_cert is None else "https"
-    return f"{scheme}://{local_address(serving.host, serving.port)}"
+    return f"{_scheme(serving)}://{local_address(serving.host, serving.port)}"
+
+
+def admin_url(serving: ServingSettings) -> str:
+    """The URL at which this machine reaches the gateway's admin port."""
+    return f"{_scheme(serving)}://{local_address(serving.admin_host, serving.admin_port)}"
+
+
+def _scheme(serving: ServingSettings) -> str:
+    return "http" if serving.tls_cert is None else "https"

@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from services.config import API_KEY_VARIABLE, HandoffMode, LogFormat, TransportName
 from services.launcher.certificates import ca_file
-from services.launcher.commands import api_url, local_address, local_url
+from services.launcher.commands import admin_url, api_url, local_address
 from services.process.configs import UpConfig
 
 
@@ -95,7 +95,7 @@ def ready_lines(config: UpConfig) -> str:
     rows = {
         "Baton is ready": f"{url}/v1",
         "gRPC": f"{local_address(serving.host, serving.grpc_port)} (baton.v1.Inference)",
-        "admin": f"{local_url(serving.admin_host, serving.admin_port)}/metrics, /debug/ledger",
+        "admin": f"{admin_url(serving)}/metrics, /debug/ledger",
         "model": f"{serving.served_model_name}{note}",
         "workers": f"{config.num_prefill} prefill, {config.num_decode} decode",
         "handoff": _handoff(config),

@@ -76,7 +76,7 @@ def known_worker(address: str, probe: Probe, admin_url: str) -> Probe:
 
 async def _get(url: str) -> httpx2.Response | None:
     """The answer where it is 200, else None."""
-    # Loopback: neither proxies nor certificates have a say.
+    # An address of this machine: neither proxies nor certificates have a say.
     async with httpx2.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_S) as client:
         try:
             answer = await client.get(url)

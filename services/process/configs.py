@@ -165,8 +165,8 @@ class ServingSettings:
         Path | None,
         Option(
             metavar="FILE",
-            help="Certificate, with those between it and its root, for TLS with clients: 1.3 over HTTP, 1.2 or 1.3 "
-            "over gRPC. New connections get what the file has then.",
+            help="Certificate, with those between it and its root, for TLS with clients and at the admin port: 1.3 "
+            "over HTTP, 1.2 or 1.3 over gRPC. New connections get what the file has then.",
         ),
     ] = None
     tls_key: Annotated[Path | None, Option(metavar="FILE", help="The key of --tls-cert.")] = None
@@ -174,7 +174,7 @@ class ServingSettings:
         bool,
         Option(
             help="Listen on other addresses than loopback without TLS: anyone on that network can then read and change "
-            "prompts and answers."
+            "prompts and answers, and read keys."
         ),
     ] = False
     # Not shown where a configuration is printed.

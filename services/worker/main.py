@@ -8,6 +8,7 @@ import sys
 
 import structlog
 
+from kvtransfer.transports import ucx
 from kvtransfer.transports.base import TransportError
 from services.engine.guidance import Guidance
 from services.engine.runner.load import LoadedModel, load_runner
@@ -36,6 +37,7 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
+    os.environ.update(ucx.settings(os.environ))  # before there are threads
     try:
         tls = _certificate(config)  # before the model, which takes long
         parts = _load(config, scheduler, gc_watch, tls)

@@ -154,12 +154,23 @@ def test_plain_text_on_a_network_must_be_allowed(command: str, host: str, checkp
     assert result.stderr.count("\n") == 1
 
 
+def test_an_admin_port_on_a_network_has_tls_too_or_is_allowed_plain_text(checkpoint: Path) -> None:
+    """Keys with the right admin travel there."""
+    arguments = ["--workers", "a:1", "--model", str(checkpoint), "--allow-anonymous", "--admin-host", "192.0.2.7"]
+    refused = baton("gateway", *arguments)
+    assert refused.returncode == 1
+    start = "baton: --admin-host 192.0.2.7 needs --tls-cert and --tls-key, or --allow-plaintext: without TLS, anyone on"
+    assert refused.stderr.startswith(start)
+    allowed = baton("gateway", *arguments, "--allow-plaintext").stderr.splitlines()[0]
+    assert allowed.startswith("baton: plain text at --admin-host 192.0.2.7: anyone on that network can read keys")
+
+
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_plain_text_on_a_network_is_said_at_the_start(log_format: str, checkpoint: Path) -> None:
     """In red on a terminal; as a line like all others where programs read them."""
     arguments = ["--host", "192.0.2.7", "--allow-plaintext", "--allow-anonymous", "--log-format", log_format]
     first = baton("gateway", "--workers", "a:1", "--model", str(checkpoint), *arguments).stderr.splitlines()[0]
-    danger = "plain text at 192.0.2.7: anyone on that network can read and change prompts and answers"
+    danger = "plain text at --host 192.0.2.7: anyone on that network can read and change prompts and answers"
     assert first == f"baton: {danger}" if log_format == "text" else json.loads(first)["event"] == danger
 
 

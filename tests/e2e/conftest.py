@@ -12,6 +12,8 @@ import torch
 from services.launcher import random_model
 from tests.checkpoints import write_checkpoint
 from tests.e2e.stack import Stack, running_stack
+from tests.e2e.up import Up, running_up
+from tests.gateway.keys.key_files import KeySet, write_keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,6 +38,24 @@ def stack(llama: Path) -> Iterator[Stack]:
     """One pair that computes in odd chunks; tests that use it leave it as they found it."""
     with running_stack(llama, options=["--max-num-batched-tokens", "37"]) as running:
         yield running
+
+
+@dataclass(frozen=True)
+class SecureUp:
+    """A running `baton up --tls --keys FILE`."""
+
+    up: Up
+    keys: KeySet
+
+
+@pytest.fixture(scope="session")
+def secure(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureUp]:
+    directory = tmp_path_factory.mktemp("secure")
+    keys = write_keys(directory / "keys.json")
+    with running_up(llama, directory, "--tls", "--keys", str(keys.path)) as up:
+        files = up.ca_file.parent
+        yield SecureUp(up, keys)
+    assert not files.exists()
 
 
 @functools.cache

@@ -17,17 +17,15 @@ from typing import Any
 import grpc
 import httpx2
 import openai
-import psutil
 import pytest
 
-from loadtest.processes import free_ports
 from protos import inference_pb2, inference_pb2_grpc
 from services.launcher.authority import Authority
 from services.launcher.certificates import ROLES
-from services.process import lifeline
 from services.tls.roles import CertificateRole
 from tests.certificates import Certificates
-from tests.e2e.conftest import clear_prompt, generate
+from tests.e2e.conftest import SecureUp, clear_prompt, generate
+from tests.e2e.listening import is_own_port_of_worker, listeners_of
 from tests.e2e.stack import Stack, wait_until, worker_ports
 from tests.e2e.test_pair import GREEDY, text_of
 from tests.machine import REDIS, needs
@@ -133,93 +131,52 @@ def test_gateway_and_workers_meet_in_a_redis_that_asks_for_certificates(llama: P
     assert answer.choices[0].text.rstrip("\ufffd") == expected
 
 
-@dataclass
-class Up:
-    """A running `baton up --tls`, and what it printed."""
-
-    process: subprocess.Popen[str]
-    url: str
-    grpc_address: str
-    ca_file: Path
-
-    def listening(self) -> set[int]:
-        """TCP ports of it and its children."""
-        everyone = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-        connections = [found for one in everyone for found in one.net_connections("tcp")]
-        return {found.laddr.port for found in connections if found.status == psutil.CONN_LISTEN}
-
-
-@pytest.fixture(scope="module")
-def up(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    port, grpc_port, admin_port = free_ports(3)
-    command = [sys.executable, "-m", "services.cli", "up", "--tls", "--model", str(llama), "--device", "cpu"]
-    command += ["--served-model-name", "tiny", "--port", str(port), "--grpc-port", str(grpc_port)]
-    command += ["--admin-port", str(admin_port)]
-    command += ["--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always", "--transport", "grpc"]
-    environment = os.environ | lifeline.environment() | {"XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run"))}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = {}
-        for line in process.stdout:
-            name, _, value = line.strip().partition("  ")
-            lines[name] = value.strip()
-            if name == "end it":
-                break
-        ca_file = Path(re.search(r"SSL_CERT_FILE=(\S+)", lines["TLS"])[1])  # type: ignore[index]
-        yield Up(process, lines["Baton is ready"], lines["gRPC"].partition(" ")[0], ca_file)
-        process.terminate()
-        assert process.wait(60) == 0
-    assert not ca_file.parent.exists()
-
-
-def test_clients_speak_tls_by_the_authority_of_the_run(up: Up) -> None:
+def test_clients_speak_tls_by_the_authority_of_the_run(secure: SecureUp) -> None:
+    up, key = secure.up, secure.keys.acme
     assert up.url.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=up.ca_file)
-    with openai.OpenAI(base_url=up.url, api_key="none", http_client=httpx2.Client(verify=context)) as client:
+    with openai.OpenAI(base_url=up.url, api_key=key, http_client=httpx2.Client(verify=context)) as client:
         answer = client.completions.create(model="tiny", prompt=list(range(20, 120)), max_tokens=8)
         assert answer.choices[0].finish_reason == "length"
     credentials = grpc.ssl_channel_credentials(up.ca_file.read_bytes())
-    with grpc.secure_channel(up.grpc_address, credentials) as channel:
+    with grpc.secure_channel(f"127.0.0.1:{up.grpc_port}", credentials) as channel:
         request = inference_pb2.GenerateRequest(text="Hello", max_tokens=4, ignore_eos=True)
-        assert list(inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=120))
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        assert list(stub.Generate(request, timeout=120, metadata=[("x-api-key", key)]))
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{up.url}/models")
     with pytest.raises(httpx2.RemoteProtocolError):
         httpx2.get(f"{up.url}/models".replace("https", "http"))
 
 
-def test_keys_are_this_user_s_alone_and_redis_has_no_port(up: Up) -> None:
-    """Five ports: two for clients, the admin port, and one for each worker."""
+def test_keys_are_this_user_s_alone(secure: SecureUp) -> None:
+    up = secure.up
     files = [path for path in up.ca_file.parent.rglob("*") if path.name == "tls.key"]
     assert len(files) == 5
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert stat.S_IMODE(up.ca_file.parent.stat().st_mode) == 0o700
-    assert (up.ca_file.parent / "redis.sock").is_socket()
-    assert len(up.listening()) == 5
 
 
-def test_no_port_answers_a_stranger(up: Up, tmp_path: Path) -> None:
-    """Neither as plain text nor to a certificate of another authority."""
-    stranger = Authority().issue([CertificateRole.GATEWAY.dns_name], tmp_path)
+def test_workers_refuse_certificates_of_another_authority(secure: SecureUp, tmp_path: Path) -> None:
+    """What they say to plain text, and to a client without a certificate, is in test_ports.py."""
+    up, stranger = secure.up, Authority().issue([CertificateRole.GATEWAY.dns_name], tmp_path)
     key, chain = stranger.key.read_bytes(), stranger.chain.read_bytes()
     credentials = grpc.ssl_channel_credentials(up.ca_file.read_bytes(), key, chain)
     name = ("grpc.ssl_target_name_override", CertificateRole.WORKER.dns_name)
-    for port in up.listening():
-        address = f"127.0.0.1:{port}"
-        with (
-            grpc.insecure_channel(address) as plain,
-            grpc.secure_channel(address, credentials, options=[name]) as channel,
-        ):
-            for each in (plain, channel):
-                check: Any = each.unary_unary("/grpc.health.v1.Health/Check")
-                with pytest.raises(grpc.RpcError):
-                    check(b"", timeout=60)
+    workers = [each for each in listeners_of(up.process.pid) if is_own_port_of_worker(each)]
+    assert len(workers) == 2
+    for port in (each.port for each in workers):
+        with grpc.secure_channel(f"127.0.0.1:{port}", credentials, options=[name]) as channel:
+            check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+            with pytest.raises(grpc.RpcError):
+                check(b"", timeout=60)
 
 
-def test_restart_replaces_everything_with_tls(up: Up) -> None:
+def test_restart_replaces_everything_with_tls(secure: SecureUp) -> None:
     """It was started with certificates, and asks with one."""
-    command = [sys.executable, "-m", "services.cli", "restart", "--port", up.url.rpartition(":")[2].partition("/")[0]]
+    up = secure.up
+    command = [sys.executable, "-m", "services.cli", "restart", "--port", str(up.port)]
     environment = os.environ | {"XDG_RUNTIME_DIR": str(up.ca_file.parent.parent)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.count("is replaced")) == (0, 3), done.stderr
-    test_clients_speak_tls_by_the_authority_of_the_run(up)
+    test_clients_speak_tls_by_the_authority_of_the_run(secure)

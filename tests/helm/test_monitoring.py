@@ -142,6 +142,30 @@ def test_a_monitor_finds_the_gateways_and_their_port(helm: Helm, case: Path, kin
     assert ports.count(endpoint["port"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("values", "trusted"),
+    [
+        (
+            {"tls.enabled": "true"},
+            {"serverName": "demo-baton", "ca": {"secret": {"name": "demo-baton-tls", "key": "ca.crt"}}},
+        ),
+        ({"tls.enabled": "true", "tls.existingSecret": "mine"}, {"serverName": "demo-baton"}),
+        ({"tls.enabled": "true", "monitoring.tlsConfig.insecureSkipVerify": "true"}, {"insecureSkipVerify": True}),
+        ({}, None),
+    ],
+)
+def test_a_monitor_and_the_probes_speak_tls_where_gateways_do(helm: Helm, values: dict[str, str], trusted: object):
+    """Prometheus checks the certificate; a kubelet does not."""
+    chosen = {"monitoring.monitor": "pod", **values}
+    manifests = helm.render(None, "--set", ",".join(f"{key}={value}" for key, value in chosen.items()))
+    (monitor,) = of_kind(manifests, "PodMonitor").values()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert (endpoint.get("scheme"), endpoint.get("tlsConfig")) == ("https" if trusted else None, trusted)
+    gateway = container_of(manifests, "gateway")
+    schemes = {gateway[probe]["httpGet"]["scheme"] for probe in gateway if probe.endswith("Probe")}
+    assert schemes == {"HTTPS" if trusted else "HTTP"}
+
+
 def test_ingress_and_route_give_streams_as_long_as_the_gateway_does(helm: Helm):
     manifests = helm.render(EVERYTHING)
     (ingress,) = of_kind(manifests, "Ingress").values()

@@ -1,5 +1,6 @@
 """The rendered containers, run as processes of this machine: they find each other, serve, and end when told."""
 
+import ssl
 import time
 import urllib.request
 from pathlib import Path
@@ -33,10 +34,10 @@ def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_pa
             for _ in range(6):  # where the machine stalls for seconds, decode serves alone for a moment
                 answer = client.completions.create(prompt=prompt, max_tokens=NUM_TOKENS, **GREEDY)
                 assert answer.choices[0].text.rstrip("\ufffd") == expected
-                if num_handed_off(ports["gateway.adminPort"]):
+                if num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}"):
                     break
                 time.sleep(2)
-        assert num_handed_off(ports["gateway.adminPort"])
+        assert num_handed_off(f"http://{SERVICE_IP}:{ports['gateway.adminPort']}")
         assert models_over_grpc(ports["gateway.grpcPort"], key) == ["tiny"]
         with openai.OpenAI(base_url=url, api_key="a stranger's", max_retries=0) as stranger, pytest.raises(REFUSED):
             stranger.models.list()
@@ -44,8 +45,8 @@ def test_what_is_rendered_serves_a_request_and_ends_when_told(helm: Helm, tmp_pa
         assert release.end() == [(name, 0) for name in reversed(COMPONENTS)]
 
 
-def num_handed_off(port: int) -> float:
-    with urllib.request.urlopen(f"http://{SERVICE_IP}:{port}/metrics", timeout=60) as answer:
+def num_handed_off(admin_url: str, tls: ssl.SSLContext | None = None) -> float:
+    with urllib.request.urlopen(f"{admin_url}/metrics", timeout=60, context=tls) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return sum(
         sample.value

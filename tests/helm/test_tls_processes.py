@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -48,17 +50,31 @@ def keys_file(directory: Path) -> bytes:
 @needs(REDIS)
 def test_a_release_serves_over_tls_alone_and_takes_new_certificates(helm: Helm, tmp_path: Path):
     model, ports, authority = write_model(tmp_path / "tiny", "llama"), choose_ports(), Authority()
-    chosen = settings(model, ports, keys__existingSecret="keys", keys__apiKeySecret="test-key")
+    secrets_named = {"keys__existingSecret": "keys", "keys__apiKeySecret": "test-key"}
+    chosen = settings(model, ports, **secrets_named, monitoring__monitor="service")
     manifests = helm.render(MTLS, *chosen)
     own = {"keys": {"keys.json": keys_file(tmp_path)}, "test-key": {"key": KEY.encode()}}
     secrets = {**issued(manifests, authority, tmp_path / "issued"), **own}
     programs = Path(shutil.which("redis-server") or "").parent
     node = Node(hasty(manifests), tmp_path / "node", secrets, programs)
     with running(node) as release:
-        wait_until(lambda: release.test() == 0 and bool(num_handed_off(ports["gateway.adminPort"])), 60, "a handoff")
+        admin = f"https://{SERVICE_IP}:{ports['gateway.adminPort']}"
+        trusting = ssl.create_default_context(cadata=authority.certificate.decode())
+        wait_until(lambda: release.test() == 0 and bool(num_handed_off(admin, trusting)), 60, "a handoff")
+        check_that_prometheus_reaches_the_admin_port(manifests, authority, ports["gateway.adminPort"])
         check_that_strangers_are_refused(ports)
         check_that_redis_takes_new_certificates(release, authority, tmp_path)
         assert release.end() == [(name, 0) for name in reversed(COMPONENTS)]
+
+
+def check_that_prometheus_reaches_the_admin_port(manifests: list[Manifest], authority: Authority, port: int) -> None:
+    """As the monitor of the gateways tells it to: by that name, and by CAs that it trusts."""
+    (monitor,) = of_kind(manifests, "ServiceMonitor").values()
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert (endpoint["scheme"], set(endpoint["tlsConfig"])) == ("https", {"serverName"})
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    with socket.create_connection((SERVICE_IP, port), timeout=60) as plain:
+        context.wrap_socket(plain, server_hostname=endpoint["tlsConfig"]["serverName"]).close()
 
 
 def hasty(manifests: list[Manifest]) -> list[Manifest]:
@@ -75,7 +91,7 @@ def check_that_strangers_are_refused(ports: dict[str, int]) -> None:
     once = Retry(NoBackoff(), 0)
     with redis.Redis(port=ports["redis.port"], retry=once) as stranger, pytest.raises(redis.ConnectionError):
         stranger.ping()
-    for port in ("prefill.port", "gateway.grpcPort"):
+    for port in ("prefill.port", "gateway.grpcPort", "gateway.adminPort"):
         with grpc.insecure_channel(f"{SERVICE_IP}:{ports[port]}") as channel, pytest.raises(grpc.FutureTimeoutError):
             grpc.channel_ready_future(channel).result(timeout=1)
 

@@ -232,8 +232,11 @@ def test_workers_that_share_a_machine_do_not_spin_against_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
-    [("127.0.0.1", "http://127.0.0.1:80"), ("0.0.0.0", "http://127.0.0.1:80"), ("::", "http://[::1]:80")],
+    ("host", "address"),
+    [("127.0.0.1", "127.0.0.1:80"), ("0.0.0.0", "127.0.0.1:80"), ("::", "[::1]:80")],
 )
-def test_the_url_to_paste_is_one_that_this_machine_reaches(host: str, url: str) -> None:
-    assert commands.local_url(host, 80) == url
+def test_the_urls_to_paste_are_those_that_this_machine_reaches(host: str, address: str) -> None:
+    plain = ServingSettings(served_model_name="tiny", host=host, port=80, admin_host=host, admin_port=80)
+    assert commands.api_url(plain) == commands.admin_url(plain) == f"http://{address}"
+    tls = replace(plain, tls_cert=Path("c"), tls_key=Path("k"))
+    assert commands.api_url(tls) == commands.admin_url(tls) == f"https://{address}"

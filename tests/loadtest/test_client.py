@@ -122,7 +122,9 @@ def test_it_ends_by_itself_when_the_server_does_not(server: FakeServer, capsys: 
     assert "not finished after 0.3 s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("url", ["http://192.0.2.1:8000", "http://example.org", "https://127.0.0.1:8000", "nonsense"])
+@pytest.mark.parametrize(
+    "url", ["http://192.0.2.1:8000", "https://192.0.2.1:8000", "http://example.org", "ftp://127.0.0.1", "nonsense"]
+)
 def test_load_is_for_this_machine_only(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--url", url]) == 2
     assert capsys.readouterr().err.startswith(f"loadtest: {url}: ")

@@ -23,4 +23,16 @@ baton:{{ .component }}_{{ ternary "requests" "sequences" (eq .component "gateway
 port: admin
 path: /metrics
 interval: {{ .Values.monitoring.interval }}
+{{- if .Values.tls.enabled }}
+scheme: https
+tlsConfig:
+  {{- with .Values.monitoring.tlsConfig }}
+  {{- toYaml . | nindent 2 }}
+  {{- else }}
+  serverName: {{ include "baton.tlsName" . }}
+  {{- if not (or .Values.tls.existingSecret .Values.tls.issuerRef) }}
+  ca: {secret: {name: {{ include "baton.tlsSecret" . }}, key: ca.crt}}
+  {{- end }}
+  {{- end }}
+{{- end }}
 {{- end }}

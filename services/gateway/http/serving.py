@@ -61,10 +61,15 @@ async def serve(
 
 
 @asynccontextmanager
-async def serving_beside(app: ASGIApp, listener: socket.socket) -> AsyncIterator[Callable[[], None]]:
-    """Serves until the `async with` block ends, whatever signals come; or until what it yields is called."""
+async def serving_beside(
+    app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Callable[[], None]]:
+    """Serves until the `async with` block ends, whatever signals come; or until what it yields is called.
+
+    tls: None: plain text.
+    """
     stopping = Shutdown()
-    server = _Server(http_config(app, _BESIDE_DRAIN_S, stopping), stopping)
+    server = _Server(http_config(app, _BESIDE_DRAIN_S, stopping, tls), stopping)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield server.stop

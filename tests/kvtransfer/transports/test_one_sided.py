@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtransfer.transports import ucx
 from kvtransfer.transports.one_sided import Here, Means, Whereabouts, usable_means
 
 # Says where it is, and stays there until its input ends.
@@ -31,12 +32,15 @@ def other_process() -> Iterator[Whereabouts]:
 
 
 def infiniband(directory: Path, **ports: tuple[str, str]) -> Path:
-    """A tree like /sys/class/infiniband: state and link layer of each device's port 1."""
-    for device, (state, link_layer) in ports.items():
-        port = directory / device / "ports" / "1"
-        port.mkdir(parents=True)
+    """A root with /sys and /dev: state and link layer of each device's port 1."""
+    (devices := directory / "dev" / "infiniband").mkdir(parents=True, exist_ok=True)
+    for number, (device, (state, link_layer)) in enumerate(ports.items()):
+        entry = directory / "sys" / "class" / "infiniband" / device
+        (port := entry / "ports" / "1").mkdir(parents=True)
         (port / "state").write_text(f"{state}\n")
         (port / "link_layer").write_text(f"{link_layer}\n")
+        (entry / "device" / "infiniband_verbs" / f"uverbs{number}").mkdir(parents=True)
+        (devices / f"uverbs{number}").touch()
     return directory
 
 
@@ -92,6 +96,14 @@ def test_only_active_ports_that_ucx_may_use_count_for_rdma(tmp_path: Path):
     assert usable_means({"UCX_TLS": "tcp,sm"}, tree) & rdma == Means.NONE
 
 
+def test_a_container_counts_the_ports_whose_device_it_was_given(tmp_path: Path):
+    """It sees all those of its host."""
+    tree = infiniband(tmp_path, mlx5_0=("4: ACTIVE", "InfiniBand"), mlx5_1=("4: ACTIVE", "Ethernet"))
+    (tree / "dev" / "infiniband" / "uverbs0").unlink()
+    assert usable_means({}, tree) & (Means.INFINIBAND | Means.ROCE) == Means.ROCE
+    assert ucx.settings({}, tree)["UCX_NET_DEVICES"] == "lo,mlx5_1:1"
+
+
 def test_rdma_of_one_kind_on_both_hosts_is_believed(tmp_path: Path):
     ethernet = infiniband(tmp_path / "a", mlx5_0=("4: ACTIVE", "Ethernet"))
     fabric = infiniband(tmp_path / "b", mlx5_0=("4: ACTIVE", "InfiniBand"))
@@ -100,3 +112,13 @@ def test_rdma_of_one_kind_on_both_hosts_is_believed(tmp_path: Path):
     assert here.reach(same).one_sided
     assert "RoCE" in here.reach(same).why
     assert not here.reach(other).one_sided
+
+
+def test_ucx_listens_on_loopback_alone_and_has_the_active_ports_for_rdma(tmp_path: Path):
+    """Its shared memory, for which it makes sockets too, would never be used. What a user chose stays."""
+    assert ucx.settings({}, infiniband(tmp_path)) == {"UCX_NET_DEVICES": "lo", "UCX_TLS": "^mm"}
+    tree = infiniband(tmp_path, mlx5_0=("4: ACTIVE", "InfiniBand"), mlx5_1=("1: DOWN", "Ethernet"))
+    chosen = ucx.settings({}, tree)
+    assert chosen["UCX_NET_DEVICES"] == "lo,mlx5_0:1"
+    assert usable_means(chosen, tree) == usable_means({}, tree) == Means.CMA | Means.INFINIBAND
+    assert ucx.settings({"UCX_NET_DEVICES": "eth0", "UCX_TLS": "all"}, tree) == {}
