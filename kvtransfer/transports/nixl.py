@@ -20,7 +20,7 @@ NIXL has no timeout. A read ends when NIXL says so, or when its producer, whose 
 import logging
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,7 +32,7 @@ from kvtransfer.block_memory import BlockMemory
 from kvtransfer.ids import WorkerId
 from kvtransfer.transports.base import BlockRead, Memory, Reach, ReadEnd, TransportError
 from kvtransfer.transports.cuda_driver import CudaDriver
-from kvtransfer.transports.one_sided import DevicePool, Here, Whereabouts
+from kvtransfer.transports.one_sided import NET_DEVICES_VARIABLE, DevicePool, Here, Whereabouts
 from kvtransfer.transports.sealed import Seal
 
 _PAGE_WORDS = 512  # generation words are read in pages of 4 KiB: about as fast as one word
@@ -139,8 +139,11 @@ class NixlTransport:
 
     name = "nixl"
 
-    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
-        """Registers the memory, whose addresses must not change. Raises TransportError."""
+    def __init__(self, worker_id: WorkerId, memory: Memory, devices: Sequence[str] = ()) -> None:
+        """Registers the memory, whose addresses must not change. Raises TransportError.
+
+        devices: the network devices that UCX may use, as UCX_NET_DEVICES names them; empty: those of the environment.
+        """
         pool, generations = memory.blocks, memory.generations
         pool.bind_thread()
         self._pool, self._generations = pool, generations  # kept alive: they are registered
@@ -156,7 +159,9 @@ class NixlTransport:
             self._agent = nixl.nixl_agent(_agent_name(worker_id), config)
             if "UCX" not in self._agent.get_plugin_list():
                 raise TransportError("this NIXL has no UCX plugin")
-            self._agent.create_backend("UCX", {} if pool.device is None else {"engine_config": _DEVICE_CONFIG})
+            options = {} if pool.device is None else {"engine_config": _DEVICE_CONFIG}
+            with _net_devices(devices):
+                self._agent.create_backend("UCX", options)
             place = _Place.of(pool.device)
             self._registrations = [
                 self._register(pool.address, pool.num_blocks * pool.block_bytes, place),
@@ -355,6 +360,22 @@ class NixlTransport:
 
 def _agent_name(worker_id: WorkerId) -> str:
     return f"{worker_id:016x}"
+
+
+@contextmanager
+def _net_devices(devices: Sequence[str]) -> Iterator[None]:
+    """Has UCX read these from its environment, once. NIXL's own option adds `:1` to the last name, whatever it is."""
+    if not devices:
+        yield
+        return
+    before = os.environ.get(NET_DEVICES_VARIABLE)
+    os.environ[NET_DEVICES_VARIABLE] = ",".join(devices)
+    try:
+        yield
+    finally:
+        del os.environ[NET_DEVICES_VARIABLE]
+        if before is not None:
+            os.environ[NET_DEVICES_VARIABLE] = before
 
 
 def _device_pool(pool: BlockMemory) -> DevicePool | None:

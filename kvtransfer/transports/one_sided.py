@@ -31,7 +31,9 @@ _BOOT_ID_BYTES = 36
 _CMA_NAMES = frozenset({"all", "shm", "sm", "cma"})
 _RDMA_NAMES = frozenset({"all", "ib", "rc", "rc_v", "rc_x", "rc_verbs", "rc_mlx5", "dc", "dc_x", "dc_mlx5"})
 _CUDA_IPC_NAMES = frozenset({"all", "cuda", "cuda_ipc"})
+NET_DEVICES_VARIABLE = "UCX_NET_DEVICES"
 _INFINIBAND = Path("/sys/class/infiniband")
+_LOOPBACK = "lo"
 _NOT_EXPORTED = bytes(IPC_HANDLE_BYTES)
 
 
@@ -141,11 +143,19 @@ class Here:
 
 def usable_means(environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> Means:
     """Finds the means that UCX may use: those of this host, less those that UCX_TLS and UCX_NET_DEVICES exclude."""
-    transports = environ.get("UCX_TLS", "all")
-    means = Means.CMA if _allows(transports, _CMA_NAMES) else Means.NONE
-    if _allows(transports, _RDMA_NAMES):
-        means |= _active_ports(infiniband, environ.get("UCX_NET_DEVICES", "all"))
+    means = Means.CMA if _allows(environ.get("UCX_TLS", "all"), _CMA_NAMES) else Means.NONE
+    for kind in _rdma_ports(environ, infiniband).values():
+        means |= kind
     return means
+
+
+def needed_devices(environ: Mapping[str, str], infiniband: Path = _INFINIBAND) -> tuple[str, ...]:
+    """Lists the network devices that UCX needs where all reads are one-sided; empty: UCX_NET_DEVICES names them.
+
+    These are the active ports for RDMA, and loopback: processes of one host connect over TCP before they read. On every
+    other device UCX would listen too, for anyone who comes.
+    """
+    return () if NET_DEVICES_VARIABLE in environ else (_LOOPBACK, *sorted(_rdma_ports(environ, infiniband)))
 
 
 def _device_means(environ: Mapping[str, str], pool: DevicePool) -> Means:
@@ -163,16 +173,18 @@ def _allows(ucx_tls: str, names: frozenset[str]) -> bool:
     return not (named & (names - {"all"})) if excludes else bool(named & names)
 
 
-def _active_ports(infiniband: Path, net_devices: str) -> Means:
-    chosen = {name.strip() for name in net_devices.split(",")}
-    found = Means.NONE
+def _rdma_ports(environ: Mapping[str, str], infiniband: Path) -> dict[str, Means]:
+    """Finds the active ports that UCX's environment does not exclude, by UCX's names for them."""
+    if not _allows(environ.get("UCX_TLS", "all"), _RDMA_NAMES):
+        return {}
+    chosen = {name.strip() for name in environ.get(NET_DEVICES_VARIABLE, "all").split(",")}
+    found = {}
     for port in infiniband.glob("*/ports/*"):
         device = port.parent.parent.name
-        if not chosen & {"all", device, f"{device}:{port.name}"}:
-            continue
-        if "ACTIVE" in (port / "state").read_text():  # "4: ACTIVE"
+        name = f"{device}:{port.name}"
+        if chosen & {"all", device, name} and "ACTIVE" in (port / "state").read_text():  # "4: ACTIVE"
             is_ethernet = (port / "link_layer").read_text().strip() == "Ethernet"
-            found |= Means.ROCE if is_ethernet else Means.INFINIBAND
+            found[name] = Means.ROCE if is_ethernet else Means.INFINIBAND
     return found
 
 

@@ -1,10 +1,13 @@
 """Which transport two workers take, and that KV gets through it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from socket import AF_INET
 
 import grpc
+import psutil
 import pytest
 import structlog
 
@@ -93,6 +96,7 @@ from services.worker.transports import make_transports
 memory = Memory(HostBlocks(np.zeros((4, 4096), np.uint8)), np.zeros(4, np.uint64))
 made = make_transports(TransportName("{name}"))(BlockSource(WorkerId(1), memory), None)
 print(*(transport.name for transport in made), "nixl loaded" if sys.modules.get("nixl") else "")
+{after}
 """
 NO_NIXL = 'sys.modules["nixl"] = None  # as where it is not installed: importing it raises ImportError'
 
@@ -104,8 +108,33 @@ NO_NIXL = 'sys.modules["nixl"] = None  # as where it is not installed: importing
 )
 def test_nixl_is_loaded_where_it_is_wanted_and_missed_in_words(name: str, prelude: str, said: list[str]):
     """Where it is missing, the log names it and grpc serves."""
-    script = MAKES.format(name=name, prelude=prelude)
+    script = MAKES.format(name=name, prelude=prelude, after="")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     *log, made = done.stdout.strip().splitlines()
     assert made.strip() == said[-1]
     assert all(word in "".join(log) for word in said[:-1])
+
+
+LISTENS = """
+import psutil
+connections = psutil.Process().net_connections("inet")
+print(*sorted({each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "net_devices", "only_on_loopback"),
+    [("auto", None, True), ("auto", "all", False), ("nixl", None, False)],
+    ids=["auto", "auto, told otherwise", "nixl"],
+)
+def test_a_choice_of_transports_listens_at_loopback_alone(name: str, net_devices: str | None, only_on_loopback: bool):
+    """UCX would listen at every interface, to anyone; `--transport nixl` alone may need it there."""
+    environment = {key: value for key, value in os.environ.items() if key != "UCX_NET_DEVICES"}
+    environment |= {} if net_devices is None else {"UCX_NET_DEVICES": net_devices}
+    script = MAKES.format(name=name, prelude="", after=LISTENS)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    addresses = set(done.stdout.strip().splitlines()[-1].split())
+    assert "127.0.0.1" in addresses
+    others = {each.address for found in psutil.net_if_addrs().values() for each in found if each.family == AF_INET}
+    if others != {"127.0.0.1"}:
+        assert (addresses == {"127.0.0.1"}) == only_on_loopback

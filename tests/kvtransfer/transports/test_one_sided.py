@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtransfer.transports.one_sided import Here, Means, Whereabouts, usable_means
+from kvtransfer.transports.one_sided import Here, Means, Whereabouts, needed_devices, usable_means
 
 # Says where it is, and stays there until its input ends.
 TELLS = """
@@ -90,6 +90,17 @@ def test_only_active_ports_that_ucx_may_use_count_for_rdma(tmp_path: Path):
     assert usable_means({"UCX_NET_DEVICES": "mlx5_1:1,mlx5_2:1"}, tree) & rdma == Means.ROCE
     assert usable_means({"UCX_NET_DEVICES": "eth0"}, tree) & rdma == Means.NONE
     assert usable_means({"UCX_TLS": "tcp,sm"}, tree) & rdma == Means.NONE
+
+
+def test_where_reads_are_one_sided_ucx_gets_loopback_and_active_ports_alone(tmp_path: Path):
+    """Unless the environment names devices."""
+    tree = infiniband(
+        tmp_path, mlx5_0=("4: ACTIVE", "InfiniBand"), mlx5_1=("1: DOWN", "Ethernet"), mlx5_2=("4: ACTIVE", "Ethernet")
+    )
+    assert needed_devices({}, tree) == ("lo", "mlx5_0:1", "mlx5_2:1")
+    assert needed_devices({"UCX_TLS": "^ib"}, tree) == ("lo",)
+    assert needed_devices({}, tmp_path / "none") == ("lo",)
+    assert needed_devices({"UCX_NET_DEVICES": "eth0"}, tree) == ()
 
 
 def test_rdma_of_one_kind_on_both_hosts_is_believed(tmp_path: Path):
