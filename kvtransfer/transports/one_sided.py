@@ -207,4 +207,13 @@ def _why_unreadable(there: Whereabouts) -> str | None:
         return f"its memory cannot be read from here (CMA: {os.strerror(ctypes.get_errno()).lower()})"
     if arrived.raw != there.probe:
         return "its process id means another process here (CMA)"
+    if not _is_in_this_network(there.pid):
+        return "it is in another network of this host, and UCX connects by its loopback before it reads (CMA)"
     return None
+
+
+def _is_in_this_network(pid: int) -> bool:
+    try:
+        return os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
+    except OSError:  # it ended, or is hidden
+        return False
