@@ -3,7 +3,8 @@
 UCX says nothing when it falls back to TCP, where a read needs its source's help and a reader that dies may take its
 source with it. So each process tells its host and the means that may be used there, and a reader tries the one means
 that can be tried: it reads a few bytes of the other process, as UCX would (`cma`, process_vm_readv), and compares them
-with the bytes that the other process told. RDMA cannot be tried here: two active ports of one kind count as connected.
+with the bytes that the other process told. Both must be in one network as well, by whose loopback UCX connects before.
+RDMA cannot be tried here: two active ports of one kind count as connected.
 
 A pool in device memory needs two means, since its generation words stay in host memory. On one host these are `cma` and
 CUDA IPC, which is tried likewise: the source exports its pool, the reader maps it. Between hosts they are RDMA ports

@@ -1,5 +1,7 @@
 """A decode worker that damages the KV of some blocks after it has read and checked them, as no worker does."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvtransfer.ids import WorkerId
@@ -12,8 +14,8 @@ class DamagingTransport(nixl.NixlTransport):
 
     first, end = 0, 0
 
-    def __init__(self, worker_id: WorkerId, memory: Memory) -> None:
-        super().__init__(worker_id, memory)
+    def __init__(self, worker_id: WorkerId, memory: Memory, devices: Sequence[str] = ()) -> None:
+        super().__init__(worker_id, memory, devices)
         self._memory = memory
         self._destinations: dict[int, np.ndarray] = {}
 

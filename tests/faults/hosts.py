@@ -23,6 +23,7 @@ from typing import TypeVar
 import httpx2
 import openai
 
+from loadtest.processes import free_ports
 from services.launcher.authority import Authority
 from services.launcher.certificates import ROLES
 from tests.certificates import Certificates
@@ -54,6 +55,18 @@ class Hosts(Stack):
         role = name.partition("-")[0]
         where = ["--host", _ADDRESSES[role], "--advertise-host", _ADDRESSES[role]]
         super().start(name, *where, *options, prepare=prepare or self.enter[role])
+
+    @contextlib.contextmanager
+    def further_worker(self, name: str, *options: str) -> Iterator[None]:
+        """Starts one more worker, which has these options and is gone in the end."""
+        (self.ports[name],) = free_ports(1)
+        self.start(name, *options)
+        try:
+            self.gateway.wait_for_workers(len(self.workers))
+            yield
+        finally:
+            self.workers.pop(name).stop()
+            del self.ports[name]
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[None]:

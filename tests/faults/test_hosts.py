@@ -20,7 +20,8 @@ from tests.faults.clients import Client
 from tests.faults.hosts import FIRST, LINK, SECOND, Connected, Hosts, connected_hosts
 from tests.faults.listening import listeners
 from tests.faults.namespace import num_sent
-from tests.faults.stranger import CLOSED, HTTP2, REFUSED, UNREACHABLE
+from tests.faults.rows import long
+from tests.faults.stranger import CLOSED, HTTP2, REFUSED, SILENT, UNREACHABLE
 from tests.machine import NAMESPACES, REDIS, needs
 
 pytestmark = [needs(NAMESPACES), needs(REDIS)]
@@ -30,6 +31,7 @@ PROMPT_LEN, NUM_TOKENS, NUM_STREAMED = 440, 16, 400
 # By way of asking, what a port answers to who has no certificate of the authority.
 AT_GRPC = {"plain": CLOSED, "tls": CLOSED, "own certificate": CLOSED, "grpc": "UNAVAILABLE"}
 AT_REDIS = AT_GRPC | {"tls": REFUSED, "own certificate": REFUSED}
+AT_UCX = AT_GRPC | {"plain": f"{CLOSED}, {SILENT}"}  # silent: it waits for the rest of what it takes for a message
 AT_LOOPBACK = dict.fromkeys(("plain", "tls", "own certificate"), UNREACHABLE) | {"grpc": "UNAVAILABLE"}
 # Clients need no certificate, and a key for everything: what is no request of HTTP gets 400.
 _NO_KEY = "HTTP/1.1 400 Bad Request, HTTP/1.1 401 Unauthorized"
@@ -94,6 +96,20 @@ def test_no_port_answers_a_stranger(hosts: Connected, stack: Hosts):
     expected |= {f"{FIRST}:{stack.gateway.grpc_port}": AT_CLIENTS_GRPC}
     targets = [f"{host}:{each.port}" for host, listening in found.items() for each in listening]
     assert json.loads(hosts.ask_as_stranger(targets)) == expected
+
+
+@long
+def test_ucx_of_a_worker_with_nixl_alone_takes_a_stranger_s_connection_and_drops_what_is_not_ucx(
+    hosts: Connected, stack: Hosts
+):
+    """It asks for no certificate and listens to other hosts, as SECURITY.md says; the worker goes on."""
+    before = hosts.on(SECOND, listeners)
+    with stack.further_worker("decode-2", "--transport", "nixl"):
+        port = stack.ports["decode-2"]
+        new = hosts.on(SECOND, listeners) - before
+        (ucx,) = [f"{SECOND}:{each.port}" for each in new if each.host == SECOND and each.port != port]
+        assert json.loads(hosts.ask_as_stranger([ucx])) == {ucx: AT_UCX}
+        assert stack.gateway.num_connected() == len(stack.workers)
 
 
 def test_a_stream_whose_decode_worker_is_killed_goes_on_at_the_other_one_of_its_host(stack: Hosts):
