@@ -9,8 +9,8 @@ from services.config import Right
 from services.doctor.certificates import check_between_processes, check_for_clients
 from services.doctor.finding import Level
 from services.doctor.keys import check_keys
-from services.gateway.api.caller import RateLimits
 from services.gateway.keys.changes import add_key, revoke_key
+from services.gateway.keys.entry import RateLimits
 from services.launcher.authority import Authority
 from services.tls.files import CertificatePaths
 from services.tls.roles import CertificateRole
