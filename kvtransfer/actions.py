@@ -1,9 +1,10 @@
 """Actions: what the two sides of handoffs want done by whoever drives them, who owns engine, streams and transport."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtransfer.ids import AttemptId, StreamId
 from kvtransfer.messages import EndReason, FirstToken, ToConsumer, ToProducer
+from kvtransfer.moved import Moved
 from kvtransfer.transports.base import BlockRead
 
 
@@ -93,7 +94,7 @@ class Ready:
 
     id: AttemptId
     first_tokens: tuple[FirstToken, ...]
-    transport: str = ""  # that read them
+    moved: Moved = field(default_factory=Moved)
 
 
 @dataclass(frozen=True, slots=True)

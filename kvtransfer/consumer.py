@@ -33,6 +33,7 @@ from kvtransfer.actions import (
 from kvtransfer.announced import AnnouncedBlocks
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Ended, EndReason, Open, Release
+from kvtransfer.moved import Moved
 from kvtransfer.open_reads import OpenReads
 from kvtransfer.progress import Progress, ProgressLimits
 from kvtransfer.transports.base import ReadEnd
@@ -58,7 +59,8 @@ class _Handoff:
     posted: int = 0
     checked: dict[int, int] = field(default_factory=dict)  # start -> end of reads checked beyond `arrived`
     reads: set[int] = field(default_factory=set)  # ids of open reads
-    transport: str = ""  # of the last read
+    reading_since: float = 0.0  # while reads are open: the first of them was posted
+    moved: Moved = field(default_factory=Moved)
 
 
 class Consumer:
@@ -67,6 +69,7 @@ class Consumer:
     def __init__(self, limits: ConsumerLimits | None = None, block_bytes: int = 1) -> None:
         self._limits = limits or ConsumerLimits()
         self._progress = Progress(self._limits.progress, block_bytes)
+        self._block_bytes = block_bytes
         self._handoffs: dict[AttemptId, _Handoff] = {}
         self._streams: dict[WorkerId, StreamId] = {}  # producer -> live control stream
         self._actions: list[ConsumerAction] = []
@@ -158,7 +161,7 @@ class Consumer:
         if len(handoff.announced) > before:
             self._actions.append(Enqueue(message.id, len(handoff.announced)))
         if handoff.destination is not None:
-            self._go_on(message.id, handoff)
+            self._go_on(message.id, handoff, now)
 
     def ended(self, stream: StreamId, message: Ended, now: float) -> None:
         """Ends a handoff that the producer ended."""
@@ -171,12 +174,12 @@ class Consumer:
 
     # From the engine.
 
-    def reserved(self, id: AttemptId, blocks: list[int], num_cached: int) -> None:
+    def reserved(self, id: AttemptId, blocks: list[int], num_cached: int, now: float) -> None:
         """Takes our block table for the whole sequence; its first num_cached blocks were cached and are not read."""
         handoff = self._handoffs[id]
         handoff.destination = blocks
         handoff.arrived = handoff.posted = num_cached
-        self._go_on(id, handoff)
+        self._go_on(id, handoff, now)
 
     # From the transport.
 
@@ -190,7 +193,7 @@ class Consumer:
             self._actions.append(FreeQuarantined(self.reads.quarantine.end(end.read_id)))
             return
         handoff.reads.remove(end.read_id)
-        handoff.transport = end.transport
+        self._note_moved(handoff, end, now)
         if end.generations is None:
             self._end(read.id, now, report=EndReason.READ_FAILED)
         elif not np.array_equal(end.generations, read.read.generations):
@@ -223,7 +226,14 @@ class Consumer:
         handoff.stream = stream
         self._actions.append(SendToProducer(stream, Open(id, handoff.producer)))
 
-    def _go_on(self, id: AttemptId, handoff: _Handoff) -> None:
+    def _note_moved(self, handoff: _Handoff, end: ReadEnd, now: float) -> None:
+        """Adds the bytes of a read that ended, and after the last open one the time in which reads were open."""
+        moved = handoff.moved
+        num_bytes = 0 if end.generations is None else len(end.generations) * self._block_bytes
+        reading_s = 0.0 if handoff.reads else now - handoff.reading_since
+        handoff.moved = Moved(end.transport, end.why, moved.num_bytes + num_bytes, moved.reading_s + reading_s)
+
+    def _go_on(self, id: AttemptId, handoff: _Handoff, now: float) -> None:
         """Reads the blocks that are announced and not posted yet."""
         assert handoff.destination is not None
         announced, start, end = handoff.announced, handoff.posted, len(handoff.announced)
@@ -231,6 +241,8 @@ class Consumer:
             blocks, generations = announced.blocks[start:end], announced.generations[start:end]
             read = self.reads.post(id, start, handoff.producer, blocks, generations, handoff.destination[start:end])
             handoff.posted = end
+            if not handoff.reads:
+                handoff.reading_since = now
             handoff.reads.add(read.read_id)
             self._progress.read_posted(read.read_id, handoff.producer, end - start)
             self._actions.append(PostRead(read))
@@ -250,7 +262,7 @@ class Consumer:
             return
         del self._handoffs[id]
         self._release(id, handoff)
-        self._actions.append(Ready(id, handoff.announced.first_tokens, handoff.transport))
+        self._actions.append(Ready(id, handoff.announced.first_tokens, handoff.moved))
 
     def _end(self, id: AttemptId, now: float, *, report: EndReason | None) -> None:
         handoff = self._handoffs.pop(id, None)

@@ -120,7 +120,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., blocks: _Optional[_Union[BlockEvents, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "embedding_size", "knows")
+    __slots__ = ("protocol_major", "protocol_minor", "incarnation", "role", "fingerprint", "kv_protocol", "transports", "block_size", "num_blocks", "max_model_len", "max_num_seqs", "vocab_size", "model", "kernels", "guides", "time_us", "embedding_size", "knows")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class WorkerHello(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
     GUIDES_FIELD_NUMBER: _ClassVar[int]
+    TIME_US_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
     KNOWS_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
@@ -153,9 +154,10 @@ class WorkerHello(_message.Message):
     model: str
     kernels: str
     guides: bool
+    time_us: int
     embedding_size: int
     knows: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., embedding_size: _Optional[int] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., kv_protocol: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., vocab_size: _Optional[int] = ..., model: _Optional[str] = ..., kernels: _Optional[str] = ..., guides: _Optional[bool] = ..., time_us: _Optional[int] = ..., embedding_size: _Optional[int] = ..., knows: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("handles", "positions", "counts", "tokens", "finish", "cached", "logprobs", "failures", "load", "timings", "embeddings")
@@ -194,20 +196,26 @@ class Embeddings(_message.Message):
     def __init__(self, handles: _Optional[bytes] = ..., cached: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("handle", "announced_us", "admitted_us", "ready_us", "sent_us", "transport")
+    __slots__ = ("handle", "announced_us", "admitted_us", "ready_us", "sent_us", "transport", "why", "kv_bytes", "reading_us")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_US_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_US_FIELD_NUMBER: _ClassVar[int]
     READY_US_FIELD_NUMBER: _ClassVar[int]
     SENT_US_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    READING_US_FIELD_NUMBER: _ClassVar[int]
     handle: int
     announced_us: int
     admitted_us: int
     ready_us: int
     sent_us: int
     transport: str
-    def __init__(self, handle: _Optional[int] = ..., announced_us: _Optional[int] = ..., admitted_us: _Optional[int] = ..., ready_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., transport: _Optional[str] = ...) -> None: ...
+    why: str
+    kv_bytes: int
+    reading_us: int
+    def __init__(self, handle: _Optional[int] = ..., announced_us: _Optional[int] = ..., admitted_us: _Optional[int] = ..., ready_us: _Optional[int] = ..., sent_us: _Optional[int] = ..., transport: _Optional[str] = ..., why: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., reading_us: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("widths", "sampled", "top_ids", "top")

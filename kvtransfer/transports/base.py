@@ -43,6 +43,7 @@ class ReadEnd:
     read_id: int
     generations: np.ndarray | None  # uint64[n], read after the data; None: the read failed
     transport: str = ""  # its name; empty: none read anything
+    why: str = ""  # this transport, between these two workers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,8 @@ def diagnose(config: DoctorConfig) -> int:
     """
     if (config.tls_cert is None) != (config.tls_key is None):
         raise Refusal("--tls-cert and --tls-key belong together: name both")
+    if config.measure and not config.worker_addresses:
+        raise Refusal("--measure is between --workers: name them")
     from services.doctor import doctor, report
     from services.doctor.finding import exit_code, worst
 

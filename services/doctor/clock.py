@@ -1,26 +1,23 @@
-"""Clocks of two processes: how far apart they are for certain, though the answer took its time."""
+"""Clocks of other processes, compared with this machine's."""
 
 from services.doctor.finding import Finding, ok, warning
+from services.protocol.clock import certain_lead_s
 
 MAX_SKEW_S = 1.0
 
 
-def certain_skew_s(told: tuple[float, float], here: tuple[float, float]) -> float:
-    """Returns the seconds by which two clocks differ at least; 0 where they may agree.
-
-    told: earliest and latest time that the other clock may have had; here: this clock's before and after the question.
-    """
-    return max(told[0] - here[1], here[0] - told[1], 0.0)
-
-
 def check_clock(told: tuple[float, float], here: tuple[float, float]) -> Finding:
-    """Compares a clock with this machine's, as `certain_skew_s` does."""
-    skew = certain_skew_s(told, here)
-    if skew > MAX_SKEW_S:
-        direction = "ahead of" if told[0] > here[1] else "behind"
+    """Compares a clock with this machine's, as `certain_lead_s` does."""
+    return describe_lead("clock", certain_lead_s(told, here), "this machine's")
+
+
+def describe_lead(name: str, lead_s: float, other: str) -> Finding:
+    """Judges the seconds by which a clock is ahead of another one at least; below 0: behind it."""
+    if abs(lead_s) > MAX_SKEW_S:
+        direction = "ahead of" if lead_s > 0 else "behind"
         return warning(
-            "clock",
-            f"at least {skew:.1f} s {direction} this machine's",
+            name,
+            f"at least {abs(lead_s):.1f} s {direction} {other}",
             "let both take the time from NTP: certificates, responses and log lines go by it",
         )
-    return ok("clock", "agrees with this machine's")
+    return ok(name, f"agrees with {other}")

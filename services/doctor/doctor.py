@@ -1,14 +1,18 @@
 """The checks that a configuration asks for, and their order."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterator
 
+import structlog
+
 from kvtransfer.transports.one_sided import usable_means
-from services.doctor import accelerator, certificates, keys, memory, ports, processor, transports
+from services.doctor import accelerator, certificates, cluster, keys, memory, ports, processor, transports
 from services.doctor.check import Check, examine, in_thread
 from services.doctor.finding import Examined
 from services.doctor.gateway import check_gateway
+from services.doctor.handoffs import LIMIT_S, measure_handoffs
 from services.doctor.redis_server import check_redis
 from services.doctor.workers import check_workers
 from services.prefix_index.redis_tls import with_certificate
@@ -20,7 +24,15 @@ _GATEWAY_LIMIT_S = 10.0
 
 def run(config: DoctorConfig) -> list[Examined]:
     """Looks at this machine, and at all that the configuration names."""
-    return asyncio.run(examine([*_of_machine(), *_of_files(config), *_of_processes(config)]))
+    # What a gateway's own parts would log is in the findings.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    return asyncio.run(_run(config))
+
+
+async def _run(config: DoctorConfig) -> list[Examined]:
+    """Measures after all else, which would disturb it."""
+    examined = await examine([*_of_machine(), *_of_files(config), *_of_processes(config), *_of_cluster(config)])
+    return [*examined, *await examine(list(_of_handoffs(config)))]
 
 
 def _has_rdma() -> bool:
@@ -53,3 +65,14 @@ def _of_processes(config: DoctorConfig) -> Iterator[Check]:
     if (admin := config.gateway_url) is not None:
         key = next(iter(config.api_keys), None)
         yield Check("gateway", lambda: check_gateway(admin, key, rdma_here=_has_rdma()), _GATEWAY_LIMIT_S)
+
+
+def _of_cluster(config: DoctorConfig) -> Iterator[Check]:
+    if (namespace := config.namespace) is not None:
+        yield Check("kubernetes", in_thread(lambda: cluster.check_cluster(namespace)), cluster.LIMIT_S)
+
+
+def _of_handoffs(config: DoctorConfig) -> Iterator[Check]:
+    if config.measure:
+        addresses, mtls = config.worker_addresses, config.mtls
+        yield Check("handoffs", lambda: measure_handoffs(addresses, mtls, rdma_here=_has_rdma()), LIMIT_S)

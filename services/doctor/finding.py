@@ -1,7 +1,7 @@
 """Findings: what a check found, how bad it is, and what to do."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 EXIT_FINE, EXIT_WARNINGS, EXIT_ERRORS = 0, 1, 2
@@ -29,6 +29,7 @@ class Finding:
     level: Level
     found: str
     advice: str | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)  # what was measured, by names with their units
 
 
 @dataclass(frozen=True, slots=True)

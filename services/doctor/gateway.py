@@ -2,31 +2,32 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvtransfer.moved import Moved
 from services.config import TransportName, WorkerRole
-from services.doctor.clock import check_clock
-from services.doctor.finding import Finding, error, note, ok, warning
+from services.doctor.clock import check_clock, describe_lead
+from services.doctor.finding import Finding, Level, error, note, ok, warning
 
 _TIMEOUT_S = 2.0
 _DATE_SPAN_S = 2.0  # a Date header has whole seconds, and a server may make it once a second
-_PAIR_METRIC = "baton_pair_transport"
+_PAIR_WAY, _PAIR_BYTES, _PAIR_TIME = "baton_pair_transport", "baton_pair_kv_bytes", "baton_pair_reading_seconds"
 
 Worker = Mapping[str, Any]  # as /debug/ledger has it
 
 
 @dataclass(frozen=True, slots=True)
-class PairTransport:
-    """The transport of the last handoff of two workers."""
+class PairReads:
+    """Reads between two workers: the way of the last handoff, and bytes and time of all."""
 
     prefill: str
     decode: str
-    transport: str
+    moved: Moved
 
 
 async def check_gateway(url: str, key: str | None, *, rdma_here: bool) -> list[Finding]:
@@ -53,9 +54,16 @@ async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]
         advice = "--api-key or BATON_API_KEY, with the right admin"
         findings.append(note("workers", f"/debug/ledger answers {ledger.status_code}", advice))
         return findings
-    workers: list[Worker] = ledger.json()["workers"]
+    told = ledger.json()
+    workers: list[Worker] = told["workers"]
     metrics = await client.get("/metrics")
-    return [*findings, *check_roles(workers), *check_pairs(pairs_of(metrics.text), workers, rdma_here=rdma_here)]
+    return [
+        *findings,
+        *check_not_connected(told.get("not_connected", ())),
+        *check_roles(workers),
+        *check_clocks(workers, "the gateway's"),
+        *check_pairs(pairs_of(metrics.text), workers, rdma_here=rdma_here),
+    ]
 
 
 def check_date(header: str | None, here: tuple[float, float]) -> Finding:
@@ -82,33 +90,67 @@ def check_roles(workers: Sequence[Worker]) -> list[Finding]:
     return findings
 
 
-def pairs_of(metrics: str) -> list[PairTransport]:
-    """Reads the pairs out of Prometheus' text."""
-    return [
-        PairTransport(sample.labels["prefill"], sample.labels["decode"], sample.labels["transport"])
-        for family in text_string_to_metric_families(metrics)
-        if family.name == _PAIR_METRIC
-        for sample in family.samples
-        if sample.value == 1
-    ]
+def check_not_connected(links: Sequence[Mapping[str, str]]) -> list[Finding]:
+    """Tells which workers a gateway knows and has no stream to. links: addresses, and why not."""
+    advice = "look at the worker, the network, and TLS on both sides (--mtls)"
+    return [error(each["address"], f"the gateway is not connected: {each['why']}", advice) for each in links]
 
 
-def check_pairs(pairs: Sequence[PairTransport], workers: Sequence[Worker], *, rdma_here: bool) -> list[Finding]:
-    """Tells which transport each pair really used. rdma_here: this machine has an active port for RDMA."""
+def check_clocks(workers: Sequence[Worker], other: str) -> list[Finding]:
+    """Compares the clocks of connected workers with the one that `other` names."""
+    leads = {f"clock of {worker['address']}": worker.get("clock_lead_s") for worker in workers}
+    judged = [describe_lead(name, lead_s, other) for name, lead_s in leads.items() if lead_s is not None]
+    wrong = [finding for finding in judged if finding.level is not Level.OK]
+    return wrong or ([ok("clocks of workers", f"agree with {other}")] if judged else [])
+
+
+def pairs_of(metrics: str) -> list[PairReads]:
+    """Reads the pairs out of Prometheus' text. Older gateways tell less of them."""
+    ways: dict[tuple[str, str], Mapping[str, str]] = {}
+    sums: dict[tuple[str, str, str], float] = {}
+    for family in text_string_to_metric_families(metrics):
+        if family.name not in (_PAIR_WAY, _PAIR_BYTES, _PAIR_TIME):
+            continue
+        for sample in family.samples:
+            pair = sample.labels["prefill"], sample.labels["decode"]
+            if family.name == _PAIR_WAY:
+                ways[pair] = sample.labels
+            else:
+                sums[family.name, *pair] = sample.value
+    pairs = []
+    for pair, way in ways.items():
+        num_bytes, reading_s = int(sums.get((_PAIR_BYTES, *pair), 0)), sums.get((_PAIR_TIME, *pair), 0.0)
+        pairs.append(PairReads(*pair, Moved(way["transport"], way.get("why", ""), num_bytes, reading_s)))
+    return pairs
+
+
+def check_pairs(pairs: Sequence[PairReads], workers: Sequence[Worker], *, rdma_here: bool) -> list[Finding]:
+    """Tells how KV really moved between each pair. rdma_here: this machine has an active port for RDMA."""
     if not pairs:
-        return [note("handoffs", "none yet: which transport a pair uses shows after its first")]
+        return [note("handoffs", "none yet: which transport a pair uses shows after its first, or with --measure")]
     known = {worker["address"]: worker["transports"] for worker in workers}
-    return [_check_pair(pair, known, rdma_here=rdma_here) for pair in pairs]
-
-
-def _check_pair(pair: PairTransport, known: Mapping[str, Sequence[str]], *, rdma_here: bool) -> Finding:
-    name = f"{pair.prefill} to {pair.decode}"
     nixl = TransportName.NIXL.value
-    both_could = all(nixl in known.get(address, ()) for address in (pair.prefill, pair.decode))
-    if pair.transport == nixl or not both_could:
-        return ok(name, f"KV moves over {pair.transport}")
-    advice = "the decode worker's log line `reads from a worker` says why it reads no memory"
-    found = f"KV moves over {pair.transport}, though both have nixl"
-    if rdma_here:
-        return warning(name, f"{found} and a port for RDMA is active here", advice)
-    return note(name, found, advice)
+    findings = []
+    for pair in pairs:
+        both_could = all(nixl in known.get(address, ()) for address in (pair.prefill, pair.decode))
+        name, found = f"{pair.prefill} to {pair.decode}", describe_reads(pair.moved)
+        judged = judge_transport(name, found, pair.moved.transport, rdma_here=rdma_here and both_could)
+        findings.append(replace(judged, figures={"bytes": pair.moved.num_bytes, "reading_s": pair.moved.reading_s}))
+    return findings
+
+
+def describe_reads(moved: Moved) -> str:
+    """Puts reads into words: by which transport, why, and how fast."""
+    way = f"KV moves over {moved.transport}" + (f" ({moved.why})" if moved.why else "")
+    if not moved.reading_s:
+        return way
+    rate = moved.num_bytes / moved.reading_s
+    return f"{way}, {moved.num_bytes / 1e6:,.1f} MB in {moved.reading_s * 1e3:,.1f} ms: {rate / 1e9:.2f} GB/s"
+
+
+def judge_transport(name: str, found: str, transport: str, *, rdma_here: bool) -> Finding:
+    """Judges the transport of a pair. rdma_here: this machine has a port for RDMA, which both workers could use."""
+    if rdma_here and transport != TransportName.NIXL.value:
+        advice = "a port for RDMA is active here: the words in brackets say what is missing"
+        return warning(name, found, advice)
+    return ok(name, found)

@@ -50,7 +50,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def as_json(examined: Sequence[Examined]) -> str:
-    """Returns a JSON object: version, worst, and findings with group, name, level, found and advice (or null)."""
+    """Returns a JSON object: version, worst, and findings, whose advice may be null and whose figures may be none."""
     findings = [
         {
             "group": each.group,
@@ -58,6 +58,7 @@ def as_json(examined: Sequence[Examined]) -> str:
             "level": finding.level.word,
             "found": finding.found,
             "advice": finding.advice,
+            "figures": {name: round(value, 3) for name, value in finding.figures.items()},
         }
         for each in examined
         for finding in each.findings

@@ -28,6 +28,7 @@ class BlockPool:
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
+        self.num_used = 0  # blocks that were allocated at any time: those with the lowest ids. Any thread may read it
         self._evictable = EvictionQueue(num_blocks)
 
     @property
@@ -45,6 +46,7 @@ class BlockPool:
         while self._num_free < count:
             self._evict_oldest()
         self._num_free -= count
+        self.num_used = max(self.num_used, self.num_blocks - self._num_free)
         blocks = self._free[self._num_free : self._num_free + count][::-1].copy()
         self._references[blocks] = 1
         self.generations[blocks] += np.uint64(1)

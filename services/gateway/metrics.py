@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
@@ -32,7 +33,11 @@ _LOAD_GAUGES = {  # by field of Load
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }
 _WORKER_INFO = "1 for each worker; kernels: what computes its steps, a class of processors, torch or cuda."
-_PAIR_TRANSPORT = "1 for each pair of workers: by which transport its last handoff moved blocks."
+_PAIR_TRANSPORT = "1 for each pair of workers: by which transport its last handoff moved blocks, and why by this one."
+_PAIR_TOTALS = {  # by field of Moved
+    "num_bytes": ("baton_pair_kv_bytes", "KV bytes that the decode worker of a pair read from its prefill worker."),
+    "reading_s": ("baton_pair_reading_seconds", "Time of handoffs in which such reads were open, added up."),
+}
 _PHASE_BUCKETS = (0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 _PAUSE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5)
 # The phases of a request. `services/gateway/api/request_phases.py` says what they are.
@@ -80,6 +85,8 @@ class GatewayMetrics:
         self._moved = Counter("baton_kv_bytes_moved", "KV bytes read from other workers.", registry=registry)
         self._loads = WorkerLoads()
         registry.register(self._loads)
+        self._pairs = PairReads()
+        registry.register(self._pairs)
 
     def num_in_flight(self) -> int:
         """Counts the requests that are being answered."""
@@ -103,9 +110,9 @@ class GatewayMetrics:
         """See LedgerObserver."""
         self._ends.labels(reason).inc()
 
-    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
+    def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
         """See LedgerObserver."""
-        self._loads.transports[prefill, decode] = transport
+        self._pairs.add(prefill, decode, moved)
 
     def handoff_ended(self, outcome: str) -> None:
         """See LedgerObserver."""
@@ -132,8 +139,7 @@ class GatewayMetrics:
         """See DispatchObserver."""
         self._loads.kernels.pop((worker, role), None)
         self._loads.latest.pop((worker, role), None)
-        for pair in [pair for pair in self._loads.transports if worker in pair]:
-            del self._loads.transports[pair]
+        self._pairs.remove_worker(worker)
 
     def planned(self, workers: str, why: str) -> None:
         """See PlacementObserver."""
@@ -238,13 +244,43 @@ class _Buckets:
         return list(zip(bounds, accumulate(self._counts), strict=True))
 
 
+class PairReads(Collector):
+    """The reads between pairs of live workers, as decode workers told of them."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[str, str], Moved] = {}  # by prefill and decode worker: the last way, and sums
+
+    def add(self, prefill: str, decode: str, moved: Moved) -> None:
+        """Adds the reads of a handoff."""
+        before = self._pairs.get((prefill, decode), Moved())
+        num_bytes, reading_s = before.num_bytes + moved.num_bytes, before.reading_s + moved.reading_s
+        self._pairs[prefill, decode] = Moved(moved.transport, moved.why, num_bytes, reading_s)
+
+    def remove_worker(self, worker: str) -> None:
+        """Removes the pairs of a worker that is gone."""
+        for pair in [pair for pair in self._pairs if worker in pair]:
+            del self._pairs[pair]
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        labels = ["prefill", "decode"]
+        way = GaugeMetricFamily("baton_pair_transport", _PAIR_TRANSPORT, labels=[*labels, "transport", "why"])
+        for pair, moved in self._pairs.items():
+            way.add_metric([*pair, moved.transport, moved.why], 1)
+        yield way
+        for field, (name, what) in _PAIR_TOTALS.items():
+            family = CounterMetricFamily(name, what, labels=labels)
+            for pair, moved in self._pairs.items():
+                family.add_metric(list(pair), getattr(moved, field))
+            yield family
+
+
 class WorkerLoads(Collector):
     """The last loads that live workers reported, which come with every frame: they become metrics only when read."""
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, WorkerRole], str] = {}  # see WorkerHello
         self.latest: dict[tuple[str, WorkerRole], Load] = {}
-        self.transports: dict[tuple[str, str], str] = {}  # of the last handoff, by prefill and decode worker
 
     def collect(self) -> Iterator[Metric]:
         """See Collector."""
@@ -252,10 +288,6 @@ class WorkerLoads(Collector):
         for (worker, role), kernels in self.kernels.items():
             info.add_metric([worker, role.value, kernels], 1)
         yield info
-        moved = GaugeMetricFamily("baton_pair_transport", _PAIR_TRANSPORT, labels=["prefill", "decode", "transport"])
-        for (prefill, decode), transport in self.transports.items():
-            moved.add_metric([prefill, decode, transport], 1)
-        yield moved
         for field, (name, what) in _LOAD_GAUGES.items():
             family = GaugeMetricFamily(name, what, labels=["worker", "role"])
             for (worker, role), load in self.latest.items():

@@ -424,13 +424,20 @@ class DoctorConfig:
             help="Workers, to be asked whether they serve.",
         ),
     ] = ()
+    measure: Annotated[
+        bool,
+        Option(
+            help="Has each pair of --workers hand over some prompts, and measures that. It costs the workers some "
+            "seconds; with --mtls the certificate is a gateway's."
+        ),
+    ] = False
     gateway_url: Annotated[
         str | None,
         Option(
             flag="--gateway",
             metavar="URL",
-            help="A gateway by its admin port, as http://127.0.0.1:9001: its workers, the transport of each pair, and "
-            "its clock.",
+            help="A gateway by its admin port, as http://127.0.0.1:9001: its workers, how KV moved between each pair, "
+            "and its clock.",
         ),
     ] = None
     # Not shown where a configuration is printed.
@@ -459,6 +466,15 @@ class DoctorConfig:
     keys_file: Annotated[
         Path | None,
         Option(flag="--keys", parse=Path, metavar="FILE", variable=KEYS_VARIABLE, help="A gateway's keys file."),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        Option(
+            flag="--kubernetes",
+            metavar="NAMESPACE",
+            help="The cluster that kubectl would use: whether this user may install the chart in this namespace, and "
+            "what the cluster has of what the chart uses.",
+        ),
     ] = None
     strict: Annotated[bool, Option(help="Exit code 1 where there are warnings and no errors.")] = False
     as_json: Annotated[bool, Option(flag="--json", help="JSON instead of words.")] = False

@@ -20,6 +20,7 @@ import numpy as np
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.protocol.outcomes import FailureCode, FinishReason
 
 _FINISH = tuple(FinishReason)  # by number
@@ -79,7 +80,7 @@ class Timing:
     admitted_s: float | None = None  # the engine gave it slots and blocks
     ready_s: float | None = None  # all blocks of its handoff are here
     sent_s: float = 0.0  # its first row, or its failure, left
-    transport: str = ""  # how the blocks came; empty: none did
+    moved: Moved = field(default_factory=Moved)  # how the blocks of its handoff came
 
 
 @dataclass(slots=True, eq=False)

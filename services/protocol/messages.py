@@ -50,6 +50,7 @@ class WorkerHello:
     model: str = ""  # `model_digest`; empty: unknown
     kernels: str = ""  # the kernels' class of processors, "torch" or "cuda"; empty: unknown
     guides: bool = False  # it has answers match grammars
+    time_us: int = 0  # its clock when it said this: microseconds of UNIX time; 0: not told
     embedding_size: int = 0  # numbers of an embedding; 0: it makes none
     knows: frozenset[str] = frozenset()  # further fields of capsules that it acts on, see `Capsule.needs`
     protocol_major: int = PROTOCOL_MAJOR

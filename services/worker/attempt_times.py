@@ -7,11 +7,12 @@ A decoding sequence costs nothing here: it is known no more. Times are those of 
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtransfer.ids import AttemptId, GatewayId
+from kvtransfer.moved import Moved
 from services.engine.outputs import StepRows
 from services.engine.request import Request
 from services.protocol.frames import Timing
@@ -25,7 +26,7 @@ class _Times:
     announced: float | None = None
     admitted: float | None = None
     ready: float | None = None
-    transport: str = ""
+    moved: Moved = field(default_factory=Moved)
     told: bool = False
 
 
@@ -54,10 +55,10 @@ class AttemptTimes:
         if (times := self._times.get(id)) is not None and times.admitted is None:
             times.admitted = now
 
-    def ready(self, id: AttemptId, transport: str, now: float) -> None:
-        """Notes that all blocks of a handoff are here; transport: what moved them, empty where all were cached."""
+    def ready(self, id: AttemptId, moved: Moved, now: float) -> None:
+        """Notes that all blocks of a handoff are here, and how they came."""
         if (times := self._times.get(id)) is not None:
-            times.ready, times.transport = now, transport
+            times.ready, times.moved = now, moved
 
     def report_rows(self, rows: list[StepRows], frames: PendingFrames, now: float) -> None:
         """Reports the attempts whose first rows are among these, which leave now."""
@@ -84,7 +85,7 @@ class AttemptTimes:
             admitted_s=after(times.admitted),
             ready_s=after(times.ready),
             sent_s=now - times.submitted,
-            transport=times.transport,
+            moved=times.moved,
         )
         frames.add_timing(id.gateway, timing)
 

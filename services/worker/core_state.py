@@ -101,7 +101,7 @@ class CoreState:
         for id in outputs.admitted:
             self.times.admitted(id, now)
         for reserved in outputs.reserved:
-            self.consumer.reserved(reserved.id, reserved.blocks, reserved.num_cached)
+            self.consumer.reserved(reserved.id, reserved.blocks, reserved.num_cached, now)
         for embedded in outputs.embedded:
             self.times.report(embedded.id, self.frames, now)
             self.frames.add_embedding(embedded)
@@ -127,8 +127,8 @@ class CoreState:
                 self.may_admit = True
             case Arrived(id, num_blocks):
                 self.engine.arrived(id, num_blocks)
-            case Ready(id, first_tokens, transport):
-                self.times.ready(id, transport, now)
+            case Ready(id, first_tokens, moved):
+                self.times.ready(id, moved, now)
                 self.engine.ready(id, first_tokens)
             case StopComputing(id):
                 sequences.stop_computing(id)

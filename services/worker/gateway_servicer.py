@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -98,7 +99,7 @@ class GatewayServicer(worker_pb2_grpc.WorkerServicer):
         session = await self._begin(request_iterator, context)
         reader = asyncio.create_task(self._read(session, request_iterator))
         try:
-            yield pack_worker_message(self._hello)
+            yield pack_worker_message(replace(self._hello, time_us=time.time_ns() // 1000))
             if session.wants_block_events:
                 yield pack_worker_message(BlockEvents(1, snapshot=True, added=self.block_log.cached(), evicted=[]))
             async for message in session.outbox.drain():

@@ -28,6 +28,7 @@ log = structlog.get_logger()
 @dataclass(slots=True)
 class _RemoteWorker:
     transport: Transport
+    why: str  # this one
     process: ProcessIdentity | None = None  # None: its end cannot be seen from here
     lost: bool = False
     gone_since: float | None = None  # that its process was seen to be gone
@@ -93,7 +94,7 @@ class RemoteReads:
             self._remove_where_nothing_can_land(now)
         ends, self._orphans = self._orphans, []
         for transport in self._all:
-            ends += [replace(end, transport=transport.name) for end in transport.poll()]
+            ends += [replace(end, transport=transport.name, why=self._why(end)) for end in transport.poll()]
         for end in ends:
             del self._open[end.read_id]
             self._wanted.discard(end.read_id)
@@ -117,8 +118,12 @@ class RemoteReads:
             return None
         name = choice.transport.name
         log.info("reads from a worker", worker=f"{worker:016x}", address=address, transport=name, why=choice.why)
-        added = self._workers[worker] = _RemoteWorker(choice.transport)
+        added = self._workers[worker] = _RemoteWorker(choice.transport, choice.why)
         return added
+
+    def _why(self, end: ReadEnd) -> str:
+        worker = self._workers.get(self._open[end.read_id])
+        return "" if worker is None else worker.why
 
     def _remove_where_nothing_can_land(self, now: float) -> None:
         """Looks at lost producers. Polls that follow take in what a process that is gone had sent before."""

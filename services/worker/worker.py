@@ -51,6 +51,7 @@ from services.worker.gateway_servicer import GatewayServicer
 from services.worker.index_link import IndexLink
 from services.worker.kv_bytes import GrpcByteChannel, KvBytesServicer
 from services.worker.kv_streams import KvIdentity, KvServicer, KvStreams
+from services.worker.pages_ahead import PagesAhead
 from services.worker.transfer_thread import TransferThread
 
 MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this memory; best first
@@ -110,11 +111,13 @@ class Worker:
             pipeline_depth=parts.pipeline_depth,
             guidance=parts.guidance,
         )
-        generations = engine.sequences.pool.generations
+        pool = engine.sequences.pool
+        generations = pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.
         generations[:] = secrets.randbits(62)
         self._channels = Channels(parts.tls)
         self._source = BlockSource(self._worker_id, Memory(parts.runner.kv_memory(), generations))
+        self._pages = PagesAhead(parts.runner.kv_memory(), lambda: pool.num_used)
         marks = HandleMarks()
         producer = Producer(self._worker_id, marks)
         consumer = Consumer(block_bytes=parts.runner.layout.block_bytes)
@@ -141,6 +144,7 @@ class Worker:
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
         self._watching = asyncio.create_task(self._watch.run())
+        self._providing = asyncio.create_task(self._pages.run())
         port = await self._open(address)
         if self._parts.redis_url is not None:
             await self._join(self._parts.redis_url, port)
@@ -152,6 +156,7 @@ class Worker:
     async def stop(self) -> None:
         """Leaves the registry, closes the streams and ends the threads, the engine's too unless it hangs."""
         self._watching.cancel()
+        self._providing.cancel()
         if self._index is not None:
             if self._drain_until is None:
                 self._index_task.cancel()

@@ -116,6 +116,8 @@ DOCTOR: dict[str, tuple[str, Any]] = {
     "--tls-cert=c.crt": ("tls_cert", Path("c.crt")),
     "--tls-key=c.key": ("tls_key", Path("c.key")),
     "--keys=keys.json": ("keys_file", Path("keys.json")),
+    "--measure": ("measure", True),
+    "--kubernetes=chat": ("namespace", "chat"),
     "--strict": ("strict", True),
     "--json": ("as_json", True),
 }

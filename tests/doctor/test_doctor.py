@@ -29,13 +29,14 @@ SCHEMA = {
             "type": "array",
             "items": {
                 "type": "object",
-                "required": ["group", "name", "level", "found", "advice"],
+                "required": ["group", "name", "level", "found", "advice", "figures"],
                 "properties": {
                     "group": {"type": "string"},
                     "name": {"type": "string"},
                     "level": {"enum": ["ok", "note", "warning", "error"]},
                     "found": {"type": "string"},
                     "advice": {"type": ["string", "null"]},
+                    "figures": {"type": "object", "additionalProperties": {"type": "number"}},
                 },
             },
         },
@@ -96,6 +97,7 @@ def test_json_has_each_finding() -> None:
         "level": "warning",
         "found": "odd",
         "advice": "mend it",
+        "figures": {},
     }
 
 

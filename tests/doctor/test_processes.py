@@ -15,12 +15,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from kvtransfer.moved import Moved
 from loadtest.processes import free_ports
-from services.doctor.clock import certain_skew_s
 from services.doctor.finding import Level
-from services.doctor.gateway import PairTransport, check_gateway, check_pairs, check_roles
+from services.doctor.gateway import PairReads, check_clocks, check_gateway, check_pairs, check_roles
+from services.doctor.handoffs import measure_handoffs
 from services.doctor.workers import check_workers
 from services.process import lifeline
+from services.protocol.clock import certain_lead_s
 from services.tls.grpc_ends import open_port
 from services.tls.roles import CertificateRole
 from tests.certificates import Certificates
@@ -73,9 +75,9 @@ async def test_a_gateway_whose_clock_is_wrong_is_a_warning(offset_s: float, leve
 
 
 def test_clocks_differ_only_where_no_delay_explains_it() -> None:
-    assert certain_skew_s((10.0, 12.0), (11.0, 11.5)) == 0
-    assert certain_skew_s((10.0, 12.0), (15.0, 16.0)) == 3
-    assert certain_skew_s((20.0, 22.0), (15.0, 16.0)) == 4
+    assert certain_lead_s((10.0, 12.0), (11.0, 11.5)) == 0
+    assert certain_lead_s((10.0, 12.0), (15.0, 16.0)) == -3
+    assert certain_lead_s((20.0, 22.0), (15.0, 16.0)) == 4
 
 
 async def test_a_gateway_with_keys_is_asked_with_one(llama: Path, stack: Stack, tmp_path: Path) -> None:
@@ -116,10 +118,32 @@ async def test_a_stack_s_workers_and_the_transport_of_its_pair(stack: Stack) -> 
         "ready": Level.OK,
         prefill: Level.OK,
         decode: Level.OK,
+        "clocks of workers": Level.OK,
         f"{prefill} to {decode}": Level.OK,
     }
-    assert named(found, f"{prefill} to {decode}").found == "KV moves over nixl"
+    pair = named(found, f"{prefill} to {decode}")
+    assert pair.found.startswith("KV moves over nixl (its memory can be read from here (CMA)), ")
+    assert pair.figures["bytes"] > 0 < pair.figures["reading_s"]
     assert "KV by nixl or grpc" in named(found, decode).found
+
+
+async def test_handoffs_of_a_pair_are_measured(stack: Stack) -> None:
+    prefill, decode = (f"127.0.0.1:{stack.ports[name]}" for name in ("prefill-0", "decode-0"))
+    found = await measure_handoffs([prefill, decode], None, rdma_here=False)
+    pair = [finding for finding in found if finding.name == f"{prefill} to {decode}"]
+    assert {finding.level for finding in found} == {Level.OK}
+    short, long = (finding.figures for finding in pair)
+    assert (short["tokens"], long["tokens"]) == (64, 508)  # of a context of 512
+    assert 0 < short["bytes"] < long["bytes"]
+    assert all(figures["reading_ms"] > 0 < figures["after_ms"] for figures in (short, long))
+    assert "KV moves over nixl (its memory can be read from here (CMA))" in pair[0].found
+
+
+async def test_a_worker_that_is_not_there_is_an_error_of_measuring_and_the_rest_is_measured(stack: Stack) -> None:
+    (free,) = free_ports(1)
+    gone, decode = f"127.0.0.1:{free}", f"127.0.0.1:{stack.ports['decode-0']}"
+    found = levels(await measure_handoffs([gone, decode], None, rdma_here=False))
+    assert found == {gone: Level.ERROR, decode: Level.OK, "prefill workers": Level.NOTE, "clocks of workers": Level.OK}
 
 
 async def test_workers_are_asked_whether_they_serve(stack: Stack) -> None:
@@ -178,18 +202,31 @@ WORKERS = [
 
 @pytest.mark.parametrize(
     ("transport", "rdma_here", "level"),
-    [("nixl", True, Level.OK), ("grpc", False, Level.NOTE), ("grpc", True, Level.WARNING)],
+    [("nixl", True, Level.OK), ("grpc", False, Level.OK), ("grpc", True, Level.WARNING)],
 )
 def test_a_pair_that_does_not_use_the_port_for_rdma_is_a_warning(transport: str, rdma_here: bool, level: Level) -> None:
-    (found,) = check_pairs([PairTransport("a:1", "b:1", transport)], WORKERS, rdma_here=rdma_here)
+    moved = Moved(transport, "for a reason", 3_000_000_000, 1.5)
+    (found,) = check_pairs([PairReads("a:1", "b:1", moved)], WORKERS, rdma_here=rdma_here)
     assert found.level is level
+    assert found.found == f"KV moves over {transport} (for a reason), 3,000.0 MB in 1,500.0 ms: 2.00 GB/s"
+    assert found.figures == {"bytes": 3_000_000_000, "reading_s": 1.5}
 
 
 def test_a_pair_that_has_no_nixl_is_fine_over_grpc() -> None:
     without = [WORKERS[0] | {"transports": ["grpc"]}, WORKERS[1]]
-    (found,) = check_pairs([PairTransport("a:1", "b:1", "grpc")], without, rdma_here=True)
-    assert found.level is Level.OK
+    (found,) = check_pairs([PairReads("a:1", "b:1", Moved("grpc"))], without, rdma_here=True)
+    assert (found.level, found.found) == (Level.OK, "KV moves over grpc")
     assert check_pairs([], WORKERS, rdma_here=True)[0].level is Level.NOTE
+
+
+def test_clocks_of_workers_that_are_wrong_are_named() -> None:
+    right = [worker | {"clock_lead_s": 0.4} for worker in WORKERS]
+    assert levels(check_clocks(right, "the gateway's")) == {"clocks of workers": Level.OK}
+    wrong = [right[0], right[1] | {"clock_lead_s": -3.0}]
+    (found,) = check_clocks(wrong, "the gateway's")
+    assert (found.name, found.level) == ("clock of b:1", Level.WARNING)
+    assert found.found == "at least 3.0 s behind the gateway's"
+    assert check_clocks(WORKERS, "the gateway's") == []  # of an older version, which does not tell
 
 
 def test_missing_roles_are_told() -> None:

@@ -14,7 +14,7 @@ def test_populated_memory_is_there_and_unchanged() -> None:
     memory = allocate(SIZE)
     memory[SIZE // 2] = 7
     assert psutil.Process().memory_info().rss - resident < SIZE // 2
-    populate(HostBlocks(memory.reshape(4, -1)))
+    assert populate(HostBlocks(memory.reshape(4, -1)))
     assert psutil.Process().memory_info().rss - resident > SIZE * 0.9
     assert np.flatnonzero(memory).tolist() == [SIZE // 2]
     assert memory[SIZE // 2] == 7

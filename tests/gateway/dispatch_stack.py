@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.config import HandoffMode, Pooling, WorkerRole
 from services.gateway.api.generation import (
     Delta,
@@ -55,8 +56,8 @@ class Counts:
     def attempt_ended(self, reason: str) -> None:
         self.ends[reason] += 1
 
-    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
-        self.transports[prefill, decode] = transport
+    def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
+        self.transports[prefill, decode] = moved.transport
 
     def handoff_ended(self, outcome: str) -> None:
         self.handoffs[outcome] += 1

@@ -15,6 +15,7 @@ from kvtransfer.consumer import Consumer, ConsumerLimits
 from kvtransfer.handles import HandleMarks
 from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from kvtransfer.producer import Producer
 from kvtransfer.progress import ProgressLimits
 from services.config import WorkerRole
@@ -279,7 +280,7 @@ class _NoObserver:
 
     def attempt_ended(self, reason: str) -> None: ...
 
-    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None: ...
+    def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None: ...
 
     def handoff_ended(self, outcome: str) -> None: ...
 

@@ -20,6 +20,7 @@ from kvtransfer.actions import (
 from kvtransfer.consumer import Consumer, ConsumerLimits
 from kvtransfer.ids import AttemptId, GatewayId, StreamId, WorkerId
 from kvtransfer.messages import Announcement, Ended, EndReason, FirstToken, Open, Release
+from kvtransfer.moved import Moved
 from kvtransfer.transports.base import BlockRead, ReadEnd
 
 ID = AttemptId(gateway=GatewayId(1), handle=5)
@@ -28,13 +29,14 @@ PRODUCER = WorkerId(77)
 S1, S2 = StreamId(1), StreamId(2)
 FIRST = (FirstToken(ID.handle, 42, None),)
 DEADLINE = 100.0
+BLOCK_BYTES = 4096
 OPEN, RELEASE = SendToProducer(S1, Open(ID, PRODUCER)), SendToProducer(S1, Release(ID))
 
 
 @pytest.fixture
 def consumer() -> Consumer:
     """Connected to the producer."""
-    consumer = Consumer(ConsumerLimits(grace_s=3.0))
+    consumer = Consumer(ConsumerLimits(grace_s=3.0), BLOCK_BYTES)
     consumer.stream_up(PRODUCER, S1)
     return consumer
 
@@ -48,14 +50,15 @@ def announce(consumer: Consumer, first_index: int, blocks: list[int], first: tup
 
 
 def read_end(read_id: int, blocks: list[int]) -> ReadEnd:
-    return ReadEnd(read_id, np.array([block + 100 for block in blocks], dtype=np.uint64))
+    generations = np.array([block + 100 for block in blocks], dtype=np.uint64)
+    return ReadEnd(read_id, generations, "memory", "near")
 
 
 def reading(consumer: Consumer, source: list[int], destination: list[int], num_cached: int = 0) -> int:
     """A handoff whose first blocks are being read; returns the read's id."""
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, source)
-    consumer.reserved(ID, destination, num_cached)
+    consumer.reserved(ID, destination, num_cached, 0.0)
     posted = consumer.take_actions()[-1]
     assert isinstance(posted, PostRead)
     return posted.read.read_id
@@ -90,10 +93,14 @@ def test_a_handoff_from_open_to_release(consumer: Consumer) -> None:
     announce(consumer, 0, [3])
     assert actions(consumer) == [Enqueue(ID, 1)]
     announce(consumer, 1, [4], FIRST)
-    consumer.reserved(ID, [8, 9, 7], 0)
+    consumer.reserved(ID, [8, 9, 7], 0, 0.0)
     assert actions(consumer) == [Enqueue(ID, 2), Posted(1, PRODUCER, (3, 4), (8, 9), (103, 104))]
     consumer.read_ended(read_end(1, [3, 4]), 0.0)
-    assert actions(consumer) == [Arrived(ID, 2), RELEASE, Ready(ID, FIRST)]
+    assert actions(consumer) == [
+        Arrived(ID, 2),
+        RELEASE,
+        Ready(ID, FIRST, Moved("memory", "near", 2 * BLOCK_BYTES, 0.0)),
+    ]
     assert consumer.open_ids == set()
 
 
@@ -103,17 +110,37 @@ def test_what_is_announced_later_is_read_at_once(consumer: Consumer) -> None:
     assert actions(consumer) == [Enqueue(ID, 2), Posted(2, PRODUCER, (4,), (9,), (104,))]
 
 
+def test_the_time_of_reading_has_no_pause_in_it_and_counts_reads_beside_each_other_once(consumer: Consumer) -> None:
+    """Reads from 10 to 11.5 s, two of them at once, and from 20 to 20.25 s."""
+    consumer.submit(ID, PRODUCER, DEADLINE, 9.0)
+    consumer.announcement(S1, announcement(0, [3]), 9.5)
+    consumer.reserved(ID, [7, 8, 9], 0, 10.0)
+    consumer.announcement(S1, announcement(1, [4]), 10.5)
+    consumer.read_ended(read_end(1, [3]), 11.0)
+    consumer.read_ended(read_end(2, [4]), 11.5)
+    consumer.announcement(S1, announcement(2, [5], FIRST), 20.0)
+    consumer.read_ended(read_end(3, [5]), 20.25)
+    assert actions(consumer)[-1] == Ready(ID, FIRST, Moved("memory", "near", 3 * BLOCK_BYTES, 1.75))
+
+
+def test_a_handoff_without_a_read_names_no_transport(consumer: Consumer) -> None:
+    consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
+    announce(consumer, 0, [3], FIRST)
+    consumer.reserved(ID, [1], 1, 0.0)
+    assert actions(consumer)[-1] == Ready(ID, FIRST, Moved())
+
+
 def test_blocks_that_decode_holds_are_not_read(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, [3, 4, 5], FIRST)
-    consumer.reserved(ID, [1, 2, 9], 2)
+    consumer.reserved(ID, [1, 2, 9], 2, 0.0)
     assert actions(consumer)[-1] == Posted(1, PRODUCER, (5,), (9,), (105,))
 
 
 def test_more_may_be_held_than_was_announced(consumer: Consumer) -> None:
     consumer.submit(ID, PRODUCER, DEADLINE, 0.0)
     announce(consumer, 0, [3])
-    consumer.reserved(ID, [1, 2, 9], 2)
+    consumer.reserved(ID, [1, 2, 9], 2, 0.0)
     announce(consumer, 1, [4])
     assert not any(isinstance(action, Posted) for action in actions(consumer))
     announce(consumer, 2, [5], FIRST)
@@ -190,7 +217,8 @@ def test_blocks_count_as_arrived_only_in_order(consumer: Consumer) -> None:
     consumer.read_ended(read_end(first + 1, [4]), 0.0)
     assert actions(consumer) == []
     consumer.read_ended(read_end(first, [3]), 0.0)
-    assert actions(consumer) == [Arrived(ID, 3), RELEASE, Ready(ID, FIRST)]
+    ready = Ready(ID, FIRST, Moved("memory", "near", 3 * BLOCK_BYTES, 0.0))
+    assert actions(consumer) == [Arrived(ID, 3), RELEASE, ready]
 
 
 def test_an_abort_holds_back_what_is_being_read(consumer: Consumer) -> None:

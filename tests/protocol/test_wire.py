@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvtransfer.ids import GatewayId, WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from protos import worker_pb2
 from services.config import Pooling, WorkerRole
 from services.protocol import wire
@@ -103,7 +104,10 @@ def a_frame() -> Frame:
             top=np.array([-0.5, -1.25], np.float32),
         ),
         failures=[Failure(4, FailureCode.NOT_NOW, "full"), Failure(5, FailureCode.HANDOFF, "", EndReason.STALE)],
-        timings=[Timing(4, None, 0.25, None, 1.5), Timing(5, 1e-6, 2e-6, 3e-6, 4e-6, "nixl")],
+        timings=[
+            Timing(4, None, 0.25, None, 1.5),
+            Timing(5, 1e-6, 2e-6, 3e-6, 4e-6, Moved("nixl", "CMA", 1 << 33, 5e-6)),
+        ],
         embeddings=Embeddings(
             np.array([6, 8], np.uint32), np.array([0, 16], np.int32), np.array([[0.5, -1.5], [2, 3]], np.float32)
         ),

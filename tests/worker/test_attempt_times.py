@@ -1,6 +1,7 @@
 """Workers tell gateways when an attempt reached what, once, with its first row or its failure."""
 
 from kvtransfer.ids import WorkerId
+from kvtransfer.moved import Moved
 from kvtransfer.transports.memory import MemoryTransport
 from services.protocol.messages import Abort, HandTo, TakeFrom
 from services.worker.attempt_times import AttemptTimes
@@ -25,7 +26,12 @@ async def test_both_workers_of_a_handoff_say_what_they_did_when(pair: Pair):
     assert received.admitted_s is not None
     assert received.ready_s is not None
     assert 0 < received.announced_s <= received.admitted_s <= received.ready_s <= received.sent_s < 60
-    assert (computed.transport, received.transport) == ("", MemoryTransport.name)
+    assert computed.moved == Moved()
+    layout, moved = pair.workers[1].engine._core.engine.runner.layout, received.moved
+    num_blocks = -(-len(PROMPT) // layout.block_size)
+    assert (moved.transport, moved.num_bytes) == (MemoryTransport.name, num_blocks * layout.block_bytes)
+    assert moved.why.startswith("no other is on both sides")
+    assert 0 < moved.reading_s <= received.ready_s - received.admitted_s + 1e-3
 
 
 async def test_choices_of_one_prompt_have_one_timing(pair: Pair):

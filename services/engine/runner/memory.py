@@ -57,8 +57,10 @@ def allocate(num_bytes: int) -> np.ndarray:
     return np.frombuffer(memory, dtype=np.uint8)
 
 
-def populate(blocks: BlockMemory) -> None:
-    """Asks the kernel for all pages of these blocks now, with their content unchanged.
+def populate(blocks: BlockMemory, start: int = 0, end: int | None = None) -> bool:
+    """Asks the kernel for the pages of these blocks now, with their content unchanged; returns whether it gave them.
+
+    start, end: bytes of the pool, end None: to its last one.
 
     Otherwise a step or a read gets each page when it first touches it, as it does if the kernel cannot provide them now
     (Linux before 5.14). A device's memory needs no such call. Reading 24 MiB into such pages took 5 ms with all pages
@@ -66,13 +68,15 @@ def populate(blocks: BlockMemory) -> None:
     """
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
     if madvise is None or blocks.device is not None:
-        return
-    address, end = blocks.address, blocks.address + blocks.num_blocks * blocks.block_bytes
-    for start in range(address - address % mmap.PAGESIZE, end, _POPULATED_AT_ONCE):  # signals are handled in between
-        length = min(_POPULATED_AT_ONCE, end - start)
-        if madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
+        return False
+    size = blocks.num_blocks * blocks.block_bytes
+    first, last = blocks.address + start, blocks.address + (size if end is None else min(end, size))
+    for here in range(first - first % mmap.PAGESIZE, last, _POPULATED_AT_ONCE):  # signals are handled in between
+        length = min(_POPULATED_AT_ONCE, last - here)
+        if madvise(ctypes.c_void_p(here), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
             log.info("memory is not provided ahead", reason=os.strerror(ctypes.get_errno()).lower())
-            return
+            return False
+    return True
 
 
 def keep_freed_memory() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.protocol.frames import Timing
 
@@ -42,7 +43,7 @@ class AtWorker:
     ready: float | None
     sent: float
     wire_s: float  # from the gateway to the worker and back
-    transport: str
+    moved: Moved
 
     @classmethod
     def from_timing(cls, timing: Timing, sent_at: float, now: float) -> "AtWorker":
@@ -60,7 +61,7 @@ class AtWorker:
             moment(timing.ready_s),
             received + timing.sent_s,
             wire_s,
-            timing.transport,
+            timing.moved,
         )
 
 

@@ -6,6 +6,7 @@ from time import monotonic
 
 import structlog
 
+from kvtransfer.moved import Moved
 from services.gateway.api.attempt_record import AttemptRecord
 from services.gateway.api.request_phases import first_attempt, phases
 from services.gateway.api.request_record import RequestRecord
@@ -128,7 +129,7 @@ def _attempt(attempt: AttemptRecord, arrived: float) -> dict[str, object]:
                 "cached_tokens": {"predicted": attempt.predicted.get(role), "found": attempt.found.get(role)},
                 "at_ms": _since(arrived, {name: getattr(there, name) for name in names}) if there else None,
                 "wire_ms": _ms(there.wire_s) if there else None,
-                "transport": (there.transport or None) if there else None,
+                **_moved(there.moved if there else Moved()),
             }
         )
     return {
@@ -143,6 +144,15 @@ def _attempt(attempt: AttemptRecord, arrived: float) -> dict[str, object]:
             for end in attempt.ends
         ],
         **(attempt.decision.describe() if attempt.decision else {}),
+    }
+
+
+def _moved(moved: Moved) -> dict[str, object]:
+    return {
+        "transport": moved.transport or None,
+        "why_transport": moved.why or None,
+        "kv_bytes": moved.num_bytes,
+        "reading_ms": _ms(moved.reading_s),
     }
 
 

@@ -37,7 +37,11 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "available_blocks": worker.load.available_blocks,
         "quarantined_blocks": worker.load.quarantined_blocks,
         "num_blocks": worker.hello.num_blocks,
+        "block_size": worker.hello.block_size,
+        "max_model_len": worker.hello.max_model_len,
+        "vocab_size": worker.hello.vocab_size,
         "transports": worker.hello.transports,
         "max_num_seqs": worker.hello.max_num_seqs,
         "kernels": worker.hello.kernels,
+        "clock_lead_s": worker.link.clock_lead_s,
     }

@@ -270,6 +270,9 @@ class Dispatcher:
             "gateway": f"{self._gateway_id:016x}",
             "rows": [describe_entry(entry, now) for entry in self._ledger],
             "workers": [describe_worker(worker) for worker in self._fleet],
+            "not_connected": [
+                {"address": link.address, "why": link.why_not} for link in self._links.values() if not link.connected
+            ],
             "learned": asdict(self._costs.figures()),
         }
 

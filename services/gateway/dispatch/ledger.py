@@ -11,6 +11,7 @@ from typing import Protocol
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.gateway.api.attempt_record import AttemptRecord, AtWorker, Ended
 from services.gateway.api.generation import Expired, Failed, GenerationError, GenerationRequest, Unavailable
@@ -38,8 +39,8 @@ class LedgerObserver(Protocol):
     def attempt_ended(self, reason: str) -> None:
         """Counts the end of an attempt at one choice: "finished", or a HandoffOutcome without `failed_`."""
 
-    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
-        """Notes by which transport the last handoff between two workers, named by their addresses, moved its blocks."""
+    def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
+        """Notes how a handoff between two workers, named by their addresses, moved its blocks."""
 
     def handoff_ended(self, outcome: HandoffOutcome) -> None:
         """Counts the end of an attempt on a pair."""
@@ -200,9 +201,9 @@ class Ledger:
             if attempt is not None:
                 record, role = attempt.record, attempt.candidate(worker).role
                 record.at[role] = AtWorker.from_timing(timing, record.sent_at, monotonic())
-                if timing.transport and attempt.split:
+                if timing.moved.transport and attempt.split:
                     prefill, decode = record.workers[WorkerRole.PREFILL], record.workers[WorkerRole.DECODE]
-                    self._observer.blocks_moved(prefill, decode, timing.transport)
+                    self._observer.blocks_moved(prefill, decode, timing.moved)
 
     def on_failure(self, worker: WorkerId, failure: Failure) -> None:
         """A worker failed the attempts that a handle names."""

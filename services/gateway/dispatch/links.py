@@ -7,6 +7,7 @@ is silent for too long, or does not read.
 """
 
 import asyncio
+import time
 from typing import NoReturn, Protocol
 
 import grpc
@@ -14,6 +15,7 @@ import structlog
 
 from kvtransfer.ids import WorkerId
 from services.process.backoff import Backoff
+from services.protocol.clock import certain_lead_s
 from services.protocol.frames import Frame
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import BlockEvents, Command, Commands, GatewayHello, WorkerHello
@@ -70,6 +72,8 @@ class WorkerLink:
         self.address = address
         self._channels = channels
         self.tried = False  # a first session began, or could not
+        self.why_not = "not tried so far"  # there is no session, where there is none
+        self.clock_lead_s: float | None = None  # of the last worker that told its time, see `certain_lead_s`
         self._listener = listener
         self._session: _Session | None = None
 
@@ -99,20 +103,22 @@ class WorkerLink:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise asyncio.CancelledError from lost  # a call that just ended answers a cancellation by its end
                 self.tried = True
-                why, greeted = str(lost), self._session is not None
+                self.why_not, greeted = str(lost), self._session is not None
                 self._session = None
                 if greeted:
                     backoff.reset()
                     logged = None
-                if why != logged:
-                    log.warning("worker not connected", address=self.address, reason=why)
-                    logged = why
+                if self.why_not != logged:
+                    log.warning("worker not connected", address=self.address, reason=self.why_not)
+                    logged = self.why_not
             await asyncio.sleep(backoff.next_s())
 
     async def _run_session(self) -> None:
         async with self._channels.open(self.address, CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
             session = _Session(channel.stream_stream(CONNECT)(), self._listener)
+            asked_at = time.time()
             hello = await session.greet()
+            self.clock_lead_s = _clock_lead_s(hello, asked_at, time.time())
             self._listener.worker_up(self, hello)
             self._session = session
             self.tried = True
@@ -239,6 +245,11 @@ class _Session:
 
     async def _describe_end(self) -> str:
         return f"it ended the stream ({(await self._call.code()).name}: {await self._call.details() or 'no words'})"
+
+
+def _clock_lead_s(hello: WorkerHello, asked_at: float, now: float) -> float | None:
+    told = hello.time_us / 1e6
+    return certain_lead_s((told, told), (asked_at, now)) if told else None
 
 
 def _translated(error: grpc.aio.AioRpcError) -> LinkLost:

@@ -4,6 +4,7 @@ import numpy as np
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from protos import worker_pb2
 from services.protocol.frames import Embeddings, Failure, Frame, Load, PackedLogprobs, Timing
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -126,7 +127,10 @@ def _pack_timing(timing: Timing) -> worker_pb2.Timing:
         admitted_us=_microseconds(timing.admitted_s),
         ready_us=_microseconds(timing.ready_s),
         sent_us=_microseconds(timing.sent_s),
-        transport=timing.transport,
+        transport=timing.moved.transport,
+        why=timing.moved.why,
+        kv_bytes=timing.moved.num_bytes,
+        reading_us=_microseconds(timing.moved.reading_s or None),
     )
 
 
@@ -137,7 +141,7 @@ def _parse_timing(packed: worker_pb2.Timing) -> Timing:
         admitted_s=_seconds(packed.admitted_us),
         ready_s=_seconds(packed.ready_us),
         sent_s=packed.sent_us / 1e6,
-        transport=packed.transport,
+        moved=Moved(packed.transport, packed.why, packed.kv_bytes, packed.reading_us / 1e6),
     )
 
 

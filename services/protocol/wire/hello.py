@@ -24,6 +24,7 @@ _OF_WORKER = SharedFields(
     "model",
     "kernels",
     "guides",
+    "time_us",
     "embedding_size",
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.gateway.api.attempt_record import AttemptRecord, AttemptRecords, AtWorker, Ended
 from services.gateway.api.request_record import RequestRecord
@@ -67,9 +68,9 @@ def a_record(arrived: float) -> RequestRecord:
         second_worker=arrived + 5,
         ends=[Ended(0, "finished", 7, arrived + 9)],
     )
-    attempt.at[WorkerRole.PREFILL] = AtWorker(arrived + 2.1, None, arrived + 2.5, None, arrived + 3.9, 0.2, "")
+    attempt.at[WorkerRole.PREFILL] = AtWorker(arrived + 2.1, None, arrived + 2.5, None, arrived + 3.9, 0.2, Moved())
     attempt.at[WorkerRole.DECODE] = AtWorker(
-        arrived + 2.1, arrived + 3, arrived + 3.5, arrived + 4.5, arrived + 4.9, 0.2, "nixl"
+        arrived + 2.1, arrived + 3, arrived + 3.5, arrived + 4.5, arrived + 4.9, 0.2, Moved("nixl")
     )
     attempts = AttemptRecords()
     attempts.add(attempt)

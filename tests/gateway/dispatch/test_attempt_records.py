@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.config import HandoffMode, WorkerRole
 from services.gateway.api.attempt_record import MAX_KEPT, AttemptRecord
 from services.protocol.frames import Failure, Load, Timing
@@ -43,7 +44,7 @@ async def test_a_handoff_s_record_has_both_workers_in_the_order_of_what_happened
             prefill.say(replace(first, timings=[Timing(submit.handle, None, 1e-6, None, 3e-6)]))
             await generation.next()
             rest = row_frame(submit.handle, len(PROMPT), TOKENS, cached=8)
-            timing = Timing(submit.handle, 1e-6, 2e-6, 3e-6, 4e-6, "memory")
+            timing = Timing(submit.handle, 1e-6, 2e-6, 3e-6, 4e-6, Moved("memory", "near", 8192, 2e-6))
             decode.say(replace(rest, timings=[timing]))
             await read_all(generation)
         (record,) = wanted.attempts

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvtransfer.ids import WorkerId
 from kvtransfer.messages import EndReason
+from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.gateway.api.generation import Delta, Expired, Failed, GenerationRequest, TooLarge, Unavailable
 from services.gateway.dispatch.costs import CostModel
@@ -72,8 +73,8 @@ class Bench:
     def attempt_ended(self, reason: str) -> None:
         self.ends[reason] += 1
 
-    def blocks_moved(self, prefill: str, decode: str, transport: str) -> None:
-        self.transports[prefill, decode] = transport
+    def blocks_moved(self, prefill: str, decode: str, moved: Moved) -> None:
+        self.transports[prefill, decode] = moved.transport
 
     def handoff_ended(self, outcome: str) -> None:
         self.handoffs[outcome] += 1

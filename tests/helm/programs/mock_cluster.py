@@ -48,7 +48,7 @@ class Cluster(kmock.KubernetesEmulator):  # type: ignore[misc]  # kmock is in an
 
 
 @contextlib.asynccontextmanager
-async def serving(cluster: Cluster, directory: Path) -> AsyncIterator[dict[str, str]]:
+async def serving(cluster: kmock.KubernetesScaffold, directory: Path) -> AsyncIterator[dict[str, str]]:
     """An environment in which kubectl and helm find the cluster, until the context ends."""
     async with cluster, kmock.Server(cluster, port=0) as server:
         file = directory / "kubeconfig"

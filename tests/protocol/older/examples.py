@@ -6,6 +6,7 @@ checkout of the commit that tests/e2e/older.py names:
     PYTHONPATH=CHECKOUT python tests/protocol/older/examples.py > tests/protocol/older/vectors.json
 """
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -87,11 +88,18 @@ def worker_messages() -> dict[str, WorkerMessage]:
             top=np.array([-0.5, -1.25], np.float32),
         ),
         failures=[Failure(4, FailureCode.DRAINING, "drains"), Failure(5, FailureCode.HANDOFF, "", EndReason.STALE)],
-        timings=[Timing(4, None, 0.25, None, 1.5, "nixl")],
+        timings=[Timing(4, None, 0.25, None, 1.5, _moved("nixl"))],
         load=Load(1, 2, 3, 4, 5, (WorkerId(6),), 2**40, 7, 8, True),
     )
     events = BlockEvents(2**40, True, [BlockHash(bytes(range(16)))], [BlockHash(b"y" * 16)])
     return {"worker hello": hello, "frame": frame, "block events": events}
+
+
+def _moved(transport: str) -> Any:
+    """How blocks came; the older version knows the transport's name alone."""
+    if importlib.util.find_spec("kvtransfer.moved") is None:
+        return transport
+    return importlib.import_module("kvtransfer.moved").Moved(transport)
 
 
 def kv_messages() -> dict[str, Any]:
