@@ -7,6 +7,7 @@ is not the test's word: the guard of skips (tests/skip_guard.py) looks at the ma
 import ctypes
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,7 @@ import pytest
 AMX, NO_AMX, BFLOAT16, GCC = "AMX", "no AMX", "AVX-512 with bfloat16", "gcc"
 TWO_CORES, GPU, NO_GPU = "two cores", "a CUDA device", "no CUDA device"
 REDIS = "redis-server"  # a distribution's, which knows TLS
+NAMESPACES = "permission to make namespaces"  # of networks and mounts
 
 _REASON = "this machine lacks: "
 _BFLOAT16_FLAGS = ("avx512f", "avx512dq", "avx512_bf16")  # of /proc/cpuinfo
@@ -49,11 +51,16 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def _permits(*command: str) -> bool:
+    return shutil.which(command[0]) is not None and subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
+
+
 FEATURES: dict[str, Callable[[], bool]] = {
     AMX: _has_amx,
     NO_AMX: lambda: not _has_amx(),
     BFLOAT16: lambda: flags().issuperset(_BFLOAT16_FLAGS),
     REDIS: lambda: shutil.which(REDIS) is not None,
+    NAMESPACES: lambda: _permits("unshare", "--net", "--mount", "true"),
     GCC: lambda: shutil.which(GCC) is not None,
     TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,
     GPU: _has_gpu,

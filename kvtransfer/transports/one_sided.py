@@ -3,7 +3,8 @@
 UCX says nothing when it falls back to TCP, where a read needs its source's help and a reader that dies may take its
 source with it. So each process tells its host and the means that may be used there, and a reader tries the one means
 that can be tried: it reads a few bytes of the other process, as UCX would (`cma`, process_vm_readv), and compares them
-with the bytes that the other process told. RDMA cannot be tried here: two active ports of one kind count as connected.
+with the bytes that the other process told. Both must be in one network as well, by whose loopback UCX connects before.
+RDMA cannot be tried here: two active ports of one kind count as connected.
 
 A pool in device memory needs two means, since its generation words stay in host memory. On one host these are `cma` and
 CUDA IPC, which is tried likewise: the source exports its pool, the reader maps it. Between hosts they are RDMA ports
@@ -189,4 +190,13 @@ def _why_unreadable(there: Whereabouts) -> str | None:
         return f"its memory cannot be read from here (CMA: {os.strerror(ctypes.get_errno()).lower()})"
     if arrived.raw != there.probe:
         return "its process id means another process here (CMA)"
+    if not _is_in_this_network(there.pid):
+        return "it is in another network of this host, and UCX connects by its loopback before it reads (CMA)"
     return None
+
+
+def _is_in_this_network(pid: int) -> bool:
+    try:
+        return os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net")
+    except OSError:  # it ended, or is hidden
+        return False

@@ -7,12 +7,22 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 _LISTENS, _ACCEPTS, _DATAGRAM = "0A", 0x10000, "0002"  # a TCP state; a flag and a type of Unix sockets
 _INTERNET = ("tcp", "tcp6", "udp", "udp6", "udplite", "udplite6", "raw", "raw6", "icmp", "icmp6")
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+class Socket(NamedTuple):
+    """A socket that takes connections, or datagrams, as the kernel lists it."""
+
+    kind: str  # tcp, udp, ...
+    address: str
+    port: int
+    inode: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,9 @@ def listeners_of(pid: int) -> list[Listener]:
     for process in [root, *root.children(recursive=True)]:
         owners |= dict.fromkeys(_inodes(process.pid), process)
     network = Path(f"/proc/{pid}/net")
-    return [*_internet(network, owners), *_unix(network, owners)]
+    found = [each for each in sockets_of(network) if each.inode in owners]
+    internet = [Listener(owners[each.inode], each.kind, each.address, each.port) for each in found]
+    return [*internet, *_unix(network, owners)]
 
 
 def _inodes(pid: int) -> Iterator[str]:
@@ -56,14 +68,15 @@ def _inodes(pid: int) -> Iterator[str]:
             yield found[1]
 
 
-def _internet(network: Path, owners: dict[str, psutil.Process]) -> Iterator[Listener]:
+def sockets_of(network: Path) -> Iterator[Socket]:
+    """Finds those of the internet's protocols in a network, such as /proc/PID/net, whichever process has them."""
     for kind in _INTERNET:
         for line in _lines(network / kind):
             _, local, remote, state, *_ = fields = line.split()
             listens = state == _LISTENS if kind.startswith("tcp") else not int(remote.partition(":")[0], 16)
-            if listens and fields[9] in owners:
+            if listens:
                 host, _, port = local.partition(":")
-                yield Listener(owners[fields[9]], kind.removesuffix("6"), _address(host), int(port, 16))
+                yield Socket(kind.removesuffix("6"), _address(host), int(port, 16), fields[9])
 
 
 def _address(words: str) -> str:

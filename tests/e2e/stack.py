@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 
 from loadtest.ledger import leftovers
@@ -33,24 +35,31 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0, what: st
 class Endpoint:
     """A gateway's ports, and what a person could ask there. options: those that give a gateway these ports."""
 
-    def __init__(self, key: str | None = None) -> None:
-        """key: one with all rights; None: no key is asked for."""
-        self._key = key
+    def __init__(self, key: str | None = None, trusted: ssl.SSLContext | None = None) -> None:
+        """key: one with all rights; None: no key is asked for. trusted: who signed its certificate; None: no TLS."""
+        self._key, self._trusted = key, trusted
         self.port, self.grpc_port, self.admin_port = free_ports(3)
         self.options = ["--port", str(self.port), "--grpc-port", str(self.grpc_port)]
         self.options += ["--admin-port", str(self.admin_port)]
-        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or "none", max_retries=0)
+        http_client = None if trusted is None else httpx2.Client(verify=trusted, timeout=120)
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key or "none", max_retries=0, http_client=http_client
+        )
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._trusted is None else "https"
 
     def get(self, path: str) -> tuple[int, str]:
         """GET at the admin port: status and body; 0 when nobody answers."""
         headers = {"x-api-key": self._key} if self._key else {}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}{path}", headers=headers)
+        request = urllib.request.Request(f"{self._scheme}://127.0.0.1:{self.admin_port}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=60, context=self._trusted) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -88,8 +97,10 @@ class Endpoint:
 class Gateway(Endpoint):
     """A gateway process."""
 
-    def __init__(self, model: Path, options: list[str], key: str | None = None) -> None:
-        super().__init__(key)
+    def __init__(
+        self, model: Path, options: list[str], key: str | None = None, trusted: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(key, trusted)
         self._arguments = ["gateway", "--model", str(model), "--served-model-name", "tiny"]
         self._arguments += [*self.options, *options]
         self.start()
@@ -127,6 +138,7 @@ class Stack:
     mtls: Path | None = None  # has the certificates of each role, in a directory of its name
     prepare: Callable[[], None] | None = None  # called in each worker before it begins
     key: str | None = None  # with all rights at the gateways, where these ask for keys
+    trusted: ssl.SSLContext | None = None  # who signed the gateways' certificates for clients, where these have one
     workers: dict[str, WorkerProcess] = field(default_factory=dict)
     gateway: Gateway = field(init=False)
 
@@ -151,7 +163,7 @@ class Stack:
         addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
         found_by = ["--redis-url", self.redis_url] if self.redis_url else ["--workers", addresses]
         mtls = [] if self.mtls is None else ["--mtls", str(self.mtls / "gateway")]
-        return Gateway(self.model, [*found_by, *mtls, "--handoff", "always", *options], self.key)
+        return Gateway(self.model, [*found_by, *mtls, "--handoff", "always", *options], self.key, self.trusted)
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[None]:

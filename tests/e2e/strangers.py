@@ -1,8 +1,13 @@
-"""What a port says to a stranger, who has neither a certificate nor a key: in the words of the table "Ports"."""
+"""What a port says to a stranger, who has neither a certificate nor a key: in the words of the table "Ports".
 
+python -m tests.e2e.strangers HOST:PORT ...     prints the words for each, as JSON; for use in another network
+"""
+
+import json
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Set
 from typing import Any, NamedTuple
 
@@ -11,7 +16,7 @@ import httpx2
 
 from tests.test_docs import OPERATIONS
 
-NOTHING = "nothing"
+NOTHING, UNREACHABLE = "nothing", "unreachable"
 _TIMEOUT_S = 5.0
 _SHORT_S = 0.5  # for a port that takes what comes, and never says a word
 _REFUSED = (401, 403)
@@ -63,6 +68,8 @@ def _hello(host: str, port: int) -> _Hello | None:
                 refused = not connection.recv(1)  # gRPC's server speaks first, if not to this client
             except TimeoutError:  # HTTP's waits for a request
                 refused = False
+            except ssl.SSLError:  # Redis' ends it, by an alert
+                refused = True
     return _Hello(shown, refused)
 
 
@@ -105,3 +112,19 @@ def _code(channel: grpc.Channel, method: str, timeout_s: float) -> grpc.StatusCo
         code: grpc.StatusCode = error.code()
         return code
     return grpc.StatusCode.OK
+
+
+def main(targets: list[str]) -> None:
+    """See above."""
+    paths, found = documented_paths(), {}
+    for target in targets:
+        host, _, port = target.rpartition(":")
+        try:
+            found[target] = answer_of(host, int(port), paths)
+        except OSError:
+            found[target] = UNREACHABLE
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -32,18 +32,19 @@ class Server:
 
     port: int
     log: Path
+    host: str
 
     def connect(self, mtls: Path | None, options: str = "", scheme: str = "rediss") -> Client:
-        url = with_certificate(f"{scheme}://127.0.0.1:{self.port}{options}", mtls)
+        url = with_certificate(f"{scheme}://{self.host}:{self.port}{options}", mtls)
         assert url is not None
         return connect(url, timeout_s=60)
 
 
 @contextlib.contextmanager
-def running(certificates: Certificates, tmp_path: Path, *options: str) -> Iterator[Server]:
-    paths, log = certificates.paths("127.0.0.1", directory="redis"), tmp_path / "log"
-    (port,) = free_ports("127.0.0.1", 1)
-    command = [shutil.which("redis-server") or "", "--port", "0", "--tls-port", str(port), "--bind", "127.0.0.1"]
+def running(certificates: Certificates, tmp_path: Path, *options: str, host: str = "127.0.0.1") -> Iterator[Server]:
+    paths, log = certificates.paths(host, directory="redis"), tmp_path / "log"
+    (port,) = free_ports(host, 1)
+    command = [shutil.which("redis-server") or "", "--port", "0", "--tls-port", str(port), "--bind", host]
     command += ["--tls-cert-file", str(paths.chain), "--tls-key-file", str(paths.key)]
     command += ["--tls-ca-cert-file", str(paths.authorities), "--save", "", "--dir", str(tmp_path)]
     command += ["--logfile", str(log), "--loglevel", "verbose", *options]
@@ -53,7 +54,7 @@ def running(certificates: Certificates, tmp_path: Path, *options: str) -> Iterat
             assert time.monotonic() < deadline
             time.sleep(0.02)
         try:
-            yield Server(port, log)
+            yield Server(port, log, host)
         finally:
             process.kill()
 

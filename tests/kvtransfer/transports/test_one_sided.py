@@ -12,6 +12,7 @@ import pytest
 
 from kvtransfer.transports import ucx
 from kvtransfer.transports.one_sided import Here, Means, Whereabouts, usable_means
+from tests.machine import NAMESPACES, needs
 
 # Says where it is, and stays there until its input ends.
 TELLS = """
@@ -24,8 +25,8 @@ sys.stdin.read()
 
 
 @contextmanager
-def other_process() -> Iterator[Whereabouts]:
-    command = [sys.executable, "-c", TELLS]
+def other_process(*prefix: str) -> Iterator[Whereabouts]:
+    command = [*prefix, sys.executable, "-c", TELLS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         yield Whereabouts.unpack(bytes.fromhex(process.stdout.readline()))
@@ -55,6 +56,16 @@ def test_another_process_of_this_host_is_read_until_it_ends(tmp_path: Path):
     gone = here.reach(there)
     assert not gone.one_sided
     assert "no such process" in gone.why
+
+
+@needs(NAMESPACES)
+def test_a_process_in_another_network_of_this_host_is_not_read(tmp_path: Path):
+    """As in containers that share process ids. It could be read, if UCX could connect before."""
+    here = Here({}, infiniband(tmp_path))
+    with other_process("unshare", "--net") as there:
+        reach = here.reach(there)
+    assert not reach.one_sided
+    assert "another network" in reach.why
 
 
 @pytest.mark.parametrize("kept_from_it", ["reader", "source"])
