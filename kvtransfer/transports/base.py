@@ -60,6 +60,7 @@ class Reach:
 
     one_sided: bool  # without help of the worker's process
     why: str  # for the log
+    possible: bool = True  # at all; False: `why` says why not
 
 
 class Transport(Protocol):

@@ -18,13 +18,16 @@ def choose(ours: Sequence[Transport], offers: Mapping[str, bytes]) -> Choice:
     """Chooses the first transport that reads the producer without its help; else the last, which needs the least help.
 
     ours: the consumer's transports, best first. offers: the producer's descriptors, by transport. Raises TransportError
-    where no transport is on both sides, or a descriptor is not one.
+    where no transport is on both sides, where the only one cannot read the producer, or a descriptor is not one.
     """
     shared = [transport for transport in ours if transport.name in offers]
     if len(shared) < 2:
         both = f"{', '.join(transport.name for transport in ours)} here, {', '.join(offers) or 'none'} there"
         if not shared:
             raise TransportError(f"no transport is on both sides: {both}")
+        reach = shared[0].reach(offers[shared[0].name])
+        if not reach.possible:
+            raise TransportError(f"{shared[0].name} alone is on both sides, and does not get there: {reach.why}")
         return Choice(shared[0], f"no other is on both sides: {both}")
     whys = []
     for transport in shared:

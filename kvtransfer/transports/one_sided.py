@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvtransfer.process import boot_id
+from kvtransfer.transports import ucx
 from kvtransfer.transports.base import Reach
 from kvtransfer.transports.cuda_driver import IPC_HANDLE_BYTES, CudaDriver
 from kvtransfer.transports.ucx import NET_DEVICES, ROOT, TRANSPORTS, active_ports
@@ -97,6 +98,7 @@ class Here:
         """Finds the means of this process. root: where /sys and /dev are; pool: None where it is in host memory."""
         self._probe = ctypes.create_string_buffer(secrets.token_bytes(_PROBE_BYTES), _PROBE_BYTES)
         means = usable_means(environ, root)
+        self._has_network = ucx.has_network(environ, root)
         device, exported = None, None
         self._driver = None if pool is None else pool.driver
         if pool is not None:
@@ -117,7 +119,15 @@ class Here:
             return Reach(True, f"its {device}memory can be read from here ({'CUDA IPC' if device else 'CMA'})")
         if both & (Means.INFINIBAND | Means.ROCE) and (not device or both & Means.GPU_DIRECT):
             return Reach(True, f"both have an active port for RDMA ({_rdma_name(both)})")
-        return Reach(False, f"{why_not_here}, and they share no active port for RDMA of {device}memory")
+        why = f"{why_not_here}, and they share no active port for RDMA of {device}memory"
+        if self._connects(there):
+            return Reach(False, why)
+        return Reach(False, f"{why}; UCX_NET_DEVICES names no other network", possible=False)
+
+    def _connects(self, there: Whereabouts) -> bool:
+        """Tells whether UCX's TCP may get from here to there, by loopback or by a network."""
+        same_host = there.boot_id == self.whereabouts.boot_id and _is_in_this_network(there.pid)
+        return same_host or self._has_network
 
     def _why_not_cma(self, there: Whereabouts) -> str | None:
         if there.boot_id != self.whereabouts.boot_id:

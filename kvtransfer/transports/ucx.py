@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 ROOT = Path("/")
 NET_DEVICES, TRANSPORTS = "UCX_NET_DEVICES", "UCX_TLS"
+_LOOPBACK = "lo"
 
 
 class RdmaPort(NamedTuple):
@@ -33,9 +34,15 @@ class RdmaPort(NamedTuple):
 
 def settings(environ: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
     """Returns the variables to add to the environment before NIXL is set up. What is in it already stays."""
-    devices = ["lo", *(port.name for port in active_ports(root))]
+    devices = [_LOOPBACK, *(port.name for port in active_ports(root))]
     ours = {NET_DEVICES: ",".join(devices), TRANSPORTS: "^mm"}
     return {name: value for name, value in ours.items() if name not in environ}
+
+
+def has_network(environ: Mapping[str, str], root: Path = ROOT) -> bool:
+    """Tells whether UCX may use a network other than loopback over TCP: its variable names one, or is not set."""
+    rdma = {name for port in active_ports(root) for name in (port.device, port.name)}
+    return bool({name.strip() for name in environ.get(NET_DEVICES, "all").split(",")} - rdma - {_LOOPBACK})
 
 
 def active_ports(root: Path = ROOT) -> Iterator[RdmaPort]:

@@ -125,6 +125,33 @@ def test_rdma_of_one_kind_on_both_hosts_is_believed(tmp_path: Path):
     assert not here.reach(other).one_sided
 
 
+@pytest.mark.parametrize(
+    ("environ", "possible"),
+    [
+        ({"UCX_NET_DEVICES": "lo"}, False),
+        ({"UCX_NET_DEVICES": "lo,mlx5_0:1"}, False),  # without such a port on the other side
+        ({"UCX_NET_DEVICES": "lo,eth0"}, True),
+        ({}, True),
+    ],
+    ids=["loopback", "loopback and RDMA", "a network", "all"],
+)
+def test_another_host_is_reached_over_a_network_that_ucx_may_use(
+    environ: dict[str, str], possible: bool, tmp_path: Path
+):
+    here = Here(environ, infiniband(tmp_path / "a", mlx5_0=("4: ACTIVE", "InfiniBand")))
+    there = replace(Here({}, infiniband(tmp_path / "b")).whereabouts, boot_id=bytes(36))
+    reach = here.reach(there)
+    assert (reach.one_sided, reach.possible) == (False, possible)
+    assert ("UCX_NET_DEVICES names no other network" in reach.why) != possible
+
+
+def test_a_process_of_this_host_is_reached_by_loopback_where_its_memory_cannot_be_read(tmp_path: Path):
+    here = Here({"UCX_NET_DEVICES": "lo", "UCX_TLS": "tcp"}, infiniband(tmp_path))
+    with other_process() as there:
+        reach = here.reach(there)
+    assert (reach.one_sided, reach.possible) == (False, True)
+
+
 def test_ucx_listens_on_loopback_alone_and_has_the_active_ports_for_rdma(tmp_path: Path):
     """Its shared memory, for which it makes sockets too, would never be used. What a user chose stays."""
     assert ucx.settings({}, infiniband(tmp_path)) == {"UCX_NET_DEVICES": "lo", "UCX_TLS": "^mm"}
