@@ -18,6 +18,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ class Node:
         self.manifests = manifests
         self._directory = directory
         self._programs = programs
+        self._pods = count()  # each has volumes of its own
         rendered = of_kind(manifests, "Secret").items()
         decoded = {name: {key: base64.b64decode(text) for key, text in each["data"].items()} for name, each in rendered}
         self._secrets: dict[str, Mapping[str, bytes]] = {**decoded, **(secrets or {})}
@@ -103,11 +105,11 @@ class Node:
         """Directories in the place of the pod's mounted Secrets and, for Redis, of all its volumes."""
         pod = pod_of(workload(self.manifests, component))
         volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
-        found = {}
+        own, found = self._directory / f"{component}-{next(self._pods)}", {}
         for mount in pod["containers"][0].get("volumeMounts", []):
             secret = volumes.get(mount["name"], {}).get("secret")
             if secret is not None or component == "redis":
-                found[mount["mountPath"]] = directory = self._directory / component / mount["name"]
+                found[mount["mountPath"]] = directory = own / mount["name"]
                 directory.mkdir(parents=True)
             if secret is not None:
                 write_secret(self._secrets[secret["secretName"]], directory)
