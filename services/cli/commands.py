@@ -14,9 +14,9 @@ from services.cli.options import Values, add_command
 from services.config import MTLS_VARIABLE, REDIS_URL_VARIABLE, LoadFormat, WorkerRole
 from services.config.engine import EngineConfig
 from services.config.option import Refusal, build
+from services.doctor.config import DoctorConfig
 from services.process.configs import (
     WORKER_PORTS,
-    DoctorConfig,
     GatewayConfig,
     ModelChoice,
     ProcessSettings,
@@ -165,5 +165,5 @@ add_command(
     "doctor",
     lambda values: diagnose(build(DoctorConfig, values)),
     DoctorConfig,
-    purpose="Looks at this machine, and at the Redis, workers, gateway and files that it is told of. Changes nothing.",
+    purpose="Looks at this machine, and at the Redis, workers, gateway, cluster and files that it is told of.",
 )

@@ -3,7 +3,7 @@
 import typer
 
 from services.config.option import Refusal
-from services.process.configs import DoctorConfig
+from services.doctor.config import DoctorConfig
 
 
 def diagnose(config: DoctorConfig) -> int:

@@ -10,13 +10,13 @@ import structlog
 from kvtransfer.transports.one_sided import usable_means
 from services.doctor import accelerator, certificates, cluster, keys, memory, ports, processor, transports
 from services.doctor.check import Check, examine, in_thread
+from services.doctor.config import DoctorConfig
 from services.doctor.finding import Examined
 from services.doctor.gateway import check_gateway
 from services.doctor.handoffs import LIMIT_S, measure_handoffs
 from services.doctor.redis_server import check_redis
 from services.doctor.workers import check_workers
 from services.prefix_index.redis_tls import with_certificate
-from services.process.configs import DoctorConfig
 
 _REDIS_LIMIT_S = 10.0
 _GATEWAY_LIMIT_S = 10.0

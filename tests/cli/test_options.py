@@ -34,10 +34,10 @@ from services.config import (
 )
 from services.config.engine import EngineConfig
 from services.config.option import OptionField, options_of
+from services.doctor.config import DoctorConfig
 from services.launcher import main as launcher
 from services.process.configs import (
     WORKER_PORTS,
-    DoctorConfig,
     GatewayConfig,
     ModelChoice,
     ProcessSettings,
