@@ -160,8 +160,13 @@ def test_a_second_signal_does_not_wait_for_a_deaf_child() -> None:
 
 def ask(stack: Stack) -> list[str]:
     """What a restart says."""
-    wait_for(stack.control.exists)
+    wait_for(lambda: listens(stack.control))  # the socket is there a moment before it is listened at
     return list(control.ask(stack.control, "restart"))
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -231,7 +236,7 @@ def test_a_stack_that_ends_during_a_restart_ends_all_and_says_so() -> None:
 def test_a_restart_whose_client_leaves_ends_the_successor_and_leaves_the_old_child(stack: Stack) -> None:
     worker = stack.child(stack.ports[0])
     stack.control.with_name("manner").write_text("slow")
-    wait_for(stack.control.exists)
+    wait_for(lambda: listens(stack.control))  # the socket is there a moment before it is listened at
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(stack.control))
         client.sendall(b"restart\n")
