@@ -111,7 +111,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
-    quotas = _shared_quotas(redis, metrics)
+    quotas = None if config.serving.keys_file is None else _shared_quotas(redis, metrics)
     followed, keys = _keys(config.serving, _quota_maker(quotas or LocalQuotas(), metrics))
     parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
     servicer = InferenceServicer(

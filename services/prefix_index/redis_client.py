@@ -49,9 +49,13 @@ class Client:
         self.redis = redis
         self._timeout_s = timeout_s
 
-    def script(self, name: str) -> "Script":
-        """A script of the folder `lua`; it is loaded where the server does not have it."""
-        source = resources.files(__package__).joinpath(f"lua/{name}.lua").read_text()
+    def script(self, name: str, beginning: str = "") -> "Script":
+        """A script of the folder `lua`; it is loaded where the server does not have it.
+
+        beginning: another one there, whose functions it calls; empty: none.
+        """
+        folder = resources.files(__package__).joinpath("lua")
+        source = "".join(folder.joinpath(f"{part}.lua").read_text() for part in (beginning, name) if part)
         return Script(self.redis.register_script(source), self)
 
     async def within_limit(self, call: Awaitable[T]) -> T:

@@ -59,11 +59,23 @@ class LocalQuotas:
 
     def end(self, ask: Ask, taken: Taken, generated: int) -> None:
         """Does what `settle` does."""
-        counts, limit = self._counts[ask.key_id], ask.limits.tokens_per_minute
-        counts.running.discard(ask.lease)
-        if limit is not None:
-            part = part_of(limit, taken.share)
+        self.stop(ask)
+        if (limit := ask.limits.tokens_per_minute) is not None:
+            counts, part = self._counts[ask.key_id], part_of(limit, taken.share)
             counts.tokens_empty = max(counts.tokens_empty, self._clock()) + generated * WINDOW_S / part
+
+    def stop(self, ask: Ask) -> None:
+        """Counts a request as running no more."""
+        if (counts := self._counts.get(ask.key_id)) is not None:
+            counts.running.discard(ask.lease)
+
+    def fill_up(self, key_id: str, other: "LocalQuotas") -> None:
+        """Has a key's buckets at least as full as another store has them, and all its requests run that run there."""
+        if (theirs := other._counts.get(key_id)) is not None:
+            ours = self._counts.setdefault(key_id, _Counts())
+            ours.requests_empty = max(ours.requests_empty, theirs.requests_empty)
+            ours.tokens_empty = max(ours.tokens_empty, theirs.tokens_empty)
+            ours.running |= theirs.running
 
     def empty(self) -> None:
         """Empties the buckets of all keys. Requests go on running."""

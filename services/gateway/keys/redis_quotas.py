@@ -1,7 +1,8 @@
 """Limits counted in Redis, by all gateways together, in one round trip when a request begins and one when it has ended.
 
 Every gateway tells Redis every few seconds that it lives, and learns how many do. While Redis does not answer, each
-gateway counts alone, from where Redis was, against an equal part of the limits: one for each gateway that lived.
+gateway counts alone, from where Redis was, against an equal part of the limits: one for each gateway that lived. What
+it counted alone counts the next time too that Redis does not answer: many short times grant no more than a long one.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import islice
 
 import structlog
 
@@ -16,13 +18,14 @@ from services.gateway.api.generation import Refusal
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import Ask, Taken
 from services.prefix_index.breaker import CircuitBreaker
-from services.prefix_index.redis_client import UNREACHABLE, Client, ScriptCall
+from services.prefix_index.redis_client import UNREACHABLE, Client, Script, ScriptCall
 
 INTERVAL_S = 2.0  # between two beats
 GATEWAY_LEASE_S = 10.0  # a gateway that does not say that it lives counts for so long
 LEASE_S = 30.0  # a request of a gateway that died counts as running for so long
 _RENEWED_AFTER_S = 10.0
 _MAX_UNANSWERED = 10_000
+_AT_ONCE = 100  # requests that are undone in one round trip
 _GATEWAYS = "baton:limits:gateways"
 _REFUSALS = {1: Refusal.KEY_CONCURRENT, 2: Refusal.KEY_REQUESTS, 3: Refusal.KEY_TOKENS}
 
@@ -30,14 +33,16 @@ log = structlog.get_logger()
 
 
 class RedisQuotas:
-    """A QuotaStore in Redis. num_gateways: that live, as Redis last said."""
+    """A QuotaStore in Redis. num_gateways: how many live, as Redis last said."""
 
     def __init__(self, client: Client, breaker: CircuitBreaker, clock: Callable[[], float] = time.monotonic) -> None:
-        self._take, self._settle, self._undo = map(client.script, ("limits", "settle", "undo"))
-        self._renew, self._gateways = client.script("renew"), client.script("gateways")
+        names = ("limits", "settle", "undo", "renew", "gateways")
+        scripts = [client.script(name, beginning="limit_state") for name in names]
+        self._take, self._settle, self._undo, self._renew, self._gateways = scripts
         self._breaker = breaker
         self._clock = clock
-        self._local = LocalQuotas(clock)  # the buckets as Redis last said, and the requests that run here
+        self._seen = LocalQuotas(clock)  # the buckets as Redis last said, and the requests that it let in here
+        self._counted_alone = LocalQuotas(clock)
         self._id = secrets.token_hex(8)
         self.num_gateways = 1
         self._crowded: set[str] = set()  # keys that had too many requests running, as Redis last said
@@ -52,25 +57,29 @@ class RedisQuotas:
     async def look(self, ask: Ask) -> Taken:
         """See QuotaStore. Redis is asked where it alone can know: whether requests of other gateways still run."""
         if self.alone:
-            return self._local.look_at_share(ask, self.num_gateways)
-        seen = self._local.look_at_share(ask, 1)
+            return self._share_of(ask).look_at_share(ask, self.num_gateways)
+        seen = self._seen.look_at_share(ask, 1)
         if seen.refusal is not None or ask.key_id not in self._crowded:
             return seen
-        return await self._answer(ask, only_look=True) or self._local.look_at_share(ask, self.num_gateways)
+        return await self._answer(ask, only_look=True) or self._share_of(ask).look_at_share(ask, self.num_gateways)
 
     async def take(self, ask: Ask) -> Taken:
         """See QuotaStore."""
         taken = await self._answer(ask, only_look=False)
         if taken is None:
-            return self._local.take_share(ask, self.num_gateways)
-        self._local.note(ask, taken)
+            return self._share_of(ask).take_share(ask, self.num_gateways)
+        self._seen.note(ask, taken)
         if taken.refusal is None and ask.limits.max_concurrent is not None:
             self._renewed[ask.lease] = ask, self._clock()
         return taken
 
     async def settle(self, ask: Ask, taken: Taken, generated: int) -> None:
         """See QuotaStore. Where Redis does not answer, the request's lease ends by itself, and its answer is free."""
-        self._local.end(ask, taken, generated)
+        ours, other = self._seen, self._counted_alone
+        if taken.alone:
+            ours, other = other, ours
+        ours.end(ask, taken, generated)
+        other.stop(ask)
         self._renewed.pop(ask.lease, None)
         if taken.alone or (began := self._breaker.let_through()) is None:
             return
@@ -94,11 +103,7 @@ class RedisQuotas:
             lease_ms = int(GATEWAY_LEASE_S * 1000)
             self.num_gateways = int(await self._gateways([_GATEWAYS], [self._id, lease_ms]))
             await self._renew_leases()
-            for lease, ask in list(self._unanswered.items()):
-                limits = ask.limits
-                rates = limits.requests_per_minute or 0, limits.tokens_per_minute or 0
-                await self._undo(_keys(ask), [*rates, ask.tokens, lease])
-                self._unanswered.pop(lease, None)
+            await self._undo_unanswered()
             self._answered()
         except UNREACHABLE as error:
             self._unreachable(began, error)
@@ -108,13 +113,25 @@ class RedisQuotas:
         for ask, renewed in self._renewed.values():
             if now - renewed >= _RENEWED_AFTER_S:
                 due[_running(ask)].append(ask)
-        for asks in due.values():
-            self._renewed |= {ask.lease: (ask, now) for ask in asks}
         lease_ms = int(LEASE_S * 1000)
-        calls: list[ScriptCall] = [([key], [lease_ms, *(ask.lease for ask in asks)]) for key, asks in due.items()]
-        for answer in await self._renew.each(calls) if calls else []:
-            if isinstance(answer, BaseException):
-                raise answer
+        await _each(self._renew, [([key], [lease_ms, *(ask.lease for ask in asks)]) for key, asks in due.items()])
+        asked = [ask for asks in due.values() for ask in asks]
+        self._renewed |= {ask.lease: (ask, now) for ask in asked if ask.lease in self._renewed}  # others have ended
+
+    async def _undo_unanswered(self) -> None:
+        while batch := list(islice(self._unanswered.values(), _AT_ONCE)):
+            calls: list[ScriptCall] = []
+            for ask in batch:
+                rates = (ask.limits.requests_per_minute or 0, ask.limits.tokens_per_minute or 0)
+                calls.append((_keys(ask), [*rates, ask.tokens, ask.lease]))
+            await _each(self._undo, calls)
+            for ask in batch:
+                self._unanswered.pop(ask.lease, None)
+
+    def _share_of(self, ask: Ask) -> LocalQuotas:
+        """Returns what counts while Redis does not answer: from where Redis was, and what was counted so before."""
+        self._counted_alone.fill_up(ask.key_id, self._seen)
+        return self._counted_alone
 
     async def _answer(self, ask: Ask, only_look: bool) -> Taken | None:
         """Returns Redis' answer; None: there was none in time, or Redis was not asked."""
@@ -147,7 +164,7 @@ class RedisQuotas:
 
     def _answered(self) -> None:
         if self._breaker.broken:
-            self._local.empty()  # what this gateway counted alone is not what Redis counts
+            self._seen.empty()  # Redis says anew how full they are
             log.info("limits of keys are counted in Redis again")
         self._breaker.succeeded()
 
@@ -155,6 +172,13 @@ class RedisQuotas:
         if not self._breaker.broken:
             log.warning("limits of keys are counted by this gateway alone", reason=str(error))
         self._breaker.failed(began)
+
+
+async def _each(script: Script, calls: list[ScriptCall]) -> None:
+    """Runs a script for each call. Raises one of UNREACHABLE where any of them failed."""
+    for answer in await script.each(calls) if calls else []:
+        if isinstance(answer, BaseException):
+            raise answer
 
 
 def _keys(ask: Ask) -> list[str]:

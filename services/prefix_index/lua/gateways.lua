@@ -1,18 +1,14 @@
--- A gateway that asks for keys lives.
+-- Notes that a gateway lives which asks its clients for keys.
 --
--- KEYS[1]   gateways: ids with the time, in us, until which they count, packed
+-- KEYS[1]   gateways: a lease for each id
 -- ARGV[1]   the gateway's id
 -- ARGV[2]   how long it counts from now, in ms
--- Returns   how many gateways count
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local packed = redis.call('GET', KEYS[1])
-local found, number = {}, 1
-for id, ends in pairs(packed and cmsgpack.unpack(packed) or {}) do
-  if ends > now and id ~= ARGV[1] then
-    found[id], number = ends, number + 1
-  end
+-- Returns   how many gateways live
+local leases = read_leases(KEYS[1])
+leases[ARGV[1]] = now + tonumber(ARGV[2]) * 1000
+keep_leases(KEYS[1], leases)
+local number = 0
+for _ in pairs(leases) do
+  number = number + 1
 end
-found[ARGV[1]] = now + tonumber(ARGV[2]) * 1000
-redis.call('SET', KEYS[1], cmsgpack.pack(found), 'PX', ARGV[2])
 return number

@@ -1,19 +1,14 @@
--- Requests of a key still run: their leases last longer. One that is not there stays away: its request was settled.
+-- Has the leases of requests that still run last longer. A lease that is not there is not made again: its request was
+-- settled, or it ran out.
 --
 -- KEYS[1]      running, as KEYS[3] of limits.lua
 -- ARGV[1]      how long the leases last from now, in ms
 -- ARGV[2]...   the names of the leases
-local packed = redis.call('GET', KEYS[1])
-if not packed then
-  return 0
-end
-local time = redis.call('TIME')
-local ends = time[1] * 1000000 + time[2] + tonumber(ARGV[1]) * 1000
-local leases = cmsgpack.unpack(packed)
+local leases = read_leases(KEYS[1])
 for index = 2, #ARGV do
   if leases[ARGV[index]] then
-    leases[ARGV[index]] = ends
+    leases[ARGV[index]] = now + tonumber(ARGV[1]) * 1000
   end
 end
-redis.call('SET', KEYS[1], cmsgpack.pack(leases), 'PX', 86400000)
+keep_leases(KEYS[1], leases)
 return 1

@@ -1,21 +1,18 @@
--- A request of a key with limits has ended: it runs no more, and the tokens of its answer count, whatever the limit.
+-- Ends a request of a key with limits: it runs no more, and the tokens of its answer count, whatever the limit. A
+-- repeated call counts them once.
 --
 -- KEYS      as those of limits.lua
 -- ARGV[1]   tokens per minute; 0: no limit
 -- ARGV[2]   tokens that were generated
 -- ARGV[3]   the name of the request's lease
-local packed = redis.call('GET', KEYS[3])
-if packed then
-  local leases = cmsgpack.unpack(packed)
-  leases[ARGV[3]] = nil
-  redis.call('SET', KEYS[3], cmsgpack.pack(leases), 'PX', 86400000)
+if text(KEYS[4]) == 'settled' then
+  return 0
 end
-redis.call('DEL', KEYS[4])
+redis.call('SET', KEYS[4], 'settled', 'PX', 5000)
+local leases = read_leases(KEYS[3])
+leases[ARGV[3]] = nil
+keep_leases(KEYS[3], leases)
 if ARGV[1] ~= '0' and ARGV[2] ~= '0' then
-  local time = redis.call('TIME')
-  local now = time[1] * 1000000 + time[2]
-  local level = math.max(0, tonumber(redis.call('GET', KEYS[2]) or '0') - now)
-  level = level + tonumber(ARGV[2]) * 60000000 / tonumber(ARGV[1])
-  redis.call('SET', KEYS[2], string.format('%.0f', now + level), 'PX', string.format('%.0f', level / 1000 + 1000))
+  keep_level(KEYS[2], level(KEYS[2]) + tonumber(ARGV[2]) * WINDOW / tonumber(ARGV[1]))
 end
 return 0

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -41,16 +42,18 @@ async def gateways(server: RedisServer, number: int, timeout_s: float = 60) -> A
 
 
 async def until_it_answers(gateway: RedisQuotas) -> None:
-    """Until the gateway has asked Redis again."""
-    while gateway.alone:
-        await asyncio.sleep(0.05)
-        await gateway.beat()
+    """Waits until the gateway has asked Redis again."""
+    async with asyncio.timeout(60):
+        while gateway.alone:
+            await asyncio.sleep(0.05)
+            await gateway.beat()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Until it holds."""
-    while not condition():
-        await asyncio.sleep(0.01)
+    """Waits until the condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 ASKED = st.lists(st.one_of(st.integers(1, 6), st.none()), min_size=1, max_size=12)  # tokens; None: the oldest ends
@@ -129,7 +132,65 @@ async def test_gateways_share_again_once_redis_is_back(server: RedisServer):
             server.start()
         for gateway in two:
             await until_it_answers(gateway)
-        assert [await num_taken(gateway, 50, requests_per_minute=10) for gateway in two] == [10, 0]
+        assert [await num_taken(gateway, 50 * n, requests_per_minute=10) for n, gateway in enumerate(two, 1)] == [10, 0]
+
+
+async def test_two_short_times_without_redis_grant_no_more_than_one(server: RedisServer):
+    """No time passes on the gateway's clock."""
+    server.admin.flushall()
+    client = connect(server.url, 0.5)
+    gateway = RedisQuotas(client, CircuitBreaker(asyncio.get_running_loop().time), lambda: 0.0)
+    await gateway.beat()
+    granted = []
+    for number in range(2):
+        server.freeze()
+        try:
+            granted.append(await num_taken(gateway, 100 * number, requests_per_minute=10))
+        finally:
+            server.thaw()
+        await until_it_answers(gateway)
+    await client.aclose()
+    assert granted == [10, 0]
+
+
+async def test_rubbish_at_a_key_of_redis_closes_no_limit_and_is_replaced(server: RedisServer):
+    async with gateways(server, 1) as (one,):
+        for rubbish in (b"\x93\x01", b"\xc0", b"text"):
+            server.admin.flushall()
+            server.admin.set("baton:limits:{key-0}:running", rubbish)
+            server.admin.set("baton:limits:{key-0}:requests", rubbish)
+            server.admin.lpush("baton:limits:{key-0}:tokens", rubbish)
+            server.admin.set("baton:limits:gateways", rubbish)
+            limits = {"requests_per_minute": 10, "tokens_per_minute": 3, "max_concurrent": 9}
+            assert await num_taken(one, 0, **limits) == 3
+            await one.beat()
+            assert (one.alone, one.num_gateways) == (False, 1)
+
+
+async def test_a_call_that_a_client_of_a_cluster_repeats_counts_once(server: RedisServer):
+    limits = {"requests_per_minute": 10, "tokens_per_minute": 100, "max_concurrent": 9}
+    async with gateways(server, 1) as (one,):
+        wanted = ask(1, 20, **limits)
+        for _ in range(3):
+            taken = await one.take(wanted)
+            assert (taken.refusal, taken.requests_s, taken.tokens_s) == (None, approx(6), approx(12))
+        for _ in range(3):
+            await one.settle(wanted, taken, 50)
+        assert (await one.take(ask(2, 10, **limits))).tokens_s == approx(48)
+
+
+async def test_nothing_of_requests_that_ended_stays_for_long(server: RedisServer):
+    async with gateways(server, 1) as (one,):
+        wanted = ask(1, max_concurrent=2)
+        await one.settle(wanted, await one.take(wanted), 1)
+        left = {key: server.admin.pttl(key) for key in server.admin.keys("baton:limits:{*")}
+    assert set(left) <= {b"baton:limits:{key-0}:counted:lease-1"}
+    assert all(0 < lifetime <= 5000 for lifetime in left.values())
+
+
+def approx(seconds: float) -> Any:
+    """So many seconds, less what flowed back on a slow machine."""
+    return pytest.approx(seconds, abs=2)
 
 
 async def test_a_gateway_that_is_gone_has_no_part(server: RedisServer):
@@ -202,12 +263,12 @@ async def test_requests_of_a_gateway_that_died_run_for_half_a_minute(server: Red
         await dying.take(ask(1, max_concurrent=1))
         for _ in range(3):  # the request goes on, and is renewed
             now[0] += 10
-            age_packed(server, "baton:limits:{key-0}:running", 25)
+            age_packed(server, "baton:limits:{key-0}:running", 15)
             await dying.beat()
         await client.aclose()
-        age_packed(server, "baton:limits:{key-0}:running", LEASE_S - 1)
+        age_packed(server, "baton:limits:{key-0}:running", LEASE_S - 20)
         assert (await other.take(ask(2, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
-        age_packed(server, "baton:limits:{key-0}:running", 1)
+        age_packed(server, "baton:limits:{key-0}:running", 20)
         assert (await other.take(ask(2, max_concurrent=1))).refusal is None
 
 
@@ -253,7 +314,7 @@ async def test_whether_requests_of_other_gateways_still_run_is_asked_again(serve
         assert (await one.look(ask(0, max_concurrent=1))).refusal is Refusal.KEY_CONCURRENT
         await other.settle(running, taken, 0)
         assert (await one.look(ask(0, max_concurrent=1))).refusal is None
-        assert server.admin.keys("*:counted:*") == []
+        assert server.admin.keys("*:counted:") == []  # of a look
         assert (await one.take(ask(3, max_concurrent=1))).refusal is None
 
 
