@@ -1,12 +1,12 @@
 """Options that do not go together, or not with this machine. Each is refused before a model is fetched."""
 
-import ipaddress
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
+from services.config.hosts import is_loopback
 from services.config.option import Refusal
 
 
@@ -62,13 +62,3 @@ def _check_keys_file(path: Path) -> None:
         read_keys(path)
     except KeysFileError as error:
         raise Refusal(str(error)) from error
-
-
-def is_loopback(host: str) -> bool:
-    """True for an address that this machine alone reaches."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: who knows where it leads
-        return False

@@ -2,6 +2,7 @@
 
 import typer
 
+from services.cli.tls_checks import check_both_named
 from services.config.option import Refusal
 from services.doctor.config import DoctorConfig
 
@@ -11,8 +12,7 @@ def diagnose(config: DoctorConfig) -> int:
 
     Raises Refusal.
     """
-    if (config.tls_cert is None) != (config.tls_key is None):
-        raise Refusal("--tls-cert and --tls-key belong together: name both")
+    check_both_named(config.tls_cert, config.tls_key)
     if config.measure and not config.worker_addresses:
         raise Refusal("--measure is between --workers: name them")
     from services.doctor import doctor, report

@@ -1,11 +1,12 @@
 """Refusals of plain text on addresses that other machines reach, and of certificates that contradict each other."""
 
 import json
+from pathlib import Path
 
 import typer
 
-from services.cli.checks import is_loopback
 from services.config import LogFormat
+from services.config.hosts import is_loopback
 from services.config.option import Refusal
 from services.process.configs import ProcessSettings, ServingSettings, UpConfig, WorkerConfig
 
@@ -25,8 +26,7 @@ def check_serving(serving: ServingSettings, process: ProcessSettings, *, makes_t
 
     makes_tls: the command makes a certificate.
     """
-    if (serving.tls_cert is None) != (serving.tls_key is None):
-        raise Refusal("--tls-cert and --tls-key belong together: name both")
+    check_both_named(serving.tls_cert, serving.tls_key)
     if makes_tls or serving.tls_cert is not None:
         return
     dangers = {
@@ -39,6 +39,12 @@ def check_serving(serving: ServingSettings, process: ProcessSettings, *, makes_t
             needs = "--tls-cert and --tls-key, or --allow-plaintext"
             raise Refusal(f"{flag} {host} needs {needs}: without TLS, {danger}")
         _warn(f"plain text at {flag} {host}: {danger}", process.log_format)
+
+
+def check_both_named(tls_cert: Path | None, tls_key: Path | None) -> None:
+    """Raises Refusal for half of a certificate."""
+    if (tls_cert is None) != (tls_key is None):
+        raise Refusal("--tls-cert and --tls-key belong together: name both")
 
 
 def check_own_tls(config: UpConfig) -> None:

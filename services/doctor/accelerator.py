@@ -31,6 +31,7 @@ async def check_accelerators() -> list[Finding]:
     finally:
         if process.returncode is None:
             process.kill()
+            await process.wait()
     if process.returncode != 0:
         last = complaints.decode(errors="replace").strip().rpartition("\n")[2]
         raise CannotCheck(f"torch cannot be loaded, so no worker can run here: {last}")

@@ -32,10 +32,21 @@ def _check_files(paths: CertificatePaths) -> list[Finding]:
         fit = error("files", str(reason), "no process starts with these; one that runs keeps the older ones")
     else:
         fit = ok("files", f"{paths.chain} fits its key" + ("" if paths.authorities is None else " and its authority"))
-    lasting = [(paths.chain, "certificate"), *([] if paths.authorities is None else [(paths.authorities, "authority")])]
-    now = datetime.now(UTC)
-    parsed = [(name, certificates) for file, name in lasting if (certificates := _parse(file))]
-    return [fit, *(check_expiry(*each, now) for each in parsed), check_key_file(paths.key)]
+    now, chain = datetime.now(UTC), _parse(paths.chain)
+    authorities = [] if paths.authorities is None else _parse(paths.authorities)
+    lasting = [check_expiry("certificate", chain, now)] if chain else []
+    return [fit, *lasting, *check_authorities(authorities, now), check_key_file(paths.key)]
+
+
+def check_authorities(authorities: list[x509.Certificate], now: datetime) -> list[Finding]:
+    """Tells when the last of them ends: beside a new one, the old one may have ended."""
+    if not authorities:
+        return []
+    ended = [certificate for certificate in authorities if certificate.not_valid_after_utc <= now]
+    findings = [check_expiry("authority", [max(authorities, key=lambda each: each.not_valid_after_utc)], now)]
+    if ended and len(ended) < len(authorities):
+        findings.append(note("ended authorities", f"{len(ended)} beside it", "take them out of the file"))
+    return findings
 
 
 def _parse(file: Path) -> list[x509.Certificate]:
@@ -67,7 +78,7 @@ def check_key_file(file: Path) -> Finding:
     except OSError as reason:
         return error("key", f"{file}: {reason.strerror}", "name a file that this user can read")
     if (wrong := what_is_wrong(found, is_mounted_secret(file))) is not None:
-        return warning("key", f"{file}: {wrong}", "whoever reads it can pass for this process")
+        return warning("key", f"{file}: {wrong}", f"chmod 600 {file}: whoever reads it can pass for this process")
     return ok("key", f"{file} is for its owner alone")
 
 
@@ -87,7 +98,7 @@ def _names(paths: CertificatePaths, *, between_processes: bool) -> list[Finding]
         return [error("roles", ", ".join(roles), f"a worker's certificate also has {CertificateRole.WORKER.dns_name}")]
     found = [ok("roles", ", ".join(roles))]
     if CertificateRole.GATEWAY in roles and len(roles) > 1:
-        found.append(note("roles", "one certificate for several processes: whoever has it can do all of that"))
+        found.append(note("roles together", "one certificate for several processes: whoever has it can do all of that"))
     return found
 
 

@@ -6,6 +6,7 @@ KUBECONFIG or `~/.kube/config`, and in a pod by its service account.
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from services.doctor.finding import CannotCheck, Finding, error, note, ok, warning
@@ -13,6 +14,13 @@ from services.doctor.finding import CannotCheck, Finding, error, note, ok, warni
 LIMIT_S = 30.0
 LOWEST_VERSION = (1, 30)
 VERBS = ("get", "create", "patch", "delete")
+FURTHER_VERBS: Mapping[str, tuple[str, ...]] = {  # helm keeps its releases in Secrets, and `--wait` watches the rest
+    "secrets": ("list", "update"),
+    "pods": ("list", "watch"),
+    "jobs": ("list", "watch"),
+    "deployments": ("list", "watch"),
+    "statefulsets": ("list", "watch"),
+}
 # Resources of the chart by their API group; "" is the core. Those of a group that the cluster has not are optional.
 RESOURCES: Mapping[str, tuple[str, ...]] = {
     "": ("configmaps", "persistentvolumeclaims", "pods", "secrets", "serviceaccounts", "services"),
@@ -35,6 +43,7 @@ OPTIONAL: Mapping[str, str] = {
 _GPU = "nvidia.com/gpu"
 _RDMA = "rdma/"
 _REQUEST_S = 5.0
+_AT_ONCE = 8  # questions
 _IN_POD = "KUBERNETES_SERVICE_HOST"  # a variable that every pod has
 _NOT_FOUND = 404
 _ENFORCED = "pod-security.kubernetes.io/enforce"
@@ -46,17 +55,21 @@ def check_cluster(namespace: str, kubeconfig: str | None = None) -> list[Finding
     kubeconfig: None: the file that kubectl would use.
     """
     try:
+        import yaml
         from kubernetes import client, config
         from urllib3.exceptions import HTTPError
     except ImportError as reason:
         raise CannotCheck("the client is not installed: pip install 'baton-serve[kubernetes]'") from reason
+    # The client says little of a file that is none: it fails where it looks for the first thing that is missing.
+    not_a_file = (config.ConfigException, yaml.YAMLError, TypeError, ValueError, KeyError, AttributeError, OSError)
     try:
         if _IN_POD in os.environ and "KUBECONFIG" not in os.environ:
             config.load_incluster_config()  # type: ignore[no-untyped-call]
         else:
             config.load_kube_config(kubeconfig)  # type: ignore[no-untyped-call]
-    except config.ConfigException as reason:
-        return [error("reached", str(reason), "set KUBECONFIG to a file that kubectl can use")]
+    except not_a_file as reason:
+        words = " ".join(f"no configuration of a cluster: {reason}".split())
+        return [error("reached", words, "set KUBECONFIG to a file that kubectl can use")]
     configuration = client.Configuration.get_default_copy()
     configuration.retries = False
     with client.ApiClient(configuration) as api:
@@ -72,14 +85,16 @@ def check_cluster(namespace: str, kubeconfig: str | None = None) -> list[Finding
 def _look(client: Any, api: Any, namespace: str) -> list[Finding]:
     version = client.VersionApi(api).get_code(_request_timeout=_REQUEST_S)
     groups = {group.name for group in client.ApisApi(api).get_api_versions(_request_timeout=_REQUEST_S).groups}
-    refused = [
+    needed = [
         (verb, group, resource)
         for group, resources in RESOURCES.items()
         if group not in OPTIONAL or group in groups
         for resource in resources
-        for verb in VERBS
-        if not _may(client, api, namespace, verb, group, resource)
+        for verb in (*VERBS, *FURTHER_VERBS.get(resource, ()))
     ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        allowed = list(pool.map(lambda each: _may(client, api, namespace, *each), needed))
+    refused = [each for each, may in zip(needed, allowed, strict=True) if not may]
     return [
         check_version(version.git_version),
         check_access(namespace, refused),

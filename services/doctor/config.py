@@ -3,10 +3,23 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from services.config import API_KEY_VARIABLE, KEYS_VARIABLE, MTLS_VARIABLE, REDIS_URL_VARIABLE
-from services.config.option import Option
+from services.config.option import Option, OptionError
 from services.process.configs import parse_api_keys, parse_redis_url, parse_workers
+
+
+def parse_gateway(text: str) -> str:
+    """The URL of a gateway's admin port. Raises OptionError."""
+    try:
+        parts = urlsplit(text)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or "@" in text or any(each.isspace() for each in text):
+        raise OptionError("name an admin port, as http://127.0.0.1:9001")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,7 @@ class DoctorConfig:
         str | None,
         Option(
             flag="--gateway",
+            parse=parse_gateway,
             metavar="URL",
             help="A gateway by its admin port, as http://127.0.0.1:9001: its workers, how KV moved between each pair, "
             "and its clock.",

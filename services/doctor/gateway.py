@@ -1,17 +1,20 @@
 """A running gateway, asked at its admin port: its clock, its workers, and how KV moved between them."""
 
+import json
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtransfer.moved import Moved
 from services.config import TransportName, WorkerRole
+from services.config.hosts import is_loopback
 from services.doctor.clock import check_clock, describe_lead
 from services.doctor.finding import Finding, Level, error, note, ok, warning
 
@@ -19,11 +22,13 @@ _TIMEOUT_S = 2.0
 _DATE_SPAN_S = 2.0  # a Date header has whole seconds, and a server may make it once a second
 _PAIR_WAY, _PAIR_BYTES, _PAIR_TIME = "baton_pair_transport", "baton_pair_kv_bytes", "baton_pair_reading_seconds"
 
+_FIELDS = {"address", "role", "kernels", "transports", "draining", "protocol"}
+
 Worker = Mapping[str, Any]  # as /debug/ledger has it
 
 
 @dataclass(frozen=True, slots=True)
-class PairReads:
+class ReadsOfPair:
     """Reads between two workers: the way of the last handoff, and bytes and time of all."""
 
     prefill: str
@@ -31,18 +36,28 @@ class PairReads:
     moved: Moved
 
 
+class NotAnAdminPort(Exception):
+    """Something answered that is no gateway's admin port. The message says why."""
+
+
 async def check_gateway(url: str, key: str | None, *, rdma_here: bool) -> list[Finding]:
     """Asks the gateway with this admin URL. key: one with the right admin, where it has keys."""
+    parts, findings = urlsplit(url), []
+    if key is not None and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
+        findings.append(
+            warning("key", "not sent: anyone on that network could read it", "name the gateway by https://")
+        )
+        key = None
     headers = {} if key is None else {"x-api-key": key}
     trusted = ssl.create_default_context()  # of the system, or of SSL_CERT_FILE
     async with httpx2.AsyncClient(
         base_url=url, headers=headers, verify=trusted, trust_env=False, timeout=_TIMEOUT_S
     ) as client:
         try:
-            return await _look(client, rdma_here=rdma_here)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as reason:
+            return [*findings, *await _look(client, rdma_here=rdma_here)]
+        except (httpx2.HTTPError, NotAnAdminPort) as reason:
             why = str(reason) or type(reason).__name__
-            return [error("reached", f"{url}: {why}", "name the admin port, as http://127.0.0.1:9001")]
+            return [*findings, error("reached", f"{url}: {why}", "name the admin port, as http://127.0.0.1:9001")]
 
 
 async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]:
@@ -58,7 +73,7 @@ async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]
         advice = "--api-key or BATON_API_KEY, with the right admin"
         findings.append(note("workers", f"/debug/ledger answers {ledger.status_code}", advice))
         return findings
-    told = ledger.json()
+    told = read_ledger(ledger.text)
     workers: list[Worker] = told["workers"]
     metrics = await client.get("/metrics")
     return [
@@ -70,11 +85,24 @@ async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]
     ]
 
 
+def read_ledger(text: str) -> dict[str, Any]:
+    """Reads what /debug/ledger answered. Raises NotAnAdminPort."""
+    try:
+        told = json.loads(text)
+    except ValueError as reason:
+        raise NotAnAdminPort(f"/debug/ledger is no JSON: {reason}") from reason
+    workers = told.get("workers") if isinstance(told, dict) else None
+    if not isinstance(workers, list) or not all(isinstance(each, dict) and each.keys() >= _FIELDS for each in workers):
+        raise NotAnAdminPort("/debug/ledger has no workers as a gateway describes them")
+    return dict(told)
+
+
 def check_date(header: str | None, here: tuple[float, float]) -> Finding:
     """Compares the clock of an answer's header with this machine's before and after the question."""
-    if header is None:
+    try:
+        told = parsedate_to_datetime(header or "").timestamp()
+    except ValueError:
         return note("clock", "the answer has no date")
-    told = parsedate_to_datetime(header).timestamp()
     return check_clock((told, told + _DATE_SPAN_S), here)
 
 
@@ -108,11 +136,15 @@ def check_clocks(workers: Sequence[Worker], other: str) -> list[Finding]:
     return wrong or ([ok("clocks of workers", f"agree with {other}")] if judged else [])
 
 
-def pairs_of(metrics: str) -> list[PairReads]:
-    """Reads the pairs out of Prometheus' text. Older gateways tell less of them."""
+def pairs_of(metrics: str) -> list[ReadsOfPair]:
+    """Reads the pairs out of Prometheus' text. Older gateways tell less of them. Raises NotAnAdminPort."""
     ways: dict[tuple[str, str], Mapping[str, str]] = {}
     sums: dict[tuple[str, str, str], float] = {}
-    for family in text_string_to_metric_families(metrics):
+    try:
+        families = list(text_string_to_metric_families(metrics))
+    except ValueError as reason:
+        raise NotAnAdminPort(f"/metrics is not Prometheus' text: {reason}") from reason
+    for family in families:
         if family.name not in (_PAIR_WAY, _PAIR_BYTES, _PAIR_TIME):
             continue
         for sample in family.samples:
@@ -124,11 +156,11 @@ def pairs_of(metrics: str) -> list[PairReads]:
     pairs = []
     for pair, way in ways.items():
         num_bytes, reading_s = int(sums.get((_PAIR_BYTES, *pair), 0)), sums.get((_PAIR_TIME, *pair), 0.0)
-        pairs.append(PairReads(*pair, Moved(way["transport"], way.get("why", ""), num_bytes, reading_s)))
+        pairs.append(ReadsOfPair(*pair, Moved(way["transport"], way.get("why", ""), num_bytes, reading_s)))
     return pairs
 
 
-def check_pairs(pairs: Sequence[PairReads], workers: Sequence[Worker], *, rdma_here: bool) -> list[Finding]:
+def check_pairs(pairs: Sequence[ReadsOfPair], workers: Sequence[Worker], *, rdma_here: bool) -> list[Finding]:
     """Tells how KV really moved between each pair. rdma_here: this machine has an active port for RDMA."""
     if not pairs:
         return [note("handoffs", "none yet: which transport a pair uses shows after its first, or with --measure")]

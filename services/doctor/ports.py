@@ -1,14 +1,15 @@
 """Ports of Baton on this machine: free, or whose; and whether strangers could read what is said there."""
 
-import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from services.config.hosts import is_loopback
 from services.config.option import options_of
 from services.doctor.finding import CannotCheck, Finding, note, ok, warning
 from services.process.configs import WORKER_PORTS, ServingSettings
@@ -31,9 +32,7 @@ class Listener:
     @property
     def is_reached_by_others(self) -> bool:
         """True for an address that other machines may reach."""
-        address = ipaddress.ip_address(self.host)
-        mapped = getattr(address, "ipv4_mapped", None)  # gRPC listens at ::ffff:127.0.0.1
-        return not (mapped or address).is_loopback
+        return not is_loopback(self.host)
 
 
 def default_ports() -> dict[int, str]:
@@ -50,7 +49,9 @@ def check_ports(ports: dict[int, str]) -> list[Finding]:
     findings = [ok("free", ", ".join(map(str, free)))] if free else []
     findings += [describe(listener, ports[listener.port]) for listener in taken]
     exposed = [listener for listener in listeners if listener.is_baton and listener.is_reached_by_others]
-    return [*findings, *(check_exposed(listener, has_tls(listener.host, listener.port)) for listener in exposed)]
+    with ThreadPoolExecutor(max(len(exposed), 1)) as pool:  # a port that says nothing takes its whole time
+        speak_tls = pool.map(lambda listener: has_tls(listener.host, listener.port), exposed)
+        return [*findings, *map(check_exposed, exposed, speak_tls)]
 
 
 def listening() -> list[Listener]:
@@ -81,9 +82,9 @@ def is_baton(command: Sequence[str]) -> bool:
 
 def describe(listener: Listener, flag: str) -> Finding:
     """Tells who has a port that Baton would take."""
-    name = f"port {listener.port}"
+    name = f"port {listener.port} at {listener.host}"
     if listener.is_baton:
-        return ok(name, f"Baton's, at {listener.host}")
+        return ok(name, "Baton's")
     if listener.owner is None:
         return note(name, "in use, by a process that this user may not look at", f"choose another with {flag}")
     return warning(name, f"in use by {listener.owner}", f"choose another with {flag}")
@@ -91,11 +92,12 @@ def describe(listener: Listener, flag: str) -> Finding:
 
 def check_exposed(listener: Listener, tls: bool) -> Finding:
     """Judges a port of Baton's that other machines may reach."""
-    name = f"port {listener.port}"
+    name = f"reached at {listener.host}, port {listener.port}"
     if tls:
-        return ok(name, f"TLS, at {listener.host}")
-    found = f"plain text at {listener.host}: anyone on that network can read it"
-    return warning(name, found, "--mtls or --tls-cert; keep strangers from health ports and NIXL's, which stay plain")
+        return ok(name, "TLS")
+    found = "plain text, or UCX's: anyone on that network can read it, and write"
+    advice = "--mtls or --tls-cert; unset UCX_NET_DEVICES; a health port may stay as it is"
+    return warning(name, found, advice)
 
 
 def has_tls(host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""Rights of the user of a Redis URL, found by trying each command that Baton sends, on a key that lives for seconds.
+"""Rights of the user of a Redis URL, found by trying each command that Baton sends, on a key that lives for a minute.
 
 The key has a text. Commands for other types fail on it, which comes after the server's question whether the user may
 send them: so nothing is changed by any of them.
@@ -34,7 +34,7 @@ PREFIXES: Mapping[CertificateRole, tuple[str, ...]] = {
 
 _SCRIPT = "return 1"
 _NO_SCRIPT = "0" * 40  # no script has this digest
-_LIFETIME_MS = 5000
+_LIFETIME_MS = 60_000  # longer than all of this may take
 
 
 async def check_access(client: Client) -> list[Finding]:

@@ -31,10 +31,15 @@ def as_text(examined: Iterable[Examined]) -> str:
 
 def _lines(finding: Finding) -> list[str]:
     level = typer.style(finding.level.word.ljust(_WIDTH), fg=_COLOURS[finding.level])
-    lines = [f"  {level}  {finding.name}: {finding.found}"]
+    lines = [f"  {level}  {_printable(finding.name)}: {_printable(finding.found)}"]
     if finding.advice is not None:
         lines.append(f"  {' ' * _WIDTH}  -> {finding.advice}")
     return lines
+
+
+def _printable(text: str) -> str:
+    """Returns a text without what would move a terminal's cursor: parts of it are other programs' words."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text)
 
 
 def summary(examined: Sequence[Examined]) -> str:

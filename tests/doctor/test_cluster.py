@@ -54,7 +54,7 @@ def test_a_cluster_that_has_all_and_one_that_lacks_much(python: Path, tmp_path: 
         elsewhere = check_cluster("elsewhere", kubeconfig)
         assert named(elsewhere, "namespace").advice == "helm install --create-namespace"
         assert named(elsewhere, "access").level is Level.ERROR
-    lacks = {"version": "v1.28.0", "groups": ["keda.sh"], "refused": ["create//secrets", "patch/apps/deployments"]}
+    lacks = {"version": "v1.28.0", "groups": ["keda.sh"], "refused": ["list//secrets", "patch/apps/deployments"]}
     refused = [*lacks["refused"], "create/cert-manager.io/issuers"]  # which the cluster has not, so nobody asks
     with cluster(python, tmp_path, **lacks | {"refused": refused, "labels": {}, "nodes": [{"cpu": "4"}]}) as kubeconfig:
         found = check_cluster("chat", kubeconfig)
@@ -65,7 +65,7 @@ def test_a_cluster_that_has_all_and_one_that_lacks_much(python: Path, tmp_path: 
         "namespace": Level.OK,
         "nodes": Level.NOTE,
     }
-    assert named(found, "access").found == "not allowed in chat: secrets: create; deployments.apps: patch"
+    assert named(found, "access").found == "not allowed in chat: secrets: list; deployments.apps: patch"
     assert "cert-manager.io" in named(found, "custom resources").found
     assert "keda.sh" not in named(found, "custom resources").found
 
@@ -83,8 +83,12 @@ def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     (found,) = check_cluster("chat", str(file))
     assert (found.name, found.level) == ("reached", Level.ERROR)
     assert str(port) in found.found
-    (found,) = check_cluster("chat", str(tmp_path / "none"))
-    assert (found.name, found.level) == ("reached", Level.ERROR)
+    for rubbish in (None, "a: [", "[]", "clusters: 5", "text", "\x00"):
+        file = tmp_path / "rubbish"
+        if rubbish is not None:
+            file.write_text(rubbish)
+        (found,) = check_cluster("chat", str(file))
+        assert (found.name, found.level) == ("reached", Level.ERROR)
 
 
 def test_access_is_asked_to_all_that_the_chart_has(helm: Helm) -> None:

@@ -4,9 +4,10 @@ import datetime
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from services.config import Right
-from services.doctor.certificates import check_between_processes, check_for_clients
+from services.doctor.certificates import check_authorities, check_between_processes, check_for_clients
 from services.doctor.finding import Level
 from services.doctor.keys import check_keys
 from services.gateway.keys.changes import add_key, revoke_key
@@ -41,6 +42,21 @@ def test_a_certificate_that_ends_within_two_weeks_is_a_warning(certificates: Cer
 def test_one_that_has_ended_is_an_error(certificates: Certificates) -> None:
     found = check_between_processes(directory_of(certificates.paths(GATEWAY, lifetime=datetime.timedelta(days=-1))))
     assert levels(found)["certificate"] is levels(found)["files"] is Level.ERROR
+
+
+def test_an_authority_that_has_ended_beside_one_that_has_not_is_no_error(tmp_path: Path) -> None:
+    """As while authorities are replaced."""
+
+    def authority(days: int) -> x509.Certificate:
+        certificates = Certificates(Authority(f"of {days} days"), tmp_path)
+        lifetime = datetime.timedelta(days=days)
+        return x509.load_pem_x509_certificate(certificates.paths("a", lifetime=lifetime).chain.read_bytes())
+
+    ended, lasting, now = authority(-1), authority(60), datetime.datetime.now(datetime.UTC)
+    found = check_authorities([ended, lasting], now)
+    assert levels(found) == {"authority": Level.OK, "ended authorities": Level.NOTE}
+    assert levels(check_authorities([ended, ended], now)) == {"authority": Level.ERROR}
+    assert check_authorities([], now) == []
 
 
 def test_so_is_a_client_s_one_which_no_authority_is_named_for(certificates: Certificates) -> None:

@@ -93,7 +93,7 @@ def test_a_port_that_another_program_has_is_a_warning_that_names_the_flag() -> N
     """This test's process is no process of Baton's."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = named(ports.check_ports({port: "--port"}), f"port {port}")
+        found = named(ports.check_ports({port: "--port"}), f"port {port} at 127.0.0.1")
     assert (found.level, found.advice) == (Level.WARNING, "choose another with --port")
     assert named(ports.check_ports({port: "--port"}), "free").found == str(port)
 

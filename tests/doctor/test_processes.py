@@ -17,8 +17,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from kvtransfer.moved import Moved
 from loadtest.processes import free_ports
+from services.config.option import OptionError
+from services.doctor import handoffs
+from services.doctor.config import parse_gateway
 from services.doctor.finding import Level
-from services.doctor.gateway import PairReads, check_clocks, check_gateway, check_pairs, check_roles
+from services.doctor.gateway import ReadsOfPair, check_clocks, check_gateway, check_pairs, check_roles
 from services.doctor.handoffs import measure_handoffs
 from services.doctor.workers import check_workers
 from services.process import lifeline
@@ -35,14 +38,14 @@ __all__ = ["llama", "stack"]  # fixtures
 
 
 @contextlib.contextmanager
-def gateway_whose_clock_is(offset_s: float) -> Iterator[str]:
+def gateway_whose_clock_is(offset_s: float, ledger: bytes = b'{"workers": []}', metrics: bytes = b"") -> Iterator[str]:
     """A server that is like a gateway's admin port, with the time of its own; its URL."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b'{"workers": []}' if self.path == "/debug/ledger" else b"")
+            self.wfile.write({"/debug/ledger": ledger, "/metrics": metrics}.get(self.path, b""))
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return formatdate(time.time() + offset_s, usegmt=True)
@@ -102,9 +105,40 @@ async def test_a_gateway_with_keys_is_asked_with_one(llama: Path, stack: Stack, 
 
 async def test_a_gateway_that_is_not_there_is_an_error() -> None:
     (port,) = free_ports(1)
-    for url in (f"http://127.0.0.1:{port}", "no url", "http://a b"):
+    (found,) = await check_gateway(f"http://127.0.0.1:{port}", None, rdma_here=False)
+    assert (found.name, found.level) == ("reached", Level.ERROR)
+
+
+@pytest.mark.parametrize(
+    "url", ["no url", "http://a b", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "ftp://a", "http://me:secret@a"]
+)
+def test_what_is_no_url_of_an_admin_port_is_refused(url: str) -> None:
+    with pytest.raises(OptionError, match="name an admin port") as refused:
+        parse_gateway(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("ledger", "metrics"),
+    [
+        (b"<html>", b""),
+        (b"[]", b""),
+        (b'{"workers": 5}', b""),
+        (b'{"workers": [{"role": "decode"}]}', b""),
+        (b'{"workers": []}', b"<html>"),
+    ],
+    ids=["no JSON", "a list", "no workers", "half a worker", "no metrics"],
+)
+async def test_a_port_of_something_else_is_an_error(ledger: bytes, metrics: bytes) -> None:
+    with gateway_whose_clock_is(0.0, ledger, metrics) as url:
         (found,) = await check_gateway(url, None, rdma_here=False)
-        assert (found.name, found.level) == ("reached", Level.ERROR)
+    assert (found.name, found.level) == ("reached", Level.ERROR)
+
+
+async def test_a_key_is_not_sent_as_plain_text_to_another_machine() -> None:
+    """Nobody is there: 192.0.2.0/24 is for documentation."""
+    found = await check_gateway("http://192.0.2.1:9001", "a-key", rdma_here=False)
+    assert levels(found) == {"key": Level.WARNING, "reached": Level.ERROR}
 
 
 async def test_a_stack_s_workers_and_the_transport_of_its_pair(stack: Stack) -> None:
@@ -144,6 +178,13 @@ async def test_a_worker_that_is_not_there_is_an_error_of_measuring_and_the_rest_
     gone, decode = f"127.0.0.1:{free}", f"127.0.0.1:{stack.ports['decode-0']}"
     found = levels(await measure_handoffs([gone, decode], None, rdma_here=False))
     assert found == {gone: Level.ERROR, decode: Level.OK, "prefill workers": Level.NOTE, "clocks of workers": Level.OK}
+
+
+async def test_pairs_for_which_no_time_is_left_are_named(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handoffs, "_MEASURE_S", 0.0)
+    prefill, decode = (f"127.0.0.1:{stack.ports[name]}" for name in ("prefill-0", "decode-0"))
+    found = await measure_handoffs([prefill, decode], None, rdma_here=False)
+    assert named(found, f"{prefill} to {decode}").found == "not measured: 0 s are over"
 
 
 async def test_workers_are_asked_whether_they_serve(stack: Stack) -> None:
@@ -206,7 +247,7 @@ WORKERS = [
 )
 def test_a_pair_that_does_not_use_the_port_for_rdma_is_a_warning(transport: str, rdma_here: bool, level: Level) -> None:
     moved = Moved(transport, "for a reason", 3_000_000_000, 1.5)
-    (found,) = check_pairs([PairReads("a:1", "b:1", moved)], WORKERS, rdma_here=rdma_here)
+    (found,) = check_pairs([ReadsOfPair("a:1", "b:1", moved)], WORKERS, rdma_here=rdma_here)
     assert found.level is level
     assert found.found == f"KV moves over {transport} (for a reason), 3,000.0 MB in 1,500.0 ms: 2.00 GB/s"
     assert found.figures == {"bytes": 3_000_000_000, "reading_s": 1.5}
@@ -214,7 +255,7 @@ def test_a_pair_that_does_not_use_the_port_for_rdma_is_a_warning(transport: str,
 
 def test_a_pair_that_has_no_nixl_is_fine_over_grpc() -> None:
     without = [WORKERS[0] | {"transports": ["grpc"]}, WORKERS[1]]
-    (found,) = check_pairs([PairReads("a:1", "b:1", Moved("grpc"))], without, rdma_here=True)
+    (found,) = check_pairs([ReadsOfPair("a:1", "b:1", Moved("grpc"))], without, rdma_here=True)
     assert (found.level, found.found) == (Level.OK, "KV moves over grpc")
     assert check_pairs([], WORKERS, rdma_here=True)[0].level is Level.NOTE
 

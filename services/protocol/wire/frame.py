@@ -13,6 +13,7 @@ from services.protocol.wire.errors import WireError
 
 _LAST_FINISH_REASON = max(FinishReason)
 _LONGEST_US = 0xFFFFFFFF
+_LONGEST_WORD = 300  # characters of what becomes a label of metrics
 
 
 def pack_frame(frame: Frame) -> worker_pb2.Frame:
@@ -141,8 +142,13 @@ def _parse_timing(packed: worker_pb2.Timing) -> Timing:
         admitted_s=_seconds(packed.admitted_us),
         ready_s=_seconds(packed.ready_us),
         sent_s=packed.sent_us / 1e6,
-        moved=Moved(packed.transport, packed.why, packed.kv_bytes, packed.reading_us / 1e6),
+        moved=_parse_moved(packed),
     )
+
+
+def _parse_moved(packed: worker_pb2.Timing) -> Moved:
+    transport, why = packed.transport[:_LONGEST_WORD], packed.why[:_LONGEST_WORD]
+    return Moved(transport, why, packed.kv_bytes, packed.reading_us / 1e6)
 
 
 def _microseconds(seconds: float | None) -> int:
