@@ -33,6 +33,8 @@ def local_address(url: str, options: argparse.Namespace) -> Address:
         raise CannotRun(f"{url}: only http:// and https:// are spoken here")
     if host != "localhost" and not _is_loopback(host):
         raise CannotRun(f"{url}: load is for servers on this machine only (127.0.0.1, ::1, localhost)")
+    if options.ca is not None and parts.scheme == "http":
+        raise CannotRun(f"--ca is for https, and {url} is not")
     key = options.api_key or os.environ.get(_KEY_VARIABLE, "").partition(",")[0].strip() or None
     tls = _trusting(options.ca) if parts.scheme == "https" else None
     return Address(host, parts.port or _PORTS[parts.scheme], key, tls)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.e2e.conftest import SecureUp
 from tests.e2e.listening import Listener, is_own_port_of_worker, listeners_of
 from tests.e2e.stack import Stack
-from tests.e2e.strangers import NOTHING, answer_of, documented_paths
+from tests.e2e.strangers import NOTHING, answer_of, documented_paths, side_by_side
 from tests.e2e.up import Up, running_up
 from tests.test_docs import OPERATIONS, rows
 
@@ -67,7 +67,8 @@ def check(up: Up, documented: dict[Port, str]) -> None:
     found = {name_of(listener, up): listener for listener in listeners}
     assert len(found) == len(listeners)
     assert found.keys() == documented.keys()
-    assert {port: heard_at(each, paths) for port, each in found.items()} == documented
+    heard = side_by_side(lambda each: heard_at(each, paths), list(found.values()))
+    assert dict(zip(found, heard, strict=True)) == documented
 
 
 def test_the_ports_are_those_of_the_table_and_say_to_strangers_what_it_says(llama: Path, tmp_path: Path) -> None:

@@ -101,11 +101,19 @@ def test_a_stream_whose_decode_worker_is_killed_goes_on_at_the_other_one_of_its_
     prompt = clear_prompt(stack.model, 801, 100, NUM_STREAMED)
     generate(stack.model, prompt, NUM_STREAMED)  # before, not meanwhile
     client = Client(stack.gateway, stack.model, prompt, NUM_STREAMED)
+    lost = stack.gateway.metric("baton_attempt_ends_total", reason="worker_lost")
     wait_until(lambda: bool(client.text), 60, "text")
+    decode = [name for name in stack.ports if name.startswith("decode")]
+    for name in decode:  # the stream stands still in its middle
+        stack.workers[name].freeze()
     (row,) = stack.gateway.ledger()["rows"]
-    (victim,) = [name for name in stack.ports if stack.address(name) == row["decode"]]
+    (victim,) = [name for name in decode if stack.address(name) == row["decode"]]
+    assert row["tokens_delivered"] < NUM_STREAMED
     stack.workers[victim].kill()
+    for name in decode:
+        stack.workers[name].thaw()
     assert client.is_alive()
     assert not client.is_lost()
     assert client.error is None
     assert not client.is_wrong()
+    assert stack.gateway.metric("baton_attempt_ends_total", reason="worker_lost") == lost + 1
