@@ -43,7 +43,7 @@ class ReadEnd:
     read_id: int
     generations: np.ndarray | None  # uint64[n], read after the data; None: the read failed
     transport: str = ""  # its name; empty: none read anything
-    why: str = ""  # this transport, between these two workers
+    why: str = ""  # the reason for this transport and no other, for people
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,10 +12,10 @@ from redis.exceptions import ResponseError
 from services.doctor.clock import check_clock
 from services.doctor.finding import Finding, error, note, ok, warning
 from services.doctor.redis_access import check_access
+from services.gateway.keys.redis_quotas import TIMEOUT_S as QUOTA_TIMEOUT_S
 from services.prefix_index.redis_client import UNREACHABLE, Client, connect
 
 LOWEST_VERSION = (6, 2)
-SLOW_S = 0.05  # limits of keys are counted by each gateway alone where Redis takes longer
 
 _TIMEOUT_S = 2.0
 _NUM_PINGS = 100
@@ -69,8 +69,10 @@ def check_latency(times: Sequence[float]) -> Finding:
     median, slow = ranked[len(ranked) // 2], ranked[min(len(ranked) * 99 // 100, len(ranked) - 1)]
     found = f"PING takes {median * 1e3:.2f} ms (p50), {slow * 1e3:.2f} ms (p99)"
     finding = ok("latency", found)
-    if slow > SLOW_S:
-        finding = warning("latency", found, f"above {SLOW_S * 1e3:g} ms gateways decide alone: bring Redis nearer")
+    if slow > QUOTA_TIMEOUT_S:
+        finding = warning(
+            "latency", found, f"above {QUOTA_TIMEOUT_S * 1e3:g} ms gateways decide alone: bring Redis nearer"
+        )
     return replace(finding, figures={"p50_ms": median * 1e3, "p99_ms": slow * 1e3})
 
 

@@ -29,7 +29,7 @@ from services.gateway.keys.entry import QuotaMaker
 from services.gateway.keys.file import KeysFileError
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota, QuotaStore
-from services.gateway.keys.redis_quotas import RedisQuotas
+from services.gateway.keys.redis_quotas import TIMEOUT_S, RedisQuotas
 from services.gateway.keys.reload import FollowedKeys
 from services.gateway.listening import ListenError, inherit, listen
 from services.gateway.metrics import GatewayMetrics, ProcessMetrics
@@ -63,7 +63,6 @@ from services.tls.roles import CertificateRole
 
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
-_QUOTA_TIMEOUT_S = 0.05  # what takes longer is counted by the gateway alone
 _STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
 _LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
@@ -187,7 +186,7 @@ def _channels(config: GatewayConfig) -> Channels:
 def _shared_quotas(redis: Client | None, metrics: GatewayMetrics) -> RedisQuotas | None:
     if redis is None:
         return None
-    quotas = RedisQuotas(Client(redis.redis, _QUOTA_TIMEOUT_S), CircuitBreaker(time.monotonic))
+    quotas = RedisQuotas(Client(redis.redis, TIMEOUT_S), CircuitBreaker(time.monotonic))
     metrics.show_limits(lambda: quotas.num_gateways, lambda: quotas.alone)
     return quotas
 

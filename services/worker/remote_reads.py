@@ -28,7 +28,7 @@ log = structlog.get_logger()
 @dataclass(slots=True)
 class _RemoteWorker:
     transport: Transport
-    why: str  # this one
+    why: str  # the reason for this transport and no other
     process: ProcessIdentity | None = None  # None: its end cannot be seen from here
     lost: bool = False
     gone_since: float | None = None  # that its process was seen to be gone

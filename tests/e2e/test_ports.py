@@ -77,7 +77,7 @@ def test_the_ports_are_those_of_the_table_and_say_to_strangers_what_it_says(llam
 
 
 def test_with_tls_and_keys_no_port_serves_a_stranger(secure: SecureUp) -> None:
-    """But for health, and metrics at the admin port."""
+    """Health, and metrics at the admin port, are open."""
     check(secure.up, table(1))
 
 
@@ -87,7 +87,7 @@ def heard_at(listener: Listener, paths: set[str]) -> str:
 
 
 def test_workers_that_are_started_alone_listen_at_loopback_and_nowhere_else(stack: Stack) -> None:
-    """They have NIXL. Its port is the second one."""
+    """These workers have NIXL, whose port is the second one."""
     for worker in stack.workers.values():
         found = listeners_of(worker.pid)
         assert [(each.kind, each.address) for each in found] == [("tcp", "127.0.0.1")] * 2

@@ -25,12 +25,12 @@ class Up:
 
     @property
     def url(self) -> str:
-        """Of the API."""
+        """The API's base URL."""
         return self.printed["Baton is ready"]
 
     @property
     def ca_file(self) -> Path:
-        """With --tls."""
+        """The authority's certificate, where `baton up` has --tls."""
         found = re.search(r"SSL_CERT_FILE=(\S+)", self.printed["TLS"])
         assert found is not None
         return Path(found[1])

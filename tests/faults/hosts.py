@@ -42,7 +42,7 @@ class Hosts(Stack):
     enter: Mapping[str, Callable[[], None]]  # takes a worker to its host, by role
 
     def address(self, name: str) -> str:
-        """Where a worker is reached."""
+        """Returns the address at which a worker is reached."""
         return f"{_ADDRESSES[name.partition('-')[0]]}:{self.ports[name]}"
 
     def start(self, name: str, *options: str, prepare: Callable[[], None] | None = None) -> None:
@@ -53,7 +53,7 @@ class Hosts(Stack):
 
     @contextlib.contextmanager
     def running(self, *options: str) -> Iterator[None]:
-        """As any stack; its client comes to the first host's address."""
+        """Runs the stack; its client comes to the first host's address."""
         with super().running(*options):
             self.gateway.client.base_url = f"https://{FIRST}:{self.gateway.port}/v1"
             yield

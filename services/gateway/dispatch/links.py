@@ -72,7 +72,7 @@ class WorkerLink:
         self.address = address
         self._channels = channels
         self.tried = False  # a first session began, or could not
-        self.why_not = "not tried so far"  # there is no session, where there is none
+        self.why_not = "not tried so far"  # the reason why the last session ended, or none began
         self.clock_lead_s: float | None = None  # of the last worker that told its time, see `certain_lead_s`
         self._listener = listener
         self._session: _Session | None = None

@@ -20,6 +20,7 @@ from services.gateway.keys.quota import Ask, Taken
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.redis_client import UNREACHABLE, Client, Script, ScriptCall
 
+TIMEOUT_S = 0.05  # a gateway counts alone what Redis has not answered by then
 INTERVAL_S = 2.0  # between two beats
 GATEWAY_LEASE_S = 10.0  # a gateway that does not say that it lives counts for so long
 LEASE_S = 30.0  # a request of a gateway that died counts as running for so long
