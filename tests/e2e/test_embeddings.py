@@ -99,5 +99,6 @@ def test_embeddings_outlive_their_worker(llama: Path):
         stack.gateway.wait_for_workers(2)
         stack.gateway.wait_for_baseline()
         stack.workers["prefill-1"].kill()
+        stack.gateway.wait_for_workers(1)  # a request that went to the dead one would wait for another
         with pytest.raises(openai.InternalServerError, match="prefill workers"):
             embed(stack.gateway, [[5, 6, 7]])
