@@ -69,6 +69,8 @@ async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]
     else:
         findings.append(error("ready", f"takes no requests: {ready.text.strip()[:200]}", "look at its log"))
     ledger = await client.get("/debug/ledger")
+    if ledger.status_code == httpx2.codes.NOT_FOUND:
+        raise NotAnAdminPort("there is no /debug/ledger, as at a gateway's port for clients")
     if ledger.status_code != httpx2.codes.OK:
         advice = "--api-key or BATON_API_KEY, with the right admin"
         findings.append(note("workers", f"/debug/ledger answers {ledger.status_code}", advice))

@@ -118,6 +118,12 @@ def test_what_is_no_url_of_an_admin_port_is_refused(url: str) -> None:
     assert "secret" not in str(refused.value)
 
 
+async def test_a_gateway_s_port_for_clients_is_named_as_one(stack: Stack) -> None:
+    (found,) = await check_gateway(f"http://127.0.0.1:{stack.gateway.port}", None, rdma_here=False)
+    assert (found.name, found.level) == ("reached", Level.ERROR)
+    assert "port for clients" in found.found
+
+
 @pytest.mark.parametrize(
     ("ledger", "metrics"),
     [
