@@ -24,7 +24,7 @@ from services.engine.kernels.cpu.vectors import (
 
 LOWEST = float32(-1e30)
 TOTAL, LIMITS, STATE_BYTES = 64, 128, 192  # bytes; a state: 16 queries' references, totals, limits
-_GROWTH = float32(8)  # the power of two by which weights may grow before a new reference is taken
+GROWTH = float32(8)  # the power of two by which weights may grow before a new reference is taken
 _ROW = 128  # bytes of 32 scores
 
 
@@ -95,7 +95,7 @@ def make_soften(head_dim: int, *, as_pairs: bool) -> Any:
     def soften(scores: int, count: int, scale: Any, state: int, sums: int) -> None:
         reference, total = load_floats(state), load_floats(state + TOTAL)
         highest = highest_of(scores, count) * scale
-        if any_above(highest, reference + spread(_GROWTH)):
+        if any_above(highest, reference + spread(GROWTH)):
             higher = larger_of(highest, reference)
             shrink = exp2(reference - higher)
             for d in range(head_dim):

@@ -321,17 +321,6 @@ def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> A
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
 
 
-@_builtin(types.void, int64, int64, int64, int64)
-def interleave(builder: Any, first: Any, second: Any, target: Any, other: Any) -> None:
-    """Interleaves two rows of 32 bfloat16 in pairs. Of each eight columns, the first four go to `target`, the rest to
-    `other`.
-    """
-    halves = [_load(builder, address, ir.VectorType(_HALF, 32)) for address in (first, second)]
-    for start, address in ((0, target), (4, other)):
-        lanes = [8 * i + start + j + row for i in range(4) for j in range(4) for row in (0, 32)]
-        _store(builder, address, _shuffle(builder, halves[0], halves[1], lanes))
-
-
 @_builtin(types.void, int64, int64, int64)
 def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None:
     """Interleaves two rows of 32 bfloat16 in pairs."""
@@ -339,17 +328,6 @@ def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None
     for start in (0, LANES):
         lanes = [lane + row for lane in range(start, start + LANES) for row in (0, 32)]
         _store(builder, builder.add(target, target.type(4 * start)), _shuffle(builder, upper, lower, lanes))
-
-
-@_builtin(types.void, int64, floats, floats)
-def store_in_order(builder: Any, address: Any, first: Any, second: Any) -> None:
-    """Stores 32 float32, which are in the order of `interleave`, as bfloat16 in their own order. Values: of
-    `round_half_even`.
-    """
-    lanes = [i // 8 * 4 + i % 4 + i % 8 // 4 * LANES for i in range(32)]
-    both = _shuffle(builder, builder.bitcast(first, _WORDS), builder.bitcast(second, _WORDS), lanes)
-    words = ir.VectorType(_WORD, 32)
-    _store(builder, address, builder.trunc(builder.lshr(both, ir.Constant(words, [16] * 32)), ir.VectorType(_HALF, 32)))
 
 
 @_builtin(types.void, int64, floats)

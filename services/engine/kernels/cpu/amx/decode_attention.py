@@ -1,10 +1,14 @@
 """Attention of single tokens over paged KV in bfloat16, by AMX: computes what `decode_attention` does, in less time.
 
-All query heads of a KV head are computed together; they fill only some of a tile's 16 rows or columns:
+All query heads of a KV head are computed together; they fill only some of a tile's 16 rows or columns. Keys and values
+are read in the pool, 16 at a time:
 
-    scores  [keys, heads]     = K [keys, head_dim] x Q^T [head_dim, heads]    float32, K is read in the pool
-    weights [heads, keys]     = exp2_for_bfloat16(scores - highest)^T, bfloat16
-    sums    [heads, head_dim] += weights x V [keys, head_dim]                 float32
+    scores  [keys, heads]   = K [keys, head_dim] x Q^T [head_dim, heads]      float32
+    weights [heads, keys]   = exp2(scores - reference)^T                      bfloat16
+    sums    [heads, head_dim] += weights x V [keys, head_dim]                 float32, `decode_sums`
+
+The scores of 16 keys are computed before the values of the 16 before them are added, so that the processor has work
+while it waits for keys. The reference of a head is a score near its highest, as in `tile_softmax`.
 """
 
 import math
@@ -13,9 +17,10 @@ from typing import Any
 from numba import float32, int64
 
 from services.engine.kernels.cpu.amx import tiles as amx
+from services.engine.kernels.cpu.amx.decode_sums import Sums, make_add_values, make_get, make_put
 from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention
-from services.engine.kernels.cpu.decode_softmax import hide, make_soften
-from services.engine.kernels.cpu.exponential import LOG2_E
+from services.engine.kernels.cpu.decode_softmax import hide
+from services.engine.kernels.cpu.exponential import LOG2_E, exp2, exp2_for_bfloat16
 from services.engine.kernels.cpu.intrinsics import (
     float64_of,
     float_pointer,
@@ -26,34 +31,35 @@ from services.engine.kernels.cpu.intrinsics import (
     prefetch_far,
     word_pointer,
 )
-from services.engine.kernels.cpu.per_item import per_item
-from services.engine.kernels.cpu.tile_softmax import LOWEST
+from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item
+from services.engine.kernels.cpu.tile_softmax import GROWTH, LOWEST
 from services.engine.kernels.cpu.vectors import (
     LANES,
-    interleave,
+    any_above,
+    highest_lane,
+    larger_of,
     load_floats,
+    multiply_add,
     round_half_even,
+    round_half_up,
     spread,
     store_floats,
-    store_in_order,
+    store_pairs,
     sum_of_lanes,
     transpose_quads,
 )
 
 MAX_GROUP = LANES
-_load_0, _load_1, _load_4, _load_5, _load_6 = amx.load[0], amx.load[1], *amx.load[4:7]
-_store_0, _store_1 = amx.store[:2]
-_zero_0 = amx.zero[0]
-_add_4_6_to_0, _add_4_5_to_0, _add_4_6_to_1 = (amx.add_product(*tiles) for tiles in ((0, 4, 6), (0, 4, 5), (1, 4, 6)))
+_load_5, _load_6 = amx.load[5:7]
+_store_4, _zero_4, _add_5_6_to_4 = amx.store[4], amx.zero[4], amx.add_product(4, 5, 6)
+_KEYS = 16  # of a tile
 
-# Keys at a time. The small chunk is for long rows with a block's keys on one page, such as head_dim 96 or 128 and
-# blocks of 16: attention took 25 ms instead of 29. The large one is for the rest: with head_dim 64 the small chunk took
-# 26 ms instead of 22. Found by measurement; the reason is not known.
-_CHUNK, _SMALL_CHUNK = 128, 32
-# Keys and values are read in the order of their addresses, which the processor's own prefetcher follows within a page.
-# The kernel prefetches only the beginning of keys this far ahead, so that the processor's prefetcher starts there;
-# prefetching whole keys was slower. Values on pages of their own are prefetched with their keys.
-_AHEAD, _BEGINNING = 32, 512  # keys, bytes
+# The processor's own prefetcher follows addresses in order within a page of 4 KB, if it sees the first few. So the
+# kernel prefetches the beginning of keys this far ahead, of this item or the next. Values lie behind their keys: where
+# a page holds both, the prefetcher goes on to them; else the kernel prefetches all values when it has read their keys.
+# Measured on a Xeon, 64 rows of 600 tokens with heads of 64: beginnings of 512 bytes 2 % slower, whole keys 5 %. Values
+# asked for as well: heads of 64 20 % slower, heads of 128 8 % faster, and 24 % with 16 heads for each KV head.
+_AHEAD, _BEGINNING = 2 * _KEYS, 1024  # keys, bytes
 _LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
 _LN_2 = math.log(2)
 
@@ -67,29 +73,23 @@ class AmxDecodeAttention(DecodeAttention):
     def __init__(self, dtype: str, head_dim: int, group: int, block_size: int) -> None:
         assert dtype == "bfloat16"
         self.config = amx.tile_config()
-        self.scratch_bytes = _Memory(head_dim, _chunk(head_dim, block_size)).bytes
+        self.scratch_bytes = _Memory(head_dim, group).bytes
         self.kernel = _make_kernel(head_dim, group, block_size)
 
 
 class _Memory:
     """The layout of a thread's memory: offsets in bytes."""
 
-    def __init__(self, head_dim: int, chunk: int) -> None:
-        self.values = 0
-        self.q = self.values + chunk * head_dim * 2
-        self.raw = self.q + head_dim // 32 * _TILE_BYTES
-        self.scores = self.raw + chunk * _LINE
-        self.weights = self.scores + chunk * LANES * 4
-        self.sums = self.weights + chunk * LANES * 2
-        self.totals = self.sums + head_dim // 16 * _TILE_BYTES
-        self.tops = self.totals + LANES * _LINE
-        self.nothing = self.tops + _LINE  # a row of zeros
-        self.saved = self.nothing + head_dim * 2  # the tile configuration of other code on this thread
+    def __init__(self, head_dim: int, group: int) -> None:
+        self.q = 0
+        self.raw = self.q + head_dim // 32 * _TILE_BYTES  # scores of 16 keys and of the 16 after them, [keys, heads]
+        self.scores = self.raw + 2 * _TILE_BYTES  # [heads, keys]
+        self.sums = Sums(head_dim, group, self.scores + _TILE_BYTES)
+        self.totals = self.sums.end
+        self.references = self.totals + LANES * _LINE
+        self.last = self.references + _LINE  # values of the row's last keys
+        self.saved = self.last + _KEYS * head_dim * 2  # the tile configuration of other code on this thread
         self.bytes = self.saved + _LINE
-
-
-def _chunk(head_dim: int, block_size: int) -> int:
-    return _SMALL_CHUNK if head_dim > 64 and block_size * head_dim * 2 <= _PAGE_BYTES else _CHUNK
 
 
 @per_item
@@ -97,17 +97,37 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
     """Makes the kernel for one query token in each of R rows. Its arguments are those of
     `decode_attention._make_kernel`.
     """
-    arg = PLACES
-    num_columns, chunk = head_dim // 16, _chunk(head_dim, block_size)
-    memory = _Memory(head_dim, chunk)
-    values_at, q_at, raw_at, scores_at, weights_at = memory.values, memory.q, memory.raw, memory.scores, memory.weights
-    sums_at, totals_at, tops_at, nothing_at = memory.sums, memory.totals, memory.tops, memory.nothing
-    saved_at, thread_bytes = memory.saved, memory.bytes
-    soften = make_soften(num_columns, 2 * _TILE_BYTES, _TILE_BYTES, as_pairs=True)
-    read = _make_read(head_dim, block_size)
-    multiply_values = _make_multiply_values(num_columns, chunk)
+    arg, plane_bytes = PLACES, block_size * head_dim * 2
+    memory = _Memory(head_dim, group)
+    raw_at, saved_at, thread_bytes = memory.raw, memory.saved, memory.bytes
+    key_at = _make_key_at(head_dim, block_size)
+    score = _make_score(head_dim, block_size, memory)
+    soften = _make_soften(head_dim, group, memory)
+    get_sums, put_sums, add_values = make_get(memory.sums), make_put(memory.sums), make_add_values(memory.sums)
+    last_values = _make_last_values(head_dim, memory)
     begin_heads = _make_begin_heads(head_dim, group, memory)
     end_heads = _make_end_heads(head_dim, group, memory)
+
+    @njit
+    def prefetch_keys(a: Any, item: int, number: int) -> None:
+        """Prefetches the beginning of an item's keys with this number, from its first tile, or of its last keys."""
+        row, head = item // a[arg.kv_heads], item % a[arg.kv_heads]
+        pool = a[arg.pool] + head * a[arg.head_stride] * 2
+        table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
+        first, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
+        k = min(first // _KEYS * _KEYS + number, (length - 1) // _KEYS * _KEYS)
+        keys = key_at(pool, a[arg.block_stride], table, k)
+        for line in range(0, _BEGINNING, _LINE):
+            prefetch_far(keys + line)
+
+    @njit
+    def attend(raw: int, keys: int, begin: int, end: int, scale: float, memory: int) -> None:
+        """Adds the values of 16 keys by their scores. Keys before `begin` and from `end` on are hidden."""
+        soften(raw, begin, end, scale, memory)
+        values = keys + plane_bytes
+        if end < _KEYS:
+            values = last_values(values, end, memory)
+        add_values(values, memory)
 
     @njit(error_model="numpy")
     def work(a: Any, item: int, thread: int) -> None:
@@ -119,153 +139,164 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
         table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
 
         memory = a[arg.scratch] + thread * thread_bytes
-        values, raw, scores, weights = memory + values_at, memory + raw_at, memory + scores_at, memory + weights_at
-        sums, totals, tops, saved = memory + sums_at, memory + totals_at, memory + tops_at, memory + saved_at
+        raw, other_raw, saved = memory + raw_at, memory + raw_at + _TILE_BYTES, memory + saved_at
         begin_heads(a, token, head, a[arg.begun] != 0 and first_key > 0, memory)
         amx.save_config(saved)
         amx.load_config(a[arg.config])
-        for first in range(first_key // 16 * 16, length, chunk):
-            count = min(chunk, length - first)
-            rounded = (count + 31) // 32 * 32
-            read(
-                pool, a[arg.block_stride], table, first, count, length, memory + q_at, memory + nothing_at, raw, values
-            )
-            for quad in range(0, group, 4):
-                for k in range(0, count, LANES):
-                    transpose_quads(raw + k * _LINE + quad * 4, _LINE, scores + (quad * chunk + k) * 4, chunk * 4)
-            for g in range(group):
-                own = scores + g * chunk * 4
-                hide(own, rounded, first_key - first, count)
-                soften(
-                    own,
-                    rounded,
-                    scale,
-                    float_pointer(tops + g * 4),
-                    totals + g * _LINE,
-                    sums + g * _LINE,
-                    weights + g * chunk * 2,
-                )
-            multiply_values(weights, values, sums, rounded)
+        get_sums(memory)
+        start, earlier = first_key // _KEYS * _KEYS, int64(0)
+        for k in range(start, length, _KEYS):
+            keys = key_at(pool, a[arg.block_stride], table, k)
+            if k + _AHEAD < length:
+                prefetch_keys(a, item, k - start + _AHEAD)
+            else:  # most often the thread takes the next item too
+                prefetch_keys(a, min(item + 1, a[NUM_ITEMS] - 1), k + _AHEAD - length)
+            score(keys, raw, memory)
+            if k > start:
+                attend(other_raw, earlier, first_key - k + _KEYS, length - k + _KEYS, scale, memory)
+            raw, other_raw, earlier = other_raw, raw, keys
+        last = (length - 1) // _KEYS * _KEYS
+        attend(other_raw, earlier, first_key - last, length - last, scale, memory)
+        put_sums(memory)
         amx.load_config(saved)
         end_heads(a, token, head, memory)
 
     return work
 
 
-def _make_read(head_dim: int, block_size: int) -> Any:
-    num_steps, num_columns = head_dim // 32, head_dim // 16
-    row_bytes, plane_bytes = head_dim * 2, block_size * head_dim * 2
-
+def _make_key_at(head_dim: int, block_size: int) -> Any:
     @njit
     def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
         return pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * 2
 
-    @njit
-    def tile_at(values: int, k: int) -> int:
-        return values + k // 32 * num_columns * _TILE_BYTES + k % 32 * (_LINE // 2)
+    return key_at
+
+
+def _make_score(head_dim: int, block_size: int, memory: _Memory) -> Any:
+    num_steps, row_bytes, q_at, plane_bytes = head_dim // 32, head_dim * 2, memory.q, block_size * head_dim * 2
 
     @njit
-    def pair_values(first: int, count: int, nothing: int, values: int) -> None:
-        """Interleaves the values of 16 keys. Those from `count` on become zeros, copied from the row at `nothing`."""
-        for k in range(0, 16, 2):
-            even = first + k * row_bytes if k < count else nothing
-            odd = first + (k + 1) * row_bytes if k + 1 < count else nothing
-            for step in range(num_steps):
-                at = values + k * (_LINE // 2) + step * 2 * _TILE_BYTES
-                interleave(even + step * _LINE, odd + step * _LINE, at, at + _TILE_BYTES)
+    def score(keys: int, raw: int, memory: int) -> None:
+        """Multiplies 16 keys by the queries."""
+        _zero_4()
+        for step in range(num_steps):
+            _load_5(keys + step * _LINE, row_bytes)
+            _load_6(memory + q_at + step * _TILE_BYTES, _LINE)
+            _add_5_6_to_4()
+        _store_4(raw, _LINE)
+        if plane_bytes >= _PAGE_BYTES:
+            for line in range(0, _KEYS * row_bytes, _LINE):
+                prefetch_far(keys + plane_bytes + line)
+
+    return score
+
+
+def _make_soften(head_dim: int, group: int, memory: _Memory) -> Any:
+    scores_at, references_at, totals_at, sums = memory.scores, memory.references, memory.totals, memory.sums
+    weights_at, odd_weights, sums_at, odd_sums = sums.weights, sums.odd_weights, sums.sums, sums.odd_sums
+    columns = head_dim // 32
+    get_sums, put_sums = make_get(sums), make_put(sums)
 
     @njit
-    def read(
-        pool: int,
-        block_stride: int,
-        table: Any,
-        first: int,
-        count: int,
-        length: int,
-        q: int,
-        nothing: int,
-        scores: int,
-        values: int,
-    ) -> None:
-        """Multiplies some keys by q, and writes their values as tiles of [16 pairs of keys, 16 columns]."""
-        for k in range(0, count, 16):
-            keys = key_at(pool, block_stride, table, first + k)
-            later = key_at(pool, block_stride, table, min(first + k + _AHEAD, length - 1) // 16 * 16)
-            for line in range(0, _BEGINNING, _LINE):
-                prefetch_far(later + line)
-                if plane_bytes >= _PAGE_BYTES:
-                    prefetch_far(keys + plane_bytes + line)
-            _zero_0()
-            for step in range(num_steps):
-                _load_4(keys + step * _LINE, row_bytes)
-                _load_6(q + step * _TILE_BYTES, _LINE)
-                _add_4_6_to_0()
-            _store_0(scores + k * _LINE, _LINE)
-            pair_values(keys + plane_bytes, count - k, nothing, tile_at(values, k))
-        end = (count + 15) // 16 * 16
-        if end % 32 != 0:
-            pair_values(nothing, 0, nothing, tile_at(values, end))
+    def take_new_references(scale: float, memory: int) -> None:
+        references = float_pointer(memory + references_at)
+        for g in range(group):
+            highest = highest_lane(load_floats(memory + scores_at + g * _LINE)) * scale
+            reference = max(references[g], highest)
+            shrink = exp2(spread(references[g] - reference))
+            total = memory + totals_at + g * _LINE
+            store_floats(total, load_floats(total) * shrink)
+            for column in range(columns):
+                at = memory + sums_at + column * _TILE_BYTES + g * _LINE
+                store_floats(at, load_floats(at) * shrink)
+                store_floats(at + odd_sums, load_floats(at + odd_sums) * shrink)
+            references[g] = reference
 
-    return read
-
-
-def _make_multiply_values(num_columns: int, chunk: int) -> Any:
     @njit
-    def multiply_values(weights: int, values: int, sums: int, count: int) -> None:
-        for column in range(0, num_columns, 2):
-            at = sums + column * _TILE_BYTES
-            _load_0(at, _LINE)
-            _load_1(at + _TILE_BYTES, _LINE)
-            for k in range(0, count, 32):
-                tile = values + (k // 32 * num_columns + column) * _TILE_BYTES
-                _load_4(weights + k * 2, chunk * 2)
-                _load_5(tile, _LINE)
-                _load_6(tile + _TILE_BYTES, _LINE)
-                _add_4_5_to_0()
-                _add_4_6_to_1()
-            _store_0(at, _LINE)
-            _store_1(at + _TILE_BYTES, _LINE)
+    def soften(raw: int, begin: int, end: int, scale: float, memory: int) -> None:
+        """Writes the weights of 16 keys, and shrinks sums if their references are too low."""
+        scores, references = memory + scores_at, float_pointer(memory + references_at)
+        for quad in range(0, group, 4):
+            transpose_quads(raw + quad * 4, _LINE, scores + quad * _LINE, _LINE)
+        if begin > 0 or end < _KEYS:
+            for g in range(group):
+                hide(scores + g * _LINE, _KEYS, begin, end)
+        highest = spread(LOWEST)
+        for g in range(group):
+            exponent = multiply_add(load_floats(scores + g * _LINE), spread(scale), spread(-references[g]))
+            highest = larger_of(exponent, highest)
+        if any_above(highest, spread(GROWTH)):
+            put_sums(memory)
+            take_new_references(scale, memory)
+            get_sums(memory)
+        for g in range(group):
+            exponent = multiply_add(load_floats(scores + g * _LINE), spread(scale), spread(-references[g]))
+            weight = exp2_for_bfloat16(exponent)
+            total, own = memory + totals_at + g * _LINE, memory + weights_at + g * _LINE
+            store_floats(total, load_floats(total) + weight)
+            store_pairs(own, round_half_up(weight), spread(float32(0)))
+            store_pairs(own + odd_weights, spread(float32(0)), round_half_up(weight))
 
-    return multiply_values
+    return soften
+
+
+def _make_last_values(head_dim: int, memory: _Memory) -> Any:
+    row_bytes, last_at = head_dim * 2, memory.last
+
+    @njit
+    def last_values(values: int, count: int, memory: int) -> int:
+        """Copies the values of a row's last keys and returns their address. After them come zeros: the pool may have
+        anything there, and a weight of 0 times NaN is NaN.
+        """
+        copy = memory + last_at
+        for k in range(_KEYS):
+            for at in range(k * row_bytes, (k + 1) * row_bytes, _LINE):
+                store_floats(copy + at, load_floats(values + at) if k < count else spread(float32(0)))
+        return copy
+
+    return last_values
 
 
 def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
-    arg, row_bytes, num_steps, num_columns = PLACES, head_dim * 2, head_dim // 32, head_dim // 16
-    q_at, sums_at, totals_at, tops_at, nothing_at = memory.q, memory.sums, memory.totals, memory.tops, memory.nothing
+    arg, row_bytes, q_at, sums_at, odd_sums = PLACES, head_dim * 2, memory.q, memory.sums.sums, memory.sums.odd_sums
+    cleared_at, cleared_end = memory.sums.weights, memory.references
+    totals_at, references_at = memory.totals, memory.references
 
     @njit
     def begin_heads(a: Any, token: int, head: int, begun: bool, memory: int) -> None:
-        """Writes queries, sums, totals and highest scores.
+        """Writes queries, sums, totals and references.
 
         The last three are zeros, or continue the attention over the keys before the first.
         """
-        q, sums, totals = memory + q_at, memory + sums_at, memory + totals_at
-        tops = float_pointer(memory + tops_at)
+        q, references = word_pointer(memory + q_at), float_pointer(memory + references_at)
         first_head = (token * a[arg.kv_heads] + head) * group
-        for step in range(num_steps):
-            store_floats(memory + nothing_at + step * _LINE, spread(float32(0)))
+        for at in range(memory + cleared_at, memory + cleared_end, _LINE):
+            store_floats(at, spread(float32(0)))
         for g in range(group):
             words = word_pointer(a[arg.q] + (token * a[arg.q_stride] + (head * group + g) * head_dim) * 2)
             for w in range(head_dim // 2):
-                word_pointer(q)[w * LANES + g] = words[w]
-            store_floats(totals + g * _LINE, spread(float32(0)))
-            tops[g] = LOWEST
-            for column in range(num_columns):
-                store_floats(sums + column * _TILE_BYTES + g * _LINE, spread(float32(0)))
+                q[w * LANES + g] = words[w]
+            references[g] = LOWEST
             if begun:
-                float_pointer(totals + g * _LINE)[0] = float32(1)
-                tops[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
+                float_pointer(memory + totals_at + g * _LINE)[0] = float32(1)
+                references[g] = float_pointer(a[arg.lse])[first_head + g] * float32(LOG2_E)
                 before = half_pointer(a[arg.out] + (first_head + g) * row_bytes)
-                for d in range(head_dim):
-                    tile = sums + (d // 32 * 2 + d % 8 // 4) * _TILE_BYTES + g * _LINE
-                    float_pointer(tile)[d % 32 // 8 * 4 + d % 4] = load_bfloat16(before, d)
+                for d in range(0, head_dim, 2):
+                    at = memory + sums_at + d // 32 * _TILE_BYTES + g * _LINE
+                    float_pointer(at)[d % 32 // 2] = load_bfloat16(before, d)
+                    float_pointer(at + odd_sums)[d % 32 // 2] = load_bfloat16(before, d + 1)
 
     return begin_heads
 
 
 def _make_end_heads(head_dim: int, group: int, memory: _Memory) -> Any:
-    arg, row_bytes, num_steps = PLACES, head_dim * 2, head_dim // 32
-    sums_at, totals_at, tops_at = memory.sums, memory.totals, memory.tops
+    arg, row_bytes, columns = PLACES, head_dim * 2, head_dim // 32
+    sums_at, odd_sums, totals_at, references_at = (
+        memory.sums.sums,
+        memory.sums.odd_sums,
+        memory.totals,
+        memory.references,
+    )
 
     @njit(error_model="numpy")
     def end_heads(a: Any, token: int, head: int, memory: int) -> None:
@@ -274,12 +305,12 @@ def _make_end_heads(head_dim: int, group: int, memory: _Memory) -> Any:
         for g in range(group):
             total = sum_of_lanes(load_floats(memory + totals_at + g * _LINE))
             factor = spread(float32(1) / total)
-            for step in range(num_steps):
-                at = memory + sums_at + 2 * step * _TILE_BYTES + g * _LINE
-                low, high = load_floats(at) * factor, load_floats(at + _TILE_BYTES) * factor
-                target = a[arg.out] + (first_head + g) * row_bytes + step * _LINE
-                store_in_order(target, round_half_even(low), round_half_even(high))
-            top = float_pointer(memory + tops_at)[g]
-            float_pointer(a[arg.lse])[first_head + g] = (top + math.log2(total)) * float32(_LN_2)
+            for column in range(columns):
+                at = memory + sums_at + column * _TILE_BYTES + g * _LINE
+                even, odd = load_floats(at) * factor, load_floats(at + odd_sums) * factor
+                target = a[arg.out] + (first_head + g) * row_bytes + column * _LINE
+                store_pairs(target, round_half_even(even), round_half_even(odd))
+            reference = float_pointer(memory + references_at)[g]
+            float_pointer(a[arg.lse])[first_head + g] = (reference + math.log2(total)) * float32(_LN_2)
 
     return end_heads
