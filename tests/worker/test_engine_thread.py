@@ -43,6 +43,7 @@ class Rounds:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.happened: list[str | BlockRead | ToConsumer | ToProducer] = []
+        self.sent: list[tuple[int, list[int]]] = []  # of each frame with tokens: steps launched before it, positions
         engine = Engine(_Listed(self.happened), scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=())
         marks = HandleMarks()
         self.core = WorkerCore(engine, US, Producer(US, marks), Consumer(), marks)
@@ -62,6 +63,8 @@ class Rounds:
     def _take(self, outputs: CoreOutputs, has_leases: bool) -> None:
         self.happened += outputs.reads
         self.happened += [message for _, message in outputs.messages]
+        num_steps = sum(isinstance(each, str) for each in self.happened)
+        self.sent += [(num_steps, frame.positions.tolist()) for frame in outputs.frames.values() if len(frame.tokens)]
 
 
 class _Listed(SimulatedRunner):
@@ -105,6 +108,35 @@ def test_a_consumer_that_opens_during_a_step_is_answered_before_the_next_one() -
     assert isinstance(second, Announcement)
     assert (first.first_index, len(first.blocks), step, second.first_index) == (0, 2, "step of 1", 2)
     assert second.first_tokens
+
+
+def test_tokens_leave_when_the_next_step_computes_and_the_last_ones_without_one() -> None:
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=3)
+    for _ in range(3):
+        rounds.round()
+    assert rounds.happened == ["step of 1"] * 3
+    assert rounds.sent == [(2, [12]), (3, [13])]
+    rounds.round()
+    assert rounds.sent == [(2, [12]), (3, [13]), (3, [14])]
+
+
+def test_tokens_leave_before_a_pause_and_before_the_thread_ends() -> None:
+    pause = Pause()
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20, decode_pause_s=pause)
+    rounds.round()
+    assert rounds.sent == []
+    pause.lasts = True
+    rounds.round()
+    assert rounds.sent == [(1, [12])]
+    pause.lasts = False
+    rounds.round()
+    rounds.thread.call(lambda _core, _now: None)
+    rounds.thread.start()
+    assert rounds.thread.stop(timeout_s=10)
+    assert [position for _, positions in rounds.sent for position in positions] == list(
+        range(12, 12 + len(rounds.sent))
+    )
+    assert len(rounds.sent) == sum(isinstance(each, str) for each in rounds.happened)
 
 
 class Pause:

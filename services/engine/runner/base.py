@@ -165,6 +165,8 @@ class StepInput:
     scored: ScoredTokens | None = None
     pooled: PooledTokens | None = None
     carried: CarriedTokens | None = None  # only in steps that are launched while another one is under way
+    # Called once, in `launch`, when the step computes, or is about to, and its runner needs no Python for a while.
+    on_computing: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -57,6 +57,8 @@ class SimulatedRunner:
     def launch(self, step: StepInput) -> None:
         """See `Runner.launch`."""
         self._launched.append(step)
+        if step.on_computing is not None:
+            step.on_computing()
         if not self._late:
             self._run()
 

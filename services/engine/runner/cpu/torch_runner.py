@@ -93,6 +93,8 @@ class TorchRunner:
 
     def _run(self, step: StepInput) -> StepOutput:
         plan = self._attention.prepare(PagedQueries(step.query_starts, step.seq_lens, step.block_tables), self.window)
+        if step.on_computing is not None:
+            step.on_computing()
         token_ids, positions = torch.from_numpy(step.token_ids).to(torch.int64), torch.from_numpy(step.positions)
         sampled = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
         if step.scored is None and np.array_equal(sampled, np.arange(len(token_ids))):

@@ -129,6 +129,8 @@ class GpuRunner:
         self._device.bind_thread()
         with torch.inference_mode():
             self._under_way.append(self._launch(step))
+        if step.on_computing is not None:
+            step.on_computing()
 
     def collect(self) -> StepOutput:
         """See `Runner.collect`."""
