@@ -107,7 +107,7 @@ class Team:
         self._recordings[key] = recording  # in order of last use
         if len(self._recordings) > _MAX_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
-        self._openmp.run(self._program.address, recording.argument())
+        self._openmp.run(self._program.address, recording.argument(self.num_threads))
         return recording.result
 
     def by_rows(self, rows: int, row_bytes: int, body: Callable[[], Rows]) -> Rows:

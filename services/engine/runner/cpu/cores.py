@@ -40,10 +40,11 @@ _PID, _SINCE, _ENDED, _PROMPTS = range(_COLUMNS)
 _STALE_NS = 60_000_000_000  # a step does not take so long: its worker died in it
 _BETWEEN_STEPS_NS = 5_000_000  # a worker whose last step ended so recently is about to begin another
 # A pause is as long as so many steps, up to a limit. 64 prompts of 462 tokens at once, 16 tokens each, prefill and
-# decode apart on 2 cores, came to these requests/s and ms from token to token, by steps/limit in ms: 3/100: 15.2, 109;
-# 6/150: 15.7, 126; 10/200: 16.2, 131.
-_PAUSE_STEPS = 6
-_LONGEST_PAUSE_NS = 150_000_000
+# decode apart on 2 cores of a Xeon with AMX, came to these requests/s, ms from token to token, and ms from the first
+# token to the second, by steps/limit in ms: 8/220: 17.8, 116, 185; 10/300: 17.6, 119, 218; 15/400: 17.2, 123, 290. In
+# another run, 6/150 and 8/220: 17.1 and 17.8 requests/s.
+_PAUSE_STEPS = 8
+_LONGEST_PAUSE_NS = 220_000_000
 _LOOK_AGAIN_S = 0.002
 
 
