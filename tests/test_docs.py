@@ -20,7 +20,7 @@ from services.protocol.versions import Since
 
 ROOT = Path(__file__).parent.parent
 IGNORED = {"build", "dist"}
-OPERATIONS, PROTOCOL = ROOT / "docs/operations.md", ROOT / "docs/protocol.md"
+REFERENCE, PROTOCOL = ROOT / "docs/reference.md", ROOT / "docs/protocol.md"
 MAX_README_LINES = 130
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -129,7 +129,7 @@ def registered_metrics() -> set[Described]:
 
 def test_the_table_of_metrics_has_those_that_the_gateway_registers() -> None:
     """Names, types and labels; the number of lines too, so that none is there twice."""
-    table = list(rows(OPERATIONS, "## Metrics"))
+    table = list(rows(REFERENCE, "## Metrics"))
     described = {
         Described(name.strip("`"), kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in table
     }

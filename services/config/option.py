@@ -4,7 +4,7 @@ A field has all that there is of its option, type, default, help text and check:
 
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
 
-The flags of `baton` are made of these fields (`services/cli/options.py`). Tests hold the tables of docs/operations.md
+The flags of `baton` are made of these fields (`services/cli/options.py`). Tests hold the tables of docs/reference.md
 and the values of the chart to them.
 """
 

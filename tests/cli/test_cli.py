@@ -61,7 +61,7 @@ def test_a_class_above_the_processors_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_the_help_and_the_documents_name_every_class_of_processors() -> None:
     names = [each.name for each in isa.ISAS]
     assert f"{CPU_ISA_VARIABLE} in the environment names ({', '.join(names)})" in _help_of("kernels")
-    assert ", ".join(f"`{name}`" for name in names) in (ROOT / "docs/operations.md").read_text().replace("\n", " ")
+    assert ", ".join(f"`{name}`" for name in names) in (ROOT / "docs/reference.md").read_text().replace("\n", " ")
 
 
 def _help_of(option: str) -> str:

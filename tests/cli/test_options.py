@@ -1,4 +1,4 @@
-"""Options are fields of configurations: each flag reaches its field, and docs/operations.md has them all."""
+"""Options are fields of configurations: each flag reaches its field, and the documents have them all."""
 
 import re
 from collections.abc import Iterator
@@ -305,11 +305,11 @@ def check(table: dict[str, tuple[set[str], str]], fields: list[OptionField]) -> 
 
 
 def section(title: str) -> str:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("reference.md", "operations.md"))
     return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def test_the_tables_of_the_operations_page_have_every_option_of_up_with_its_default() -> None:
+def test_the_tables_of_the_reference_have_every_option_of_up_with_its_default() -> None:
     for_all, for_gpus = section("Options").split("These are for GPUs alone")
     gpu = [field for field in UP if field.flag in {flag.partition("=")[0] for flag in GPU} - {"--device"}]
     check(described(for_gpus), gpu)

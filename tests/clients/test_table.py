@@ -1,4 +1,4 @@
-"""The table of clients in operations.md names the versions that the tests run."""
+"""The table of clients in api.md names the versions that the tests run."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def pinned(path: Path) -> dict[str, str]:
 
 
 def test_the_table_of_clients_names_the_versions_that_run():
-    section = (ROOT / "docs/operations.md").read_text().partition("\n### Clients\n")[2].partition("\n### ")[0]
+    section = (ROOT / "docs/api.md").read_text().partition("\n### Clients\n")[2].partition("\n### ")[0]
     named = dict(re.findall(r"^\| \[([^]]+)\]\(\S+\) \| (\S+) \|", section, re.MULTILINE))
     own, programs = pinned(ROOT / "constraints.txt"), pinned(FOLDER / "requirements.txt")
     node = json.loads((FOLDER / "node/package.json").read_text())["dependencies"]

@@ -1,4 +1,4 @@
-"""Every port of a running `baton up`: those that docs/operations.md has, no other, and what strangers hear there."""
+"""Every port of a running `baton up`: those that docs/reference.md has, no other, and what strangers hear there."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tests.e2e.listening import Listener, is_own_port_of_worker, listeners_of
 from tests.e2e.stack import Stack
 from tests.e2e.strangers import NOTHING, answer_of, documented_paths, side_by_side
 from tests.e2e.up import Up, running_up
-from tests.test_docs import OPERATIONS, rows
+from tests.test_docs import REFERENCE, rows
 
 UCX = "UCX's"
 
@@ -26,7 +26,7 @@ class Port:
 def table(column: int) -> dict[Port, str]:
     """What a stranger gets, by column, at each port that is open unless a user says otherwise."""
     found: dict[Port, str] = {}
-    for name, processes, address, _, *answers in rows(OPERATIONS, "## Ports"):
+    for name, processes, address, _, *answers in rows(REFERENCE, "## Ports"):
         if address != "none":
             names = [Port(name.partition(",")[0], process, address) for process in processes.split(", ")]
             found |= dict.fromkeys(names, answers[column])

@@ -366,6 +366,6 @@ class RequestList(Described):
 
 
 class AnyObject(BaseModel):
-    """An object whose fields docs/operations.md lists."""
+    """An object whose fields docs/api.md lists."""
 
     model_config = ConfigDict(extra="allow")

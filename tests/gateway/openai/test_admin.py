@@ -7,7 +7,7 @@ from services.gateway.http.application import Application
 from services.gateway.http.routes import described
 from tests.gateway.running_api import running_api
 
-OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
+API = Path(__file__).parents[3] / "docs/api.md"
 
 
 async def test_metrics_and_debug_pages_are_not_at_the_port_of_clients():
@@ -32,6 +32,6 @@ async def test_the_table_for_people_has_every_page():
         _, admin = api.applications
         assert isinstance(admin, Application)
         pages = {each.path.replace("{request_id:path}", "ID") for each in described(admin.router.routes)}
-    section = OPERATIONS.read_text().partition("At the admin port")[2].partition("\n`/debug/ledger` is JSON")[0]
+    section = API.read_text().partition("At the admin port")[2].partition("\n`/debug/ledger` is JSON")[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     assert {path for cell in cells for path in re.findall(r"`([^`]+)`", cell)} == pages

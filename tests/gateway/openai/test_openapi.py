@@ -31,7 +31,7 @@ from tests.gateway.scripted_generator import Script, delta_per_token
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 INFO = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": None, "bos_token": "<|bos|>"}
-OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
+API = Path(__file__).parents[3] / "docs/api.md"
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -84,7 +84,7 @@ async def test_it_is_a_document_of_openapi_3_1(document: dict[str, Any]):
 
 
 async def test_every_endpoint_is_in_it_and_in_the_table_for_people(document: dict[str, Any]):
-    section = OPERATIONS.read_text().partition("## Endpoints")[2].partition("Workers serve gRPC alone")[0]
+    section = API.read_text().partition("## Endpoints")[2].partition("Workers serve gRPC alone")[0]
     first_cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     listed = {path.replace("/NAME", "/ID") for cell in first_cells for path in re.findall(r"`([^`]+)`", cell)}
     described = {re.sub(r"{\w+}", "ID", path) for path in document["paths"]}
