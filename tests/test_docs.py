@@ -20,7 +20,7 @@ from services.protocol.versions import Since
 
 ROOT = Path(__file__).parent.parent
 IGNORED = {"build", "dist"}
-REFERENCE, PROTOCOL = ROOT / "docs/reference.md", ROOT / "docs/protocol.md"
+API, REFERENCE, PROTOCOL = ROOT / "docs/api.md", ROOT / "docs/reference.md", ROOT / "docs/protocol.md"
 MAX_README_LINES = 130
 
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import grpc
 import httpx2
 
-from tests.test_docs import OPERATIONS
+from tests.test_docs import API
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class _Hello(NamedTuple):
 
 def documented_paths() -> set[str]:
     """All paths of the gateway's ports for HTTP."""
-    section = OPERATIONS.read_text().partition("\n## Endpoints\n")[2].partition("\n`/debug/ledger` is JSON")[0]
+    section = API.read_text().partition("\n## Endpoints\n")[2].partition("\n`/debug/ledger` is JSON")[0]
     cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
     return {re.sub(r"\b(ID|NAME)\b", "x", path) for cell in cells for path in re.findall(r"`([^`]+)`", cell)}
 

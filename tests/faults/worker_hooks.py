@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 POISON = 3999  # the first token of a prompt that ends the engine which computes it
@@ -17,11 +18,11 @@ def fail_on_poison() -> None:
 
     launch = Engine._launch
 
-    def checked(engine: Engine, plan: StepPlan) -> None:
+    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
         batch = engine.sequences.batch
         if any(batch.request(int(slot)).capsule.token_ids[0] == POISON for slot in plan.slots):
             raise RuntimeError("a prompt that the engine cannot compute")
-        launch(engine, plan)
+        launch(engine, plan, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # mypy knows no methods that are replaced
 
@@ -33,10 +34,10 @@ def hang_on_signal() -> None:
 
     launch, hangs = Engine._launch, threading.Event()
 
-    def checked(engine: Engine, plan: StepPlan) -> None:
+    def checked(engine: Engine, plan: StepPlan, on_computing: Callable[[], None] | None) -> None:
         while hangs.is_set():
             time.sleep(1)
-        launch(engine, plan)
+        launch(engine, plan, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # likewise
     signal.signal(signal.SIGUSR1, lambda *_: hangs.set())

@@ -110,7 +110,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def prefetch_keys(a: Any, item: int, number: int) -> None:
-        """Prefetches the beginning of an item's keys with this number, from its first tile, or of its last keys."""
+        """Prefetches the beginning of 16 of an item's keys, the number of which counts from its first 16."""
         row, head = item // a[arg.kv_heads], item % a[arg.kv_heads]
         pool = a[arg.pool] + head * a[arg.head_stride] * 2
         table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
@@ -150,7 +150,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
             if k + _AHEAD < length:
                 prefetch_keys(a, item, k - start + _AHEAD)
             else:  # most often the thread takes the next item too
-                prefetch_keys(a, min(item + 1, a[NUM_ITEMS] - 1), k + _AHEAD - length)
+                prefetch_keys(a, min(item + 1, a[NUM_ITEMS] - 1), (k - start) % _AHEAD)
             score(keys, raw, memory)
             if k > start:
                 attend(other_raw, earlier, first_key - k + _KEYS, length - k + _KEYS, scale, memory)
