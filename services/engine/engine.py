@@ -119,8 +119,9 @@ class Engine:
     def step(self, now: float, on_computing: Callable[[], None] | None = None) -> bool:
         """Plans and launches a step, and collects one: this one, or with a pipeline the one before.
 
-        on_computing: see `StepInput`; it is not called if no step is launched.
         So a sequence gets one token at most. Returns False when there is nothing to compute, and nothing under way.
+
+        on_computing: see `StepInput`. It is also called before the engine waits for a step that was launched earlier.
         """
         depth = 0 if self.sequences.batch.any_follows else self._depth
         if len(self._under_way) <= depth:
@@ -131,6 +132,8 @@ class Engine:
                     return True
         if not self._under_way:
             return False
+        if on_computing is not None:
+            on_computing()
         self._collect()
         return True
 

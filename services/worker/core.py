@@ -154,8 +154,8 @@ class WorkerCore:
 
     @property
     def is_awaited(self) -> bool:
-        """True when another worker or the transport has something to do as soon as it has our outputs."""
-        return bool(self._state.outputs.messages or self._state.outputs.reads)
+        """See `CoreOutputs.are_awaited`, of the outputs so far."""
+        return self._state.outputs.are_awaited
 
     @property
     def only_decodes(self) -> bool:

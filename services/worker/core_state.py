@@ -51,6 +51,11 @@ class CoreOutputs:
     num_moved: int = 0  # attempts that were failed for the drain
     drained: bool = False  # this worker drains, and no request is known to it any more
 
+    @property
+    def are_awaited(self) -> bool:
+        """True when another worker or the transport has something to do as soon as it has them."""
+        return bool(self.messages or self.reads or self.abandoned_reads)
+
 
 @dataclass(slots=True, eq=False)
 class CoreState:

@@ -235,7 +235,7 @@ class Worker:
         )
 
     def _on_outputs(self, outputs: CoreOutputs, has_leases: bool) -> None:
-        """Called on the engine thread after each round."""
+        """Called on the engine thread, after a round or in the next one's step."""
         self._transfer.set_leased(has_leases)
         for read in outputs.reads:
             self._transfer.post(read)

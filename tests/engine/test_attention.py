@@ -158,6 +158,37 @@ def test_groups_of_more_than_four_queries_in_bfloat16() -> None:
     check(Case([50, 20, 190], [1, 20, 1], num_heads=10, num_kv_heads=2, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(9, 1, 64), (32, 2, 128), (8, 2, 256)])
+def test_single_tokens_of_many_or_wide_heads(
+    num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    shape = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    case = Case([1, 50, 20, 190], [1] * 4, **shape, dtype=torch.bfloat16)
+    case.kv[:, 0, -190:] *= torch.linspace(0, 8, 190).view(-1, 1, 1)  # scores that grow
+    check(case, window)
+    case = Case([700, 650, 720, 40], [1] * 4, **shape, dtype=torch.bfloat16)
+    case.share(3, 600)
+    check(case, window)
+
+
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_lies_behind_the_last_key_does_not_matter(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To kernels of single tokens: a block that another worker sent may have anything there."""
+    case = Case([1, 20, 33, 47], [1] * 4, dtype=dtype)
+    prepare = case.attention.prepare
+
+    def prepare_and_spoil(queries: PagedQueries, window: int | None = None) -> Any:
+        plan = prepare(queries, window)
+        for table, length in zip(queries.block_tables, queries.seq_lens.tolist(), strict=True):
+            case.pool[table[(length - 1) // 16], :, :, :, (length - 1) % 16 + 1 :] = math.nan
+        return plan
+
+    monkeypatch.setattr(case.attention, "prepare", prepare_and_spoil)
+    check(case)
+
+
 @pytest.mark.parametrize("block_size", [1, 8, 32, 64])
 def test_block_sizes(block_size: int) -> None:
     check(Case(*MIXED, block_size=block_size))

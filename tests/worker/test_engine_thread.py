@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from kvtransfer.consumer import Consumer
 from kvtransfer.handles import HandleMarks
@@ -16,7 +17,7 @@ from kvtransfer.transports.base import BlockRead, ReadEnd
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.request import Kind, Request
-from services.engine.runner.base import StepInput
+from services.engine.runner.base import StepInput, StepOutput
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.scheduler import Scheduler
 from services.prefill.scheduler import PrefillScheduler
@@ -41,10 +42,18 @@ class Rounds:
         max_tokens: int,
         decode_pause_s: Callable[[], float] = no_pause,
         clock: Callable[[], float] = time.monotonic,
+        pipeline_depth: int = 0,
     ) -> None:
         self.happened: list[str | BlockRead | ToConsumer | ToProducer] = []
         self.sent: list[tuple[int, list[int]]] = []  # of each frame with tokens: steps launched before it, positions
-        engine = Engine(_Listed(self.happened), scheduler, max_num_seqs=4, max_model_len=64, eos_token_ids=())
+        engine = Engine(
+            _Listed(self.happened),
+            scheduler,
+            max_num_seqs=4,
+            max_model_len=64,
+            eos_token_ids=(),
+            pipeline_depth=pipeline_depth,
+        )
         marks = HandleMarks()
         self.core = WorkerCore(engine, US, Producer(US, marks), Consumer(), marks)
         self.thread = EngineThread(self.core, self._take, self.happened.append, decode_pause_s, clock)
@@ -130,13 +139,45 @@ def test_tokens_leave_before_a_pause_and_before_the_thread_ends() -> None:
     assert rounds.sent == [(1, [12])]
     pause.lasts = False
     rounds.round()
-    rounds.thread.call(lambda _core, _now: None)
     rounds.thread.start()
     assert rounds.thread.stop(timeout_s=10)
     assert [position for _, positions in rounds.sent for position in positions] == list(
         range(12, 12 + len(rounds.sent))
     )
     assert len(rounds.sent) == sum(isinstance(each, str) for each in rounds.happened)
+
+
+def test_tokens_leave_before_the_engine_waits_for_a_step_that_was_launched_earlier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a pipeline: the last step is collected in a round that launches none."""
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=3, pipeline_depth=1)
+    waited: list[int] = []
+    collect = rounds.core.engine.runner.collect
+
+    def collected() -> StepOutput:
+        waited.append(sum(len(positions) for _, positions in rounds.sent))
+        return collect()
+
+    monkeypatch.setattr(rounds.core.engine.runner, "collect", collected)
+    for _ in range(5):
+        rounds.round()
+    assert waited == [0, 1, 2]
+
+
+def test_tokens_leave_although_the_step_after_them_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(DecodeScheduler(64), Kind.LOCAL, max_tokens=20)
+    rounds.round()
+    assert rounds.sent == []
+
+    def fails(_step: StepInput) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(rounds.core.engine.runner, "launch", fails)
+    rounds.thread.start()
+    assert rounds.thread.stop(timeout_s=10)
+    assert rounds.sent == [(1, [12])]
+    assert rounds.happened == ["step of 1", "the engine failed"]
 
 
 class Pause:

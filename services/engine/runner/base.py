@@ -165,7 +165,7 @@ class StepInput:
     scored: ScoredTokens | None = None
     pooled: PooledTokens | None = None
     carried: CarriedTokens | None = None  # only in steps that are launched while another one is under way
-    # Called once, in `launch`, when the step computes, or is about to, and its runner needs no Python for a while.
+    # Called in `launch`, at most once, when the runner has done most of what it needs Python for.
     on_computing: Callable[[], None] | None = None
 
 

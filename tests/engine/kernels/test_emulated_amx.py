@@ -25,6 +25,8 @@ EMULATED = (  # of parametrized tests, the cases in bfloat16: products, both ker
     "tests/engine/test_attention.py::test_single_tokens_over_several_chunks_of_keys[cpu-96-None]",
     "tests/engine/test_attention.py::test_single_tokens_over_several_chunks_of_keys[cpu-128-100]",
     "tests/engine/test_attention.py::test_groups_of_more_than_four_queries_in_bfloat16",
+    "tests/engine/test_attention.py::test_single_tokens_of_many_or_wide_heads",
+    "tests/engine/test_attention.py::test_what_lies_behind_the_last_key_does_not_matter",
     "tests/engine/test_attention.py::test_block_sizes_in_bfloat16[cpu-32]",
     "tests/engine/test_attention.py::test_prompts_longer_than_what_amx_takes_at_once",
     "tests/engine/test_attention.py::test_scores_that_grow_along_the_keys_in_bfloat16",

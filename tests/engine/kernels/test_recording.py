@@ -47,6 +47,18 @@ def test_a_recording_does_what_its_kernels_do_one_by_one(operations: FusedOperat
     assert calls == 1
 
 
+def test_a_thread_more_than_the_team_has_cores_for_finds_nothing_to_do(
+    operations: FusedOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on one core with --num-threads 2: the second thread waits for the first, and offers its core meanwhile."""
+    monkeypatch.setattr(the_team(), "max_threads", 1)
+    rows = 20_000  # so many that the wait is long
+    weight, x, y = random(64), random(rows, 64), random(rows, 64, seed=1)
+    expected = layers(operations, x.clone(), y, weight)
+    found = operations.replay(object(), (x, y), partial(layers, operations, x, y, weight))
+    assert torch.equal(found, expected)
+
+
 def test_keys_are_kept_apart(operations: FusedOperations) -> None:
     weight, first, second = random(64), object(), object()
     for rows, key in ((3, first), (5, second), (3, first), (5, second)):

@@ -75,8 +75,8 @@ class Recording(Generic[T]):
 
     def argument(self, num_threads: int) -> Any:
         """Makes the argument of `make_program`'s function, to be called by so many threads."""
-        offer = _SCHED_YIELD if num_threads > 1 else 0
-        return (ctypes.c_int64 * 4)(len(self._words), self._words.ctypes.data, _CALL_WORDS * 8, offer)
+        words, stride = self._words.ctypes.data, _CALL_WORDS * 8
+        return (ctypes.c_int64 * 5)(len(self._words), words, stride, _SCHED_YIELD, num_threads > 1)
 
 
 class RowBlocks:
@@ -165,13 +165,14 @@ def make_row_program() -> Any:
 def make_program() -> Any:
     """Makes a C function of a pointer to int64. Each thread makes all calls.
 
-    Arguments: number of calls; their address, and bytes from one to the next; the address of sched_yield, or 0.
+    Arguments: number of calls; their address, and bytes from one to the next; the address of sched_yield; 1 if threads
+    offer their cores between calls, else 0.
 
     A call ends when all its items are done. It does not wait for a thread that took no item because another process has
     its core. Several threads offer their cores between calls: otherwise the other process would wait, and then take a
-    core in the middle of an item, for which all threads wait. One thread alone keeps its core: nobody waits for its
-    items, and Linux (6.18) takes from who offers a core its share of it. Beside a step of prompts, a step that decodes
-    by one thread took 80 to 185 ms with these offers, and 22 to 94 without, for 1 to 59 sequences.
+    core in the middle of an item, for which all threads wait. One thread keeps its core: nobody waits for its items,
+    and on Linux 6.18 a thread that offers its core gets less of the core's time from then on. Beside a step of prompts,
+    a step that decodes 1 to 59 sequences by one thread took 80 to 185 ms with these offers, and 22 to 94 without.
     """
 
     def program(a: Any) -> None:
@@ -181,7 +182,7 @@ def make_program() -> Any:
             fetch_add(began, 1)
             call_at(long_pointer(at)[0], at + 8)  # when it returns, all items are taken
             fetch_add(ended, 1)
-            if a[3] != 0:
+            if a[4] != 0:
                 call_at(a[3], 0)
             tries = 0
             while True:

@@ -56,9 +56,9 @@ _KEYS = 16  # of a tile
 
 # The processor's own prefetcher follows addresses in order within a page of 4 KB, if it sees the first few. So the
 # kernel prefetches the beginning of keys this far ahead, of this item or the next. Values lie behind their keys: where
-# a page holds both, the prefetcher goes on to them; else the kernel prefetches all values when it has read their keys.
-# Measured on a Xeon, 64 rows of 600 tokens with heads of 64: beginnings of 512 bytes 2 % slower, whole keys 5 %. Values
-# asked for as well: heads of 64 20 % slower, heads of 128 8 % faster, and 24 % with 16 heads for each KV head.
+# a page holds both, the prefetcher goes on to them. Where a block's keys fill a page or more, the kernel prefetches the
+# values when it has read their keys. On a Xeon, 64 rows of 600 tokens with heads of 64 took 2 % longer with beginnings
+# of 512 bytes, 5 % with whole keys, 20 % with prefetched values; with heads of 128, prefetched values took 8 % less.
 _AHEAD, _BEGINNING = 2 * _KEYS, 1024  # keys, bytes
 _LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
 _LN_2 = math.log(2)
@@ -110,7 +110,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
 
     @njit
     def prefetch_keys(a: Any, item: int, number: int) -> None:
-        """Prefetches the beginning of 16 of an item's keys, the number of which counts from its first 16."""
+        """Prefetches the beginning of 16 keys of an item: those `number` keys after its first 16, or its last."""
         row, head = item // a[arg.kv_heads], item % a[arg.kv_heads]
         pool = a[arg.pool] + head * a[arg.head_stride] * 2
         table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
@@ -201,7 +201,8 @@ def _make_soften(head_dim: int, group: int, memory: _Memory) -> Any:
     def take_new_references(scale: float, memory: int) -> None:
         references = float_pointer(memory + references_at)
         for g in range(group):
-            highest = highest_lane(load_floats(memory + scores_at + g * _LINE)) * scale
+            own = larger_of(load_floats(memory + scores_at + g * _LINE), spread(LOWEST))  # instead of NaN
+            highest = highest_lane(own) * scale
             reference = max(references[g], highest)
             shrink = exp2(spread(references[g] - reference))
             total = memory + totals_at + g * _LINE
@@ -245,8 +246,8 @@ def _make_last_values(head_dim: int, memory: _Memory) -> Any:
 
     @njit
     def last_values(values: int, count: int, memory: int) -> int:
-        """Copies the values of a row's last keys and returns their address. After them come zeros: the pool may have
-        anything there, and a weight of 0 times NaN is NaN.
+        """Copies the values of a row's last keys and returns their address. After them come zeros: a block that another
+        worker sent may have anything there, and a weight of 0 times NaN is NaN.
         """
         copy = memory + last_at
         for k in range(_KEYS):

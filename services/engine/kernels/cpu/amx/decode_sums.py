@@ -20,7 +20,7 @@ _load_0, _load_1, _load_2, _load_3, _load_5, _load_6, _load_7 = *amx.load[:4], *
 _store_0, _store_1, _store_2, _store_3 = amx.store[:4]
 _add_7_5_to_0, _add_7_5_to_1, _add_7_5_to_2, _add_7_5_to_3 = (amx.add_product(to, 7, 5) for to in range(4))
 _add_6_5_to_1 = amx.add_product(1, 6, 5)
-_MOST_IN_REGISTERS = 4  # tiles
+_MOST_IN_REGISTERS = 4  # tiles. Others are loaded and stored for each 16 keys: heads of 256, and more than 8 heads
 _LINE, _TILE_BYTES = 64, 1024
 
 
