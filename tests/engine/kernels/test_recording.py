@@ -51,11 +51,16 @@ def test_a_thread_more_than_the_team_has_cores_for_finds_nothing_to_do(
     operations: FusedOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on one core with --num-threads 2: the second thread waits for the first, and offers its core meanwhile."""
-    monkeypatch.setattr(the_team(), "max_threads", 1)
     rows = 20_000  # so many that the wait is long
     weight, x, y = random(64), random(rows, 64), random(rows, 64, seed=1)
     expected = layers(operations, x.clone(), y, weight)
-    found = operations.replay(object(), (x, y), partial(layers, operations, x, y, weight))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(the_team(), "max_threads", 1)
+    try:
+        found = operations.replay(object(), (x, y), partial(layers, operations, x, y, weight))
+    finally:
+        torch.set_num_threads(before)
     assert torch.equal(found, expected)
 
 
