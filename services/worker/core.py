@@ -154,7 +154,7 @@ class WorkerCore:
 
     @property
     def is_awaited(self) -> bool:
-        """See `CoreOutputs.are_awaited`, of the outputs so far."""
+        """True when another worker or the transport waits for the outputs so far."""
         return self._state.outputs.are_awaited
 
     @property

@@ -97,7 +97,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     sums_bytes = group * ROW_BYTES  # for 32 columns
     following_at, staged_at, is_whole = memory.following, memory.staged, key_bytes % _LINE == 0
     read = make_read(ELEMENTS[dtype], head_dim, as_pairs=as_pairs)
-    key_at = _make_key_at(key_bytes, block_size)
+    key_at = make_key_at(key_bytes, block_size)
     ask_for = _make_ask_for(key_at, key_bytes, memory.following)
     read_values = _make_read_values(key_at, ask_for, read, key_bytes, plane_bytes, memory, as_pairs=as_pairs)
     dots = _make_dots(dtype, head_dim, group, row_bytes, as_pairs=as_pairs)
@@ -180,7 +180,11 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     return work
 
 
-def _make_key_at(key_bytes: int, block_size: int) -> Any:
+def make_key_at(key_bytes: int, block_size: int) -> Any:
+    """Makes a function that returns the address of a key. Its arguments: address of the head's keys in the first block;
+    bytes from block to block; the block table's row; the key.
+    """
+
     @njit
     def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
         return pool + int64(table[k // block_size]) * block_stride + k % block_size * key_bytes

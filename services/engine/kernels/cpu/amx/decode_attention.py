@@ -18,9 +18,10 @@ from numba import float32, int64
 
 from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.amx.decode_sums import Sums, make_add_values, make_get, make_put
-from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention
+from services.engine.kernels.cpu.decode_attention import PLACES, DecodeAttention, make_key_at
 from services.engine.kernels.cpu.decode_softmax import hide
 from services.engine.kernels.cpu.exponential import LOG2_E, exp2, exp2_for_bfloat16
+from services.engine.kernels.cpu.head_rows import clear
 from services.engine.kernels.cpu.intrinsics import (
     float64_of,
     float_pointer,
@@ -58,7 +59,7 @@ _KEYS = 16  # of a tile
 # kernel prefetches the beginning of keys this far ahead, of this item or the next. Values lie behind their keys: where
 # a page holds both, the prefetcher goes on to them. Where a block's keys fill a page or more, the kernel prefetches the
 # values when it has read their keys. On a Xeon, 64 rows of 600 tokens with heads of 64 took 2 % longer with beginnings
-# of 512 bytes, 5 % with whole keys, 20 % with prefetched values; with heads of 128, prefetched values took 8 % less.
+# of 512 bytes, 5 % with whole keys, 17 % with keys and values; heads of 128 took 8 % less with prefetched values.
 _AHEAD, _BEGINNING = 2 * _KEYS, 1024  # keys, bytes
 _LINE, _TILE_BYTES, _PAGE_BYTES = 64, 1024, 4096
 _LN_2 = math.log(2)
@@ -100,7 +101,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
     arg, plane_bytes = PLACES, block_size * head_dim * 2
     memory = _Memory(head_dim, group)
     raw_at, saved_at, thread_bytes = memory.raw, memory.saved, memory.bytes
-    key_at = _make_key_at(head_dim, block_size)
+    key_at = make_key_at(head_dim * 2, block_size)
     score = _make_score(head_dim, block_size, memory)
     soften = _make_soften(head_dim, group, memory)
     get_sums, put_sums, add_values = make_get(memory.sums), make_put(memory.sums), make_add_values(memory.sums)
@@ -116,7 +117,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
         table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
         first, length = int64(int_pointer(a[arg.first_keys])[row]), int64(int_pointer(a[arg.seq_lens])[row])
         k = min(first // _KEYS * _KEYS + number, (length - 1) // _KEYS * _KEYS)
-        keys = key_at(pool, a[arg.block_stride], table, k)
+        keys = key_at(pool, a[arg.block_stride] * 2, table, k)
         for line in range(0, _BEGINNING, _LINE):
             prefetch_far(keys + line)
 
@@ -146,7 +147,7 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
         get_sums(memory)
         start, earlier = first_key // _KEYS * _KEYS, int64(0)
         for k in range(start, length, _KEYS):
-            keys = key_at(pool, a[arg.block_stride], table, k)
+            keys = key_at(pool, a[arg.block_stride] * 2, table, k)
             if k + _AHEAD < length:
                 prefetch_keys(a, item, k - start + _AHEAD)
             else:  # most often the thread takes the next item too
@@ -162,14 +163,6 @@ def _make_kernel(head_dim: int, group: int, block_size: int) -> Any:
         end_heads(a, token, head, memory)
 
     return work
-
-
-def _make_key_at(head_dim: int, block_size: int) -> Any:
-    @njit
-    def key_at(pool: int, block_stride: int, table: Any, k: int) -> int:
-        return pool + (int64(table[k // block_size]) * block_stride + k % block_size * head_dim) * 2
-
-    return key_at
 
 
 def _make_score(head_dim: int, block_size: int, memory: _Memory) -> Any:
@@ -250,9 +243,9 @@ def _make_last_values(head_dim: int, memory: _Memory) -> Any:
         worker sent may have anything there, and a weight of 0 times NaN is NaN.
         """
         copy = memory + last_at
-        for k in range(_KEYS):
-            for at in range(k * row_bytes, (k + 1) * row_bytes, _LINE):
-                store_floats(copy + at, load_floats(values + at) if k < count else spread(float32(0)))
+        for at in range(0, count * row_bytes, _LINE):
+            store_floats(copy + at, load_floats(values + at))
+        clear(copy + count * row_bytes, (_KEYS - count) * row_bytes)
         return copy
 
     return last_values
@@ -260,7 +253,7 @@ def _make_last_values(head_dim: int, memory: _Memory) -> Any:
 
 def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
     arg, row_bytes, q_at, sums_at, odd_sums = PLACES, head_dim * 2, memory.q, memory.sums.sums, memory.sums.odd_sums
-    cleared_at, cleared_end = memory.sums.weights, memory.references
+    cleared_at, cleared_bytes = memory.sums.weights, memory.references - memory.sums.weights
     totals_at, references_at = memory.totals, memory.references
 
     @njit
@@ -271,8 +264,7 @@ def _make_begin_heads(head_dim: int, group: int, memory: _Memory) -> Any:
         """
         q, references = word_pointer(memory + q_at), float_pointer(memory + references_at)
         first_head = (token * a[arg.kv_heads] + head) * group
-        for at in range(memory + cleared_at, memory + cleared_end, _LINE):
-            store_floats(at, spread(float32(0)))
+        clear(memory + cleared_at, cleared_bytes)
         for g in range(group):
             words = word_pointer(a[arg.q] + (token * a[arg.q_stride] + (head * group + g) * head_dim) * 2)
             for w in range(head_dim // 2):

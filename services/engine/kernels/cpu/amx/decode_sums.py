@@ -16,8 +16,8 @@ from typing import Any
 from services.engine.kernels.cpu.amx import tiles as amx
 from services.engine.kernels.cpu.intrinsics import njit
 
-_load_0, _load_1, _load_2, _load_3, _load_5, _load_6, _load_7 = *amx.load[:4], *amx.load[5:8]
-_store_0, _store_1, _store_2, _store_3 = amx.store[:4]
+_load_0, _load_1, _load_5, _load_6, _load_7 = *amx.load[:2], *amx.load[5:8]
+_store_0, _store_1 = amx.store[:2]
 _add_7_5_to_0, _add_7_5_to_1, _add_7_5_to_2, _add_7_5_to_3 = (amx.add_product(to, 7, 5) for to in range(4))
 _add_6_5_to_1 = amx.add_product(1, 6, 5)
 _MOST_IN_REGISTERS = 4  # tiles. Others are loaded and stored for each 16 keys: heads of 256, and more than 8 heads
@@ -44,40 +44,31 @@ class Sums:
 
 def make_get(layout: Sums) -> Any:
     """Makes a function that loads sums into registers 0 to 3, if they have room there. Argument: a thread's memory."""
-    sums_at, tiles = layout.sums, layout.columns if layout.in_registers else 0
-
-    @njit
-    def get(memory: int) -> None:
-        at = memory + sums_at
-        if tiles > 0:
-            _load_0(at, _LINE)
-        if tiles > 1:
-            _load_1(at + _TILE_BYTES, _LINE)
-        if tiles > 2:
-            _load_2(at + 2 * _TILE_BYTES, _LINE)
-        if tiles > 3:
-            _load_3(at + 3 * _TILE_BYTES, _LINE)
-
-    return get
+    return _make_move(layout, amx.load)
 
 
 def make_put(layout: Sums) -> Any:
     """Makes a function that stores what that of `make_get` loads."""
+    return _make_move(layout, amx.store)
+
+
+def _make_move(layout: Sums, instructions: tuple[Any, ...]) -> Any:
+    move_0, move_1, move_2, move_3 = instructions[:_MOST_IN_REGISTERS]
     sums_at, tiles = layout.sums, layout.columns if layout.in_registers else 0
 
     @njit
-    def put(memory: int) -> None:
+    def move(memory: int) -> None:
         at = memory + sums_at
         if tiles > 0:
-            _store_0(at, _LINE)
+            move_0(at, _LINE)
         if tiles > 1:
-            _store_1(at + _TILE_BYTES, _LINE)
+            move_1(at + _TILE_BYTES, _LINE)
         if tiles > 2:
-            _store_2(at + 2 * _TILE_BYTES, _LINE)
+            move_2(at + 2 * _TILE_BYTES, _LINE)
         if tiles > 3:
-            _store_3(at + 3 * _TILE_BYTES, _LINE)
+            move_3(at + 3 * _TILE_BYTES, _LINE)
 
-    return put
+    return move
 
 
 def make_add_values(layout: Sums) -> Any:
