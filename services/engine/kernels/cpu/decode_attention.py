@@ -17,7 +17,14 @@ from services.engine.kernels.cpu.decode_softmax import hide, make_soften
 from services.engine.kernels.cpu.elements import ELEMENTS
 from services.engine.kernels.cpu.exponential import LOG2_E
 from services.engine.kernels.cpu.head_rows import clear, make_read, make_write, padded
-from services.engine.kernels.cpu.intrinsics import float64_of, float_pointer, int_pointer, long_pointer, njit, prefetch
+from services.engine.kernels.cpu.intrinsics import (
+    float64_of,
+    float_pointer,
+    int_pointer,
+    long_pointer,
+    njit,
+    prefetch_page,
+)
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import COLUMNS, ROW_BYTES, Arithmetic, arithmetic_of, multiply_rows
 from services.engine.kernels.cpu.tile_softmax import LOWEST
@@ -204,7 +211,7 @@ def _make_ask_for(key_at: Any, key_bytes: int, following_at: int) -> Any:
             own = min(later - length + following[2], following[3] - 1)
             at = key_at(following[0], block_stride, int_pointer(following[1]), own)
         for line in range(0, key_bytes, _LINE):
-            prefetch(at + plane + line)
+            prefetch_page(at + plane + line)
 
     return ask_for
 

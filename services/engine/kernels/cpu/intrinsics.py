@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any
 
 import numba
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import float32, float64, int32, int64, types, uint16, uint32
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from services.engine.kernels.cpu.isa import host_features, known_isa
+from services.engine.kernels.cpu.isa import host_features, host_processor, is_amd, known_isa
 
 ISA = known_isa()
-numba.config.CPU_NAME = binding.get_host_cpu_name()
+numba.config.CPU_NAME = host_processor()
 numba.config.CPU_FEATURES = ISA.target_features(host_features())
 
 # Decorates functions that only kernels call; wrappers for Python would take a sixth of the time to compile.
@@ -147,6 +147,9 @@ def _prefetch(locality: int) -> Any:
 
 prefetch = _prefetch(3)  # into caches of all levels
 prefetch_far = _prefetch(2)  # into caches of all levels but the first
+# For pages that lie scattered and are read once. Both cores of an EPYC of Zen 4 read pages of 4 KB at 31 to 36 GB/s by
+# `prefetch_far`, and at 21 by `prefetch`, presumably because the second cache waits for more lines at once.
+prefetch_page = prefetch_far if is_amd(host_processor()) else prefetch
 
 
 @intrinsic

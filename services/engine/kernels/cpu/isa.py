@@ -24,7 +24,7 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18  # of L
 _AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 _AMX = "amx-"
-_FAST_PAIRS = "znver"  # beginning of LLVM's names for AMD's processors since 2017
+_AMD = "znver"  # beginning of LLVM's names for AMD's processors since 2017
 
 
 class IsaError(ValueError):
@@ -117,7 +117,12 @@ def _is_fast(isa: Isa, environ: Mapping[str, str], processor: str) -> bool:
     """Returns False if a lower class is faster, or if the environment keeps AMX from kernels."""
     if isa.has_amx:
         return may_use_amx(environ)
-    return not isa.has_bfloat16 or processor.startswith(_FAST_PAIRS)
+    return not isa.has_bfloat16 or is_amd(processor)
+
+
+def is_amd(processor: str) -> bool:
+    """Returns True if LLVM's name for a processor is that of one of AMD's since 2017."""
+    return processor.startswith(_AMD)
 
 
 def asked_class(environ: Mapping[str, str]) -> str:
