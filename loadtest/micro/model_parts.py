@@ -166,7 +166,10 @@ class _Step:
         ]
 
     def _random(self, width: int) -> Tensor:
-        return torch.randn(self._tokens, width).to(self._weights.dtype)
+        """Makes rows that lie in memory as the results of layers do."""
+        from services.engine.kernels.cpu.recording import empty_rows  # imported late: there may be no kernels here
+
+        return empty_rows(self._tokens, width, self._weights.dtype).normal_()
 
     def prepare(self) -> CpuPlan:
         return self._attention.prepare(self._queries, self._config.window)
