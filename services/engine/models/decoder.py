@@ -44,7 +44,7 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
         """See `Model.forward`."""
-        return self._run(token_ids, positions, plan, with_logits=False)[queries]
+        return self._run(token_ids, positions, plan, queries, with_logits=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Model.logits`."""
@@ -53,34 +53,44 @@ class Decoder:
     def all_logits(self, token_ids: Tensor, positions: Tensor, plan: Any) -> Tensor:
         """See `Model.all_logits`."""
         if self._weights.lm_head.is_kernel:
-            return self._run(token_ids, positions, plan, with_logits=True)
-        return self.logits(self._run(token_ids, positions, plan, with_logits=False))
+            return self._run(token_ids, positions, plan, None, with_logits=True)
+        return self.logits(self._run(token_ids, positions, plan, None, with_logits=False))
 
-    def _run(self, token_ids: Tensor, positions: Tensor, plan: Any, *, with_logits: bool) -> Tensor:
-        """Returns the output of the last norm for all tokens, or their logits."""
+    def _run(
+        self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor | None, *, with_logits: bool
+    ) -> Tensor:
+        """Returns the output of the last norm for these tokens, or their logits. queries: None for all tokens."""
         weights = self._weights
         turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
 
-        def body() -> Tensor:
-            hidden = self._run_layers(x, turn, plan)
+        def body(some: Tensor | None) -> Tensor:
+            hidden = self._run_layers(x, turn, plan, some)
             return self.logits(hidden) if with_logits else hidden
 
         inputs = self._attention.kernel_inputs(plan)
         if inputs is None or not self._is_kernels or len(x) > _MAX_RECORDED_TOKENS:
-            return body()
+            return body(queries)
         numbers, tensors = inputs
         key = (self._own, with_logits, len(x), *numbers)
-        return self._operations.replay(key, (x, *turn, *tensors), body)
+        of_all = self._operations.replay(key, (x, *turn, *tensors), partial(body, None))
+        return of_all if queries is None else of_all[queries]
 
-    def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
-        """Runs all layers and the last norm on x, [T, hidden], which is overwritten."""
+    def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any, queries: Tensor | None) -> Tensor:
+        """Runs all layers and the last norm on x, [T, hidden], which is overwritten.
+
+        Of the last layer, all tokens need K and V, but what follows is only computed for the queries.
+        """
         last = len(self._weights.layers) - 1
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last):
             attended, _ = self._attention.attend(plan, index, *qkv)
             qkv = self._by_rows(x, partial(self._between, index, x, attended, turn, plan))
+        if queries is not None and not len(queries):
+            return x[queries]
         attended, _ = self._attention.attend(plan, last, *qkv)
+        if queries is not None:
+            x, attended = x[queries], attended[queries]
         return self._by_rows(x, partial(self._end, last, x, attended))
 
     def _by_rows(self, x: Tensor, body: Callable[[], Rows]) -> Rows:
