@@ -47,10 +47,12 @@ class OpenMP:
         """
         self._parallel(function, argument, 0, 0)  # 0 threads: the number that was set
 
-    def spin(self) -> None:
-        """Makes idle threads of the team spin, from the next region on. GNU's library ignores this."""
+    def spin(self, most_ms: int = _LONGEST_SPIN_MS) -> None:
+        """Makes idle threads of the team spin for most_ms before they sleep, from the next region on. GNU's library
+        ignores this.
+        """
         if self._set_blocktime is not None:
-            self._set_blocktime(_LONGEST_SPIN_MS)
+            self._set_blocktime(most_ms)
 
     def sleep(self) -> None:
         """Makes idle threads of the team sleep, from now on."""

@@ -35,8 +35,8 @@ class Recorder:
     def set_num_threads(self, count: int) -> None:
         self.told.append(count)
 
-    def spin(self) -> None:
-        self.told.append("spin")
+    def spin(self, most_ms: int | None = None) -> None:
+        self.told.append("spin" if most_ms is None else f"spin {most_ms} ms")
 
     def sleep(self) -> None:
         self.told.append("sleep")
@@ -159,7 +159,13 @@ def test_threads_that_have_to_go_during_a_step_are_put_to_sleep_first(workers: W
     workers.here.begin(prompts=True)
     workers.tell("prompts")
     workers.here.adjust()
-    assert workers.recorder.told == [CORES, "spin", "sleep", CORES // 2, "spin"]
+    assert workers.recorder.told == [CORES, "spin 1 ms", "sleep", CORES // 2, "spin 1 ms"]
+
+
+@SHARED
+def test_threads_of_a_step_that_only_decodes_spin_to_its_end(workers: Workers) -> None:
+    workers.here.begin(prompts=False)
+    assert workers.recorder.told == [CORES, "spin"]
 
 
 @SHARED
@@ -275,7 +281,7 @@ def test_no_thread_spins_that_its_worker_has_given_up() -> None:
         many = torch.zeros(1 << 20)
         with tempfile.TemporaryDirectory() as directory:
             lease = Two(openmp, directory=Path(directory))
-            lease.begin(prompts=True)
+            lease.begin(prompts=False)
             many.add_(1)
             assert running() == 2, "a team that spins"
             lease.share = 1

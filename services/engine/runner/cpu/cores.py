@@ -46,6 +46,10 @@ _BETWEEN_STEPS_NS = 5_000_000  # a worker whose last step ended so recently is a
 _PAUSE_STEPS = 8
 _LONGEST_PAUSE_NS = 220_000_000
 _LOOK_AGAIN_S = 0.002
+# While prompts are computed, a thread that waits so long for another one sleeps: the other one lacks a core, which a
+# decode step has. 64 prompts of 462 tokens on 2 cores of an EPYC, prefill and decode apart: 4.7 to 4.8 requests/s, and
+# 4.4 to 4.7 where it spins on.
+_PROMPTS_SPIN_MS = 1
 
 
 class Threads(Protocol):
@@ -53,7 +57,7 @@ class Threads(Protocol):
 
     def set_num_threads(self, count: int) -> None: ...
 
-    def spin(self) -> None: ...
+    def spin(self, most_ms: int = ...) -> None: ...
 
     def sleep(self) -> None: ...
 
@@ -97,7 +101,7 @@ class CoreLease:
         self._table[self._row, _PROMPTS] = prompts
         self._table[self._row, _SINCE] = self._clock_ns()
         self._set(self._fixed or self._share())
-        self._openmp.spin()
+        self._spin()
 
     def adjust(self) -> None:
         """Adapts the number of threads between two operations of a step: more if other steps have ended, fewer if
@@ -107,7 +111,7 @@ class CoreLease:
         if count < self._current:
             self._openmp.sleep()  # threads that leave the team now would spin until they join it again
             self._set(count)
-            self._openmp.spin()
+            self._spin()
         else:
             self._set(count)
 
@@ -119,6 +123,12 @@ class CoreLease:
     def shares_prompts(self) -> bool:
         """Returns True if this step and one of another worker compute prompts."""
         return self._prompts and self._fixed is None and self._share() < self._cores
+
+    def _spin(self) -> None:
+        if self._prompts:
+            self._openmp.spin(_PROMPTS_SPIN_MS)
+        else:
+            self._openmp.spin()
 
     def _set(self, count: int) -> None:
         if count != self._current:
