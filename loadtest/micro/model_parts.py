@@ -33,7 +33,8 @@ from services.protocol.model_files.open import open_model
 _STEPS = ((1, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each
 _BLOCK_SIZE = 16
 _SECONDS, _LEAST_RUNS = 0.6, 10  # of each part
-Part = tuple[str, Callable[[], object], float]  # name, a function that runs the part, limit in seconds or 0
+# Name, a function that runs the part, and its limit in seconds, or 0. Of the whole: what it has beyond its parts.
+Part = tuple[str, Callable[[], object], float]
 
 
 def measure(model: Path, context: int, dtype: torch.dtype) -> list[Record]:
@@ -133,10 +134,11 @@ class _Step:
         self._positions = torch.arange(self._context, length, dtype=torch.int32).repeat(rows)
         assert config.rope is not None
         self._turn = rotation(inverse_frequencies(config.rope, config.head_dim), self._positions, weights.dtype)
-        self._x, self._fed = self._random(config.hidden_size), self._random(config.intermediate_size)
+        self._x = torch.randn(self._tokens, config.hidden_size).to(weights.dtype)
+        self._attended = torch.randn(self._tokens, config.num_heads * config.head_dim).to(weights.dtype)
+        self._normed, self._fed = self._result(config.hidden_size), self._result(config.intermediate_size)
         heads = config.num_heads + 2 * config.num_kv_heads
-        self._heads = self._random(heads * config.head_dim).unflatten(1, (heads, config.head_dim))
-        self._attended = self._random(config.num_heads * config.head_dim)
+        self._heads = self._result(heads * config.head_dim).unflatten(1, (heads, config.head_dim))
         self._plan = self.prepare()
 
     def parts(self, limits: _Limits) -> list[Part]:
@@ -147,11 +149,11 @@ class _Step:
         silu_mul, count = self._operations.silu_mul, config.num_layers
         product = limits.product
         products: list[Part] = [
-            ("Q, K, V", lambda: [layer.qkv(self._x) for layer in layers], product(heads, hidden, tokens)),
+            ("Q, K, V", lambda: [layer.qkv(self._normed) for layer in layers], product(heads, hidden, tokens)),
             ("output", lambda: [layer.output(self._attended) for layer in layers], product(hidden, attended, tokens)),
             (
                 "gate, up, SiLU",
-                lambda: [layer.gate_up.gated(self._x, silu_mul) for layer in layers],
+                lambda: [layer.gate_up.gated(self._normed, silu_mul) for layer in layers],
                 product(2 * fed, hidden, tokens),
             ),
             ("down", lambda: [layer.down(self._fed) for layer in layers], product(hidden, fed, tokens)),
@@ -162,11 +164,20 @@ class _Step:
             ("attention", self.attention, limits.attention(self.rows, self.new, self._context) * count),
             ("norms, rotation, KV write", self.small, 0.0),
             ("output layer", self.head, product(config.vocab_size, hidden, self.rows)),
-            ("whole forward pass", self.whole, 0.0),
+            ("whole forward pass", self.whole, -self._left_out(limits)),
         ]
 
-    def _random(self, width: int) -> Tensor:
-        """Makes rows that lie in memory as the results of layers do."""
+    def _left_out(self, limits: _Limits) -> float:
+        """Returns the seconds of the parts' limits that the whole pass lacks: it computes the last layer's products after
+        attention for the last token of each sequence alone.
+        """
+        config = self._config
+        hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+        shapes = (hidden, attended), (2 * fed, hidden), (hidden, fed)
+        return sum(limits.product(*shape, self._tokens) - limits.product(*shape, self.rows) for shape in shapes)
+
+    def _result(self, width: int) -> Tensor:
+        """Makes random rows that lie in memory as a kernel's results do."""
         from services.engine.kernels.cpu.recording import empty_rows  # imported late: there may be no kernels here
 
         return empty_rows(self._tokens, width, self._weights.dtype).normal_()
@@ -191,7 +202,7 @@ class _Step:
             self._x.fill_(0.5)
 
     def head(self) -> None:
-        self._model.logits(self._x[: self.rows])
+        self._model.logits(self._normed[: self.rows])
 
     def whole(self) -> None:
         if self.new == 1:

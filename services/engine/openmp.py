@@ -48,7 +48,7 @@ class OpenMP:
         self._parallel(function, argument, 0, 0)  # 0 threads: the number that was set
 
     def spin(self, most_ms: int = _LONGEST_SPIN_MS) -> None:
-        """Makes idle threads of the team spin for most_ms before they sleep, from the next region on. GNU's library
+        """Makes idle threads of the team spin for at most `most_ms`, then sleep, from the next region on. GNU's library
         ignores this.
         """
         if self._set_blocktime is not None:

@@ -255,7 +255,7 @@ def test_registrations_of_killed_processes_are_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == sorted([of_living, of_another_user])
 
 
-def test_no_thread_spins_that_its_worker_has_given_up() -> None:
+def test_no_thread_spins_that_its_worker_has_given_up_or_that_waits_in_a_step_of_prompts() -> None:
     """Intel's OpenMP: a thread that leaves the team while threads spin would spin until it belongs to it again."""
     script = """
         import ctypes, os, sys, tempfile, time
@@ -275,6 +275,11 @@ def test_no_thread_spins_that_its_worker_has_given_up() -> None:
                       for task in os.listdir("/proc/self/task")]
             return states.count("R")
 
+        def until_one_runs():
+            deadline = time.monotonic() + 10
+            while running() > 1:
+                assert time.monotonic() < deadline, "still spinning"
+
         if not hasattr(ctypes.CDLL(None), "kmp_set_blocktime"):
             sys.exit(77)
         openmp = loaded_openmp()
@@ -286,9 +291,12 @@ def test_no_thread_spins_that_its_worker_has_given_up() -> None:
             assert running() == 2, "a team that spins"
             lease.share = 1
             lease.adjust()
-            deadline = time.monotonic() + 10
-            while running() > 1:
-                assert time.monotonic() < deadline, "still spinning"
+            until_one_runs()
+            lease.end()
+            lease.share = 2
+            lease.begin(prompts=True)
+            many.add_(1)
+            until_one_runs()
             lease.end()
     """
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)

@@ -11,6 +11,7 @@ import torch
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
 from services.decode.scheduler import DecodeScheduler
+from services.engine.attention.base import PagedQueries
 from services.engine.engine import Engine
 from services.engine.kernels.cpu import team
 from services.engine.kernels.cpu.team import rows_of_a_block
@@ -194,6 +195,27 @@ def test_recorded_steps_compute_what_others_do(kernels: Path, monkeypatch: pytes
     assert len(set(replayed)) <= num_steps / 2
     monkeypatch.setattr(decoder, "_MAX_RECORDED_TOKENS", 0)
     assert run() == recorded
+
+
+def test_few_queries_get_what_they_get_among_all(kernels: Path) -> None:
+    """To the bit, in any order, repeated, and so many that rows run in blocks. All KV is written, even with none."""
+    num_tokens = 600
+
+    def run(queries: Sequence[int]) -> tuple[torch.Tensor, np.ndarray]:
+        runner = load(kernels)
+        starts, lens = np.array([0, num_tokens], dtype=np.int32), np.array([num_tokens], dtype=np.int32)
+        tables = np.arange(1, num_tokens // runner.layout.block_size + 2, dtype=np.int32)[None]
+        plan = runner._attention.prepare(PagedQueries(starts, lens, tables), runner.window)
+        ids, positions = torch.tensor(prompts_of([num_tokens])[0]), torch.arange(num_tokens, dtype=torch.int32)
+        with torch.inference_mode():
+            hidden = runner._model.forward(ids, positions, plan, torch.tensor(queries, dtype=torch.int64))
+        return hidden, runner.kv_memory().array.copy()
+
+    of_all, kv = run(range(num_tokens))
+    for queries in ([599], [5, 3, 5, 599], list(range(1, num_tokens, 2)), []):
+        hidden, written = run(queries)
+        assert torch.equal(hidden, of_all[queries])
+        assert np.array_equal(written, kv)
 
 
 @pytest.mark.parametrize(

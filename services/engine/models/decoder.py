@@ -44,6 +44,8 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
         """See `Model.forward`."""
+        if 2 * len(queries) > len(token_ids):  # copies of so many rows would take more memory than any other layer
+            return self._run(token_ids, positions, plan, None, with_logits=False)[queries]
         return self._run(token_ids, positions, plan, queries, with_logits=False)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -59,7 +61,7 @@ class Decoder:
     def _run(
         self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor | None, *, with_logits: bool
     ) -> Tensor:
-        """Returns the output of the last norm for these tokens, or their logits. queries: None for all tokens."""
+        """Returns the output of the last norm for the queries, or their logits. queries: None for all tokens."""
         weights = self._weights
         turn = rotation(self._inverse_frequencies, positions, weights.dtype, self._magnitude)
         x = weights.embedding[token_ids]
@@ -79,7 +81,8 @@ class Decoder:
     def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any, queries: Tensor | None) -> Tensor:
         """Runs all layers and the last norm on x, [T, hidden], which is overwritten.
 
-        Of the last layer, all tokens need K and V, but what follows is only computed for the queries.
+        The last layer's K, V and attention are computed for all tokens; what follows its attention, for the queries
+        alone.
         """
         last = len(self._weights.layers) - 1
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
@@ -87,7 +90,7 @@ class Decoder:
             attended, _ = self._attention.attend(plan, index, *qkv)
             qkv = self._by_rows(x, partial(self._between, index, x, attended, turn, plan))
         if queries is not None and not len(queries):
-            return x[queries]
+            return x[queries]  # no rows: the last layer's K and V are written, and nobody wants more
         attended, _ = self._attention.attend(plan, last, *qkv)
         if queries is not None:
             x, attended = x[queries], attended[queries]

@@ -28,17 +28,16 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from services.engine.kernels.cpu.compiled import MachineCode, compiled
-from services.engine.kernels.cpu.intrinsics import ISA, njit
-from services.engine.kernels.cpu.isa import host_processor, is_amd
+from services.engine.kernels.cpu.intrinsics import ALL_CACHES, FOR_SCATTERED, ISA, build_prefetch, njit
 from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 
 COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
 _VECTOR_BYTES = 64
 _NUM_ARGUMENTS, _LINE = 11, 64
-# With so few rows a tile waits for memory. On an EPYC of Zen 4, a decode step of one row took 5.4 to 6.3 ms where it
-# prefetched into the second cache, and 6.5 to 7.3 into the first as well; one of 64 rows, in tiles of 13, took longer.
+# A product of so few rows waits for its weight, which it prefetches as if that were scattered: a decode step of one row
+# took 5.4 to 6.3 ms on an EPYC of Zen 4, and 6.2 to 7.3 with prefetches into all caches (loadtest/results/model.md).
+# The bound is the rows of a tile where two are needed for the first time.
 _FEW_ROWS = ISA.tile_rows // 2 + 1
-_ALL_CACHES, _PAST_THE_FIRST = 3, 2  # where to prefetch, in LLVM's numbers
 _TOGETHER = 3  # rows addressed from one pointer: at it, and at 1 and 2 times the distance from it
 _FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
@@ -261,15 +260,10 @@ class _TileBuilder:
         running.add_incoming(value, self._builder.block)
 
     def _ask_for(self, address: Any) -> None:
-        """Prefetches two cache lines for reading."""
-        builder, pointer = self._builder, ir.PointerType(ir.IntType(8))
-        function_type = ir.FunctionType(ir.VoidType(), [pointer, _WORD, _WORD, _WORD])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        is_past_the_first = self._rows <= _FEW_ROWS and is_amd(host_processor())
-        into = _PAST_THE_FIRST if is_past_the_first else _ALL_CACHES
+        """Prefetches two cache lines."""
+        caches = FOR_SCATTERED if self._rows <= _FEW_ROWS else ALL_CACHES
         for line in range(0, STEP_BYTES, _LINE):
-            at = builder.inttoptr(builder.add(address, _LONG(line)), pointer)
-            builder.call(function, [at, _WORD(0), _WORD(into), _WORD(1)])
+            build_prefetch(self._builder, self._builder.add(address, _LONG(line)), caches)
 
     def _places(self, sums: Any) -> list[Any]:
         builder = self._builder
