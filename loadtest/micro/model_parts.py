@@ -168,8 +168,9 @@ class _Step:
         ]
 
     def _left_out(self, limits: _Limits) -> float:
-        """Returns the seconds of the parts' limits that the whole pass lacks: it computes the last layer's products after
-        attention for the last token of each sequence alone.
+        """Returns the seconds of the parts' limits that the whole pass lacks.
+
+        It computes the last layer's products after attention for the last token of each sequence alone.
         """
         config = self._config
         hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
