@@ -18,6 +18,7 @@ from torch import Tensor
 from loadtest.tables import Record
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
+from services.engine.huge_pages import allocate
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import make_operations, why_not_fused
 from services.engine.models.config import DecoderConfig
@@ -27,7 +28,7 @@ from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
 from services.engine.openmp import loaded_openmp
 from services.engine.runner.load_plan import kv_layout
-from services.engine.runner.memory import allocate, keep_freed_memory
+from services.engine.runner.memory import keep_freed_memory
 from services.protocol.model_files.open import open_model
 
 _STEPS = ((1, 1), (16, 1), (64, 1), (1, 512), (4, 512))  # rows, and new tokens of each

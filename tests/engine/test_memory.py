@@ -2,9 +2,11 @@
 
 import numpy as np
 import psutil
+import torch
 
 from kvtransfer.block_memory import HostBlocks
-from services.engine.runner.memory import allocate, populate
+from services.engine.huge_pages import WeightMemory, allocate
+from services.engine.runner.memory import populate
 
 SIZE = 96 << 20
 
@@ -18,3 +20,15 @@ def test_populated_memory_is_there_and_unchanged() -> None:
     assert psutil.Process().memory_info().rss - resident > SIZE * 0.9
     assert np.flatnonzero(memory).tolist() == [SIZE // 2]
     assert memory[SIZE // 2] == 7
+
+
+def test_weights_lie_beside_each_other_on_borders_of_cache_lines() -> None:
+    memory = WeightMemory()
+    shapes = [(3, 5), (1 << 20, 16), (1 << 20, 32), (7,)]
+    weights = [memory.empty(torch.Size(shape), torch.bfloat16) for shape in shapes]
+    for number, weight in enumerate(weights):
+        weight.fill_(number)
+    assert [weight.shape for weight in weights] == shapes
+    assert [weight.data_ptr() % 64 for weight in weights] == [0] * 4
+    assert weights[1].data_ptr() == weights[0].data_ptr() + 64
+    assert all(bool((weight == number).all()) for number, weight in enumerate(weights)), "none overlaps another"

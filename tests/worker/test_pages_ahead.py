@@ -7,8 +7,8 @@ import numpy as np
 
 from kvtransfer.block_memory import HostBlocks
 from services.engine.block_pool import BlockPool
+from services.engine.huge_pages import allocate
 from services.engine.prefix_cache import PrefixCache
-from services.engine.runner.memory import allocate
 from services.worker.pages_ahead import PagesAhead
 from tests.gateway.dispatch_stack import eventually
 

@@ -5,7 +5,6 @@ import mmap
 import os
 from pathlib import Path
 
-import numpy as np
 import psutil
 import structlog
 
@@ -42,19 +41,6 @@ def kv_budget(asked: int | None) -> int:
         return min(available_bytes() // 4, MAX_DEFAULT_KV_BYTES)
     check_fits(asked, "the KV pool")
     return asked
-
-
-def allocate(num_bytes: int) -> np.ndarray:
-    """Returns zeroed memory, uint8[num_bytes], page aligned. It costs nothing before it is touched.
-
-    It consists of huge pages if the system has them: a decode step that reads 460 MB of KV takes 2 to 3 % less time.
-    """
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    except (AttributeError, OSError) as error:  # not Linux, or a kernel without huge pages
-        log.info("memory is not in huge pages", reason=str(error).lower())
-    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def populate(blocks: BlockMemory, start: int = 0, end: int | None = None) -> bool:

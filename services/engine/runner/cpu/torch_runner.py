@@ -12,6 +12,7 @@ import torch
 from kvtransfer.block_memory import HostBlocks
 from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention
+from services.engine.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.registry import make_model
@@ -19,7 +20,6 @@ from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, S
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.leased_operations import LeasedOperations
 from services.engine.runner.load_plan import kv_layout
-from services.engine.runner.memory import allocate
 from services.engine.runner.pooled import pooled_sums
 from services.engine.sampler import sample, score
 
