@@ -29,7 +29,7 @@ def allocate(num_bytes: int) -> np.ndarray:
 class WeightMemory:
     """Memory for weights, one after another in pieces of 64 MB: many weights are smaller than a huge page.
 
-    A piece is given back when all of its weights are gone, and another one has been begun.
+    A piece is freed when all of its weights are gone and another piece has been begun.
     """
 
     def __init__(self) -> None:
