@@ -148,35 +148,27 @@ class _Step:
         hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
         heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         silu_mul, count = self._operations.silu_mul, config.num_layers
-        product = limits.product
-        products: list[Part] = [
-            ("Q, K, V", lambda: [layer.qkv(self._normed) for layer in layers], product(heads, hidden, tokens)),
-            ("output", lambda: [layer.output(self._attended) for layer in layers], product(hidden, attended, tokens)),
+        products: list[tuple[str, Callable[[], object], tuple[int, int]]] = [
+            ("Q, K, V", lambda: [layer.qkv(self._normed) for layer in layers], (heads, hidden)),
+            ("output", lambda: [layer.output(self._attended) for layer in layers], (hidden, attended)),
             (
                 "gate, up, SiLU",
                 lambda: [layer.gate_up.gated(self._normed, silu_mul) for layer in layers],
-                product(2 * fed, hidden, tokens),
+                (2 * fed, hidden),
             ),
-            ("down", lambda: [layer.down(self._fed) for layer in layers], product(hidden, fed, tokens)),
+            ("down", lambda: [layer.down(self._fed) for layer in layers], (hidden, fed)),
         ]
+        product = limits.product
+        # The whole pass computes the last layer's products after attention for the last token of each sequence alone.
+        left_out = sum(product(*shape, tokens) - product(*shape, self.rows) for _, _, shape in products[1:])
         return [
             ("index work", self.prepare, 0.0),
-            *((name, run, limit * count) for name, run, limit in products),
+            *((name, run, product(*shape, tokens) * count) for name, run, shape in products),
             ("attention", self.attention, limits.attention(self.rows, self.new, self._context) * count),
             ("norms, rotation, KV write", self.small, 0.0),
             ("output layer", self.head, product(config.vocab_size, hidden, self.rows)),
-            ("whole forward pass", self.whole, -self._left_out(limits)),
+            ("whole forward pass", self.whole, -left_out),
         ]
-
-    def _left_out(self, limits: _Limits) -> float:
-        """Returns the seconds of the parts' limits that the whole pass lacks.
-
-        It computes the last layer's products after attention for the last token of each sequence alone.
-        """
-        config = self._config
-        hidden, fed, attended = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-        shapes = (hidden, attended), (2 * fed, hidden), (hidden, fed)
-        return sum(limits.product(*shape, self._tokens) - limits.product(*shape, self.rows) for shape in shapes)
 
     def _result(self, width: int) -> Tensor:
         """Makes random rows that lie in memory as a kernel's results do."""
