@@ -5,6 +5,7 @@ from numba import int64
 from services.engine.kernels.cpu.amx import matmul as amx_matmul
 from services.engine.kernels.cpu.amx.decode_attention import AmxDecodeAttention
 from services.engine.kernels.cpu.amx.tile_products import amx_products
+from services.engine.kernels.cpu.decode_products import arithmetic_of_values, make_add_values, make_score_keys
 from services.engine.kernels.cpu.head_rows import make_read_rows
 from services.engine.kernels.cpu.register_tiles import Arithmetic, _tile_function, arithmetic_of
 from tests.engine.kernels.machine_code import assembly_of, compile_function
@@ -16,6 +17,24 @@ def register_tiles() -> dict[str, str]:
     """By the value of `Arithmetic`: those that the class uses for bfloat16 and float32."""
     used = {arithmetic_of("bfloat16"), Arithmetic.SINGLES}
     return {each.value: assembly_of(_tile_function(each)) for each in used}
+
+
+def decode_products(heads: int, head_dim: int) -> dict[str, tuple[str, str]]:
+    """By dtype, of single tokens' attention: the scores of 16 keys, and the loop that adds their values."""
+    return {dtype: _decode_products(dtype, heads, head_dim) for dtype in ("bfloat16", "float32")}
+
+
+def _decode_products(dtype: str, heads: int, head_dim: int) -> tuple[str, str]:
+    score_keys = make_score_keys(dtype, head_dim, heads)
+    add_values = make_add_values(arithmetic_of_values(dtype), head_dim, heads)
+
+    def scores(keys: int, queries: int, into: int, ahead: int) -> None:
+        score_keys(keys, queries, into, ahead)
+
+    def values(weights: int, rows: int, steps: int, sums: int, ahead: int) -> None:
+        add_values(weights, rows, steps, sums, ahead)
+
+    return compile_function(scores, *[int64] * 4), compile_function(values, *[int64] * 5)
 
 
 def by_amx() -> dict[str, str]:

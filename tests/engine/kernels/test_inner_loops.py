@@ -50,6 +50,24 @@ def check_memory(loop: list[str], loads: int, most_on_stack: int) -> None:
     assert not [line for line in multiply_adds(loop) if line in spilled]
 
 
+@pytest.mark.parametrize("isa", ISAS, ids=lambda isa: isa.name)
+def test_attention_of_single_tokens_keeps_sums_in_registers(isa: Isa) -> None:
+    """The loop over values loads each of them once for three heads, and a weight of each head."""
+    heads, head_dim, lanes = 3, 64, 16 if isa.has_avx512 else 8  # of a register
+    found = compile_for(isa.name, "tests.engine.kernels.compiled:decode_products", heads, head_dim)
+    assert found.keys() == {"bfloat16", "float32"}
+    for scores, values in found.values():
+        assert above_class(scores + values, isa.name) == []
+        assert multiply_adds(list(instructions(scores)))
+        if isa.has_avx512:
+            assert on_stack(list(instructions(scores))) == []
+        loops = [loop for loop in inner_loops(values) if multiply_adds(loop)]
+        per_loop = head_dim // lanes // len(loops)
+        for loop in loops:
+            assert len(multiply_adds(loop)) == heads * per_loop
+            check_memory(loop, loads=heads + per_loop, most_on_stack=0)
+
+
 @pytest.fixture(scope="module")
 def by_amx() -> dict[str, str]:
     found: dict[str, str] = compile_for("amx", "tests.engine.kernels.compiled:by_amx")

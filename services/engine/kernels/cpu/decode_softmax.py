@@ -1,4 +1,8 @@
-"""The online softmax of attention of single tokens, head by head: Milakov and Gimelshein 2018, arXiv 1805.02867."""
+"""The online softmax of attention of single tokens, 16 keys and a head at a time.
+
+Milakov and Gimelshein 2018, arXiv 1805.02867. The reference of a head is a score near its highest, as in
+`tile_softmax`.
+"""
 
 from typing import Any
 
@@ -6,12 +10,12 @@ from numba import float32
 
 from services.engine.kernels.cpu.exponential import exp2, exp2_for_bfloat16
 from services.engine.kernels.cpu.intrinsics import njit
-from services.engine.kernels.cpu.tile_softmax import LOWEST
+from services.engine.kernels.cpu.tile_softmax import GROWTH, LOWEST
 from services.engine.kernels.cpu.vectors import (
     LANES,
+    any_above,
     highest_lane,
     lane_numbers,
-    larger_of,
     load_floats,
     multiply_add,
     round_half_up,
@@ -23,53 +27,43 @@ from services.engine.kernels.cpu.vectors import (
 
 
 @njit
-def hide(scores: int, count: int, begin: int, end: int) -> None:
-    """Hides, of `count` keys, those before `begin` and from `end` on: gives them the lowest score."""
-    for k in range(0, count, LANES):
-        if k < begin or k + LANES > end:
-            number = lane_numbers() + spread(float32(k))
-            seen = where_above(spread(float32(end)), number, load_floats(scores + k * 4), spread(LOWEST))
-            seen = where_above(spread(float32(begin)), number, spread(LOWEST), seen)
-            store_floats(scores + k * 4, seen)
+def hide(scores: int, begin: int, end: int) -> None:
+    """Hides, of 16 keys, those before `begin` and from `end` on: gives them the lowest score."""
+    if begin > 0 or end < LANES:
+        seen = where_above(spread(float32(end)), lane_numbers(), load_floats(scores), spread(LOWEST))
+        store_floats(scores, where_above(spread(float32(begin)), lane_numbers(), spread(LOWEST), seen))
 
 
-def make_soften(num_columns: int, pair_bytes: int, column_bytes: int, *, as_pairs: bool) -> Any:
-    """Makes a function that kernels call for one head.
+def make_soften(depth: int, *, as_pairs: bool) -> Any:
+    """Makes a function that kernels call for one head and 16 keys.
 
-    Its arguments: address of the head's scores; how many keys, a multiple of 16; scale; pointer to the head's highest
-    score so far; addresses of 16 partial totals, of the sums, and of the weights that it writes, bfloat16 with
-    `as_pairs`, else float32.
-
-    Sums are vectors of 16 columns. The two of a pair are column_bytes apart; pairs are pair_bytes apart.
+    Its arguments: address of the scores; scale; pointer to the head's reference; addresses of 16 partial totals, of the
+    sums, float32[depth], and of the weights that it writes, bfloat16 with `as_pairs`, else float32.
     """
 
     @njit
-    def shrink_sums(sums: int, factor: Any) -> None:
-        for column in range(num_columns):
-            at = sums + column // 2 * pair_bytes + column % 2 * column_bytes
-            store_floats(at, load_floats(at) * factor)
+    def take_new_reference(scores: Any, scale: float, reference: Any, total: int, sums: int) -> None:
+        """Takes the highest score, and shrinks the totals and sums by as much as it is above the reference."""
+        higher = highest_lane(scores) * scale
+        shrink = exp2(spread(reference[0] - higher))
+        store_floats(total, load_floats(total) * shrink)
+        for at in range(sums, sums + depth * 4, LANES * 4):
+            store_floats(at, load_floats(at) * shrink)
+        reference[0] = higher
 
     @njit
-    def soften(scores: int, count: int, scale: float, top: Any, total: int, sums: int, weights: int) -> None:
-        highest = spread(LOWEST)
-        for k in range(0, count, LANES):
-            highest = larger_of(load_floats(scores + k * 4), highest)
-        reference = max(top[0], highest_lane(highest) * scale)
-        of_total = load_floats(total)
-        if reference > top[0]:
-            shrink = exp2(spread(top[0] - reference))
-            of_total = of_total * shrink
-            shrink_sums(sums, shrink)
-            top[0] = reference
-        for k in range(0, count, LANES):
-            exponent = multiply_add(load_floats(scores + k * 4), spread(scale), spread(-reference))
-            if as_pairs:
-                weight = exp2_for_bfloat16(exponent)
-                store_cut(weights + k * 2, round_half_up(weight))
-            else:
-                weight = exp2(exponent)
-                store_floats(weights + k * 4, weight)
-            of_total = of_total + weight
-        store_floats(total, of_total)
+    def soften(at: int, scale: float, reference: Any, total: int, sums: int, weights: int) -> None:
+        scores = load_floats(at)
+        exponent = multiply_add(scores, spread(scale), spread(-reference[0]))
+        if any_above(exponent, spread(GROWTH)):
+            take_new_reference(scores, scale, reference, total, sums)
+            exponent = multiply_add(scores, spread(scale), spread(-reference[0]))
+        if as_pairs:
+            weight = exp2_for_bfloat16(exponent)
+            store_cut(weights, round_half_up(weight))
+        else:
+            weight = exp2(exponent)
+            store_floats(weights, weight)
+        store_floats(total, load_floats(total) + weight)
 
     return soften

@@ -33,7 +33,7 @@ def make_read(element: Element, head_dim: int, *, as_pairs: bool) -> Any:
     as_pairs: words are two bfloat16, and so is `element`; else float32.
     """
     if as_pairs:
-        return _make_copy(head_dim)
+        return make_copy(head_dim * 2)
     load, load_vector, pointer, size = element.load, element.load_vector, element.pointer, element.size
     whole = head_dim // LANES * LANES
 
@@ -47,16 +47,19 @@ def make_read(element: Element, head_dim: int, *, as_pairs: bool) -> Any:
     return read
 
 
-def _make_copy(head_dim: int) -> Any:
-    whole = head_dim // (2 * LANES) * 2 * LANES
+def make_copy(num_bytes: int) -> Any:
+    """Makes a function that kernels call. Its arguments: address of a row of so many bytes, a multiple of 2; address of
+    its copy.
+    """
+    whole = num_bytes // _LINE * _LINE
 
     @njit
     def copy(source: int, target: int) -> None:
-        for d in range(0, whole, 2 * LANES):
-            store_floats(target + d * 2, load_floats(source + d * 2))
+        for at in range(0, whole, _LINE):
+            store_floats(target + at, load_floats(source + at))
         of, to = half_pointer(source), half_pointer(target)
-        for d in range(whole, head_dim):
-            to[d] = of[d]
+        for i in range(whole // 2, num_bytes // 2):
+            to[i] = of[i]
 
     return copy
 

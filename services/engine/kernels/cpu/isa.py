@@ -45,6 +45,11 @@ class Isa:
     has_avx512: bool = True
     has_bfloat16: bool = False  # conversions and products of pairs
 
+    @property
+    def num_vectors(self) -> int:
+        """Returns how many vectors of 16 float32 the registers hold."""
+        return 32 if self.has_avx512 else 8
+
     def target_features(self, available: Mapping[str, bool]) -> str:
         """Returns LLVM's text of features: those that are available, without those above the class."""
         flags = {name: there and not name.startswith(self.above) for name, there in available.items()}

@@ -2,7 +2,7 @@
 
     sums [rows, 32] += a [rows, steps] x b [steps, 32]
 
-    b    step by step, 32 words of 32 bits each; any number of bytes from step to step
+    b    step by step, 32 words of 32 bits each, or rows of 32 bfloat16; any number of bytes from step to step
     a    a word for each row and step, which is spread to all lanes; any number of bytes from row to row and from step
          to step
     sums float32, rows 128 bytes apart
@@ -12,6 +12,11 @@ An `Arithmetic` says what a word holds and how words are multiplied:
     PAIRS    two bfloat16 in both, in one instruction
     WIDENED  two bfloat16 in b, converted to float32 before the product; in a two float32
     SINGLES  a float32 in both
+
+and two are for rows of bfloat16 as they lie in the KV pool:
+
+    ROW_PAIRS  a step takes two rows of b, pairs their elements, and goes on as PAIRS
+    ROWS       a step takes a row of b, converts it to float32, and goes on as SINGLES
 
 `Isa.tile_rows` rows are multiplied at a time: so many that sums and operands fill the registers. Each word of b that is
 loaded then serves all of these rows, and each word of a serves all columns (Goto and van de Geijn 2008, ACM TOMS
@@ -39,7 +44,7 @@ _NUM_ARGUMENTS, _LINE = 11, 64
 # The bound is the rows of a tile where two are needed for the first time.
 _FEW_ROWS = ISA.tile_rows // 2 + 1
 _TOGETHER = 3  # rows addressed from one pointer: at it, and at 1 and 2 times the distance from it
-_FLOAT, _WORD, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+_FLOAT, _HALF, _WORD, _LONG = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _FLOATS, _WORDS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_WORD, LANES)
 _FIRST_LANE = ir.Constant(_WORDS, [0] * LANES)
 
@@ -50,6 +55,8 @@ class Arithmetic(Enum):
     PAIRS = "pairs"
     WIDENED = "widened"
     SINGLES = "singles"
+    ROW_PAIRS = "row pairs"
+    ROWS = "rows"
 
     @property
     def a_bytes(self) -> int:
@@ -59,7 +66,17 @@ class Arithmetic(Enum):
     @property
     def depth(self) -> int:
         """Returns the depth of a step: the products that it adds to each sum."""
-        return 1 if self is Arithmetic.SINGLES else 2
+        return 1 if self in (Arithmetic.SINGLES, Arithmetic.ROWS) else 2
+
+    @property
+    def takes_rows(self) -> bool:
+        """Returns True if b has rows of bfloat16, not of words."""
+        return self in (Arithmetic.ROW_PAIRS, Arithmetic.ROWS)
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Returns True if one instruction multiplies pairs of bfloat16."""
+        return self in (Arithmetic.PAIRS, Arithmetic.ROW_PAIRS)
 
 
 def arithmetic_of(dtype: str) -> Arithmetic:
@@ -190,8 +207,11 @@ def _tile(arithmetic: Arithmetic) -> Any:
                 block = builder.append_basic_block(f"rows_{count}")
                 switch.add_case(_LONG(count), block)
                 builder.position_at_end(block)
+                tile = TileBuilder(
+                    builder, arithmetic, count, caches=FOR_SCATTERED if count <= _FEW_ROWS else ALL_CACHES
+                )
                 for vector in range(0, COLUMNS // LANES, ISA.tile_vectors):
-                    _TileBuilder(builder, arithmetic, count).build(vector, *places)
+                    tile.build(vector, *places)
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()
@@ -201,13 +221,28 @@ def _tile(arithmetic: Arithmetic) -> Any:
     return tile
 
 
-class _TileBuilder:
-    """Builds the loop over the steps for one number of rows, and `Isa.tile_vectors` vectors of columns."""
+class TileBuilder:
+    """Builds the loop over the steps for one number of rows and some vectors of columns."""
 
-    def __init__(self, builder: Any, arithmetic: Arithmetic, rows: int) -> None:
+    def __init__(
+        self,
+        builder: Any,
+        arithmetic: Arithmetic,
+        rows: int,
+        *,
+        caches: int,
+        vectors: int = ISA.tile_vectors,
+        row_bytes: int = ROW_BYTES,
+        ahead_bytes: int = STEP_BYTES,
+    ) -> None:
+        """row_bytes: from a row of sums to the next. ahead_bytes: prefetched in each step, into `caches`."""
         self._builder = builder
         self._arithmetic = arithmetic
         self._rows = rows
+        self._vectors = vectors
+        self._row_bytes = row_bytes
+        self._ahead_bytes = ahead_bytes
+        self._caches = caches
 
     def build(
         self,
@@ -224,8 +259,9 @@ class _TileBuilder:
         ahead_step: Any,
     ) -> None:
         """Builds the loop. vector: the index of the first vector of columns."""
-        builder, shift = self._builder, _LONG(vector * _VECTOR_BYTES)
-        b, sums = builder.add(b, shift), builder.add(sums, shift)
+        builder, shift = self._builder, vector * _VECTOR_BYTES
+        sums = builder.add(sums, _LONG(shift))
+        b = builder.add(b, _LONG(shift // 2 if self._arithmetic.takes_rows else shift))
         before = self._sums_before(sums, builder.icmp_unsigned("!=", afresh, _LONG(0)))
         pointers = [builder.add(a, builder.mul(a_row, _LONG(row))) for row in range(0, self._rows, _TOGETHER)]
         twice = builder.shl(a_row, _LONG(1))
@@ -237,7 +273,7 @@ class _TileBuilder:
         a_now = [self._running(pointer, entry) for pointer in pointers]
         running = [self._running(value, entry) for value in before]
         self._ask_for(ahead_now)
-        after = self._step(running, a_now, (_LONG(0), a_row, twice), b_now)
+        after = self._step(running, a_now, (_LONG(0), a_row, twice), self._load_b(b_now, b_step))
         self._next(left, builder.sub(left, _LONG(1)))
         self._next(b_now, builder.add(b_now, b_step))
         self._next(ahead_now, builder.add(ahead_now, ahead_step))
@@ -260,14 +296,12 @@ class _TileBuilder:
         running.add_incoming(value, self._builder.block)
 
     def _ask_for(self, address: Any) -> None:
-        """Prefetches two cache lines."""
-        caches = FOR_SCATTERED if self._rows <= _FEW_ROWS else ALL_CACHES
-        for line in range(0, STEP_BYTES, _LINE):
-            build_prefetch(self._builder, self._builder.add(address, _LONG(line)), caches)
+        for line in range(0, self._ahead_bytes, _LINE):
+            build_prefetch(self._builder, self._builder.add(address, _LONG(line)), self._caches)
 
     def _places(self, sums: Any) -> list[Any]:
         builder = self._builder
-        shifts = [r * ROW_BYTES + v * _VECTOR_BYTES for r in range(self._rows) for v in range(ISA.tile_vectors)]
+        shifts = [r * self._row_bytes + v * _VECTOR_BYTES for r in range(self._rows) for v in range(self._vectors)]
         return [builder.inttoptr(builder.add(sums, _LONG(shift)), _FLOATS.as_pointer()) for shift in shifts]
 
     def _sums_before(self, sums: Any, afresh: Any) -> list[Any]:
@@ -283,14 +317,48 @@ class _TileBuilder:
             value.add_incoming(from_memory, load)
         return values
 
-    def _step(self, sums: list[Any], a: list[Any], shifts: tuple[Any, ...], b: Any) -> list[Any]:
-        builder, vectors = self._builder, ISA.tile_vectors
-        places = [
-            builder.inttoptr(builder.add(b, _LONG(v * _VECTOR_BYTES)), _WORDS.as_pointer()) for v in range(vectors)
-        ]
-        words = [builder.load(place, align=4) for place in places]
-        sums = list(sums)
-        for part, columns in enumerate(self._parts_of_b(words)):
+    def _load_b(self, b: Any, b_step: Any) -> list[list[Any]]:
+        """Returns the operands of a step, to be multiplied one after the other: vectors of words, or of float32."""
+        builder, vectors = self._builder, self._vectors
+        if self._arithmetic is Arithmetic.ROW_PAIRS:
+            return [self._pairs(b, builder.add(b, builder.ashr(b_step, _LONG(1))))]
+        if self._arithmetic is Arithmetic.ROWS:
+            loads = [builder.add(b, _LONG(v * LANES * 2)) for v in range(vectors)]
+            return [[self._widened(builder.zext(self._load(at, _HALF, LANES), _WORDS), upper=False) for at in loads]]
+        words = [self._load(builder.add(b, _LONG(v * _VECTOR_BYTES)), _WORD, LANES) for v in range(vectors)]
+        if self._arithmetic is Arithmetic.PAIRS:
+            return [words]
+        if self._arithmetic is Arithmetic.SINGLES:
+            return [[builder.bitcast(word, _FLOATS) for word in words]]
+        return [[self._widened(word, upper=upper) for word in words] for upper in (False, True)]
+
+    def _load(self, address: Any, element: Any, count: int) -> Any:
+        return self._builder.load(self._builder.inttoptr(address, ir.VectorType(element, count).as_pointer()), align=2)
+
+    def _widened(self, words: Any, *, upper: bool) -> Any:
+        """Converts one bfloat16 of each word to float32."""
+        builder = self._builder
+        if upper:
+            bits = builder.and_(words, ir.Constant(_WORDS, [0xFFFF0000] * LANES))
+        else:
+            bits = builder.shl(words, ir.Constant(_WORDS, [16] * LANES))
+        return builder.bitcast(bits, _FLOATS)
+
+    def _pairs(self, first: Any, second: Any) -> list[Any]:
+        """Pairs the elements of two rows at these addresses: vectors of words."""
+        builder, pairs = self._builder, []
+        for begin in range(0, self._vectors * LANES, 2 * LANES):
+            count = min(2 * LANES, self._vectors * LANES - begin)
+            rows = [self._load(builder.add(row, _LONG(begin * 2)), _HALF, count) for row in (first, second)]
+            for start in range(0, count, LANES):
+                lanes = [lane + row for lane in range(start, start + LANES) for row in (0, count)]
+                order = ir.Constant(ir.VectorType(_WORD, 2 * LANES), lanes)
+                pairs.append(builder.bitcast(builder.shuffle_vector(*rows, order), _WORDS))
+        return pairs
+
+    def _step(self, sums: list[Any], a: list[Any], shifts: tuple[Any, ...], b: list[list[Any]]) -> list[Any]:
+        builder, vectors, sums = self._builder, self._vectors, list(sums)
+        for part, columns in enumerate(b):
             for row in range(self._rows):
                 number, shift = divmod(row, _TOGETHER)
                 word = self._spread(builder.add(builder.add(a[number], shifts[shift]), _LONG(4 * part)))
@@ -299,26 +367,15 @@ class _TileBuilder:
                     sums[at] = self._multiply_add(word, columns[v], sums[at])
         return sums
 
-    def _parts_of_b(self, words: list[Any]) -> list[list[Any]]:
-        """Returns the operands of a step, to be multiplied one after the other: vectors of words, or of float32."""
-        builder = self._builder
-        if self._arithmetic is Arithmetic.PAIRS:
-            return [words]
-        if self._arithmetic is Arithmetic.SINGLES:
-            return [[builder.bitcast(word, _FLOATS) for word in words]]
-        first = [builder.shl(word, ir.Constant(_WORDS, [16] * LANES)) for word in words]
-        second = [builder.and_(word, ir.Constant(_WORDS, [0xFFFF0000] * LANES)) for word in words]
-        return [[builder.bitcast(word, _FLOATS) for word in part] for part in (first, second)]
-
     def _spread(self, address: Any) -> Any:
-        builder, kind = self._builder, _WORDS if self._arithmetic is Arithmetic.PAIRS else _FLOATS
+        builder, kind = self._builder, _WORDS if self._arithmetic.multiplies_pairs else _FLOATS
         word = builder.load(builder.inttoptr(address, kind.element.as_pointer()), align=2)
         nothing = ir.Constant(kind, ir.Undefined)
         return builder.shuffle_vector(builder.insert_element(nothing, word, _WORD(0)), nothing, _FIRST_LANE)
 
     def _multiply_add(self, a: Any, b: Any, sums: Any) -> Any:
         builder = self._builder
-        if self._arithmetic is Arithmetic.PAIRS:
+        if self._arithmetic.multiplies_pairs:
             pairs = BFloat16s(2 * LANES)
             operands = [sums, builder.bitcast(a, pairs), builder.bitcast(b, pairs)]
             return self._call("llvm.x86.avx512bf16.dpbf16ps.512", operands)

@@ -55,7 +55,7 @@ class _FloatsModel(models.PrimitiveModel):
         super().__init__(manager, numba_type, _FLOATS)
 
 
-def _builtin(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
+def builtin(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
     """Makes a function for kernels from one that builds it of LLVM values, with the latter's parameters except the
     first.
     """
@@ -116,39 +116,39 @@ def _shuffle(builder: Any, first: Any, second: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_WORD, len(lanes)), lanes))
 
 
-@_builtin(floats, int64)
+@builtin(floats, int64)
 def load_floats(builder: Any, address: Any) -> Any:
     """Loads 16 float32."""
     return _load(builder, address, _FLOATS)
 
 
-@_builtin(floats, int64)
+@builtin(floats, int64)
 def load_bfloat16s(builder: Any, address: Any) -> Any:
     """Loads 16 bfloat16 as float32."""
     words = builder.zext(_load(builder, address, _HALVES), _WORDS)
     return builder.bitcast(builder.shl(words, _words(16)), _FLOATS)
 
 
-@_builtin(types.void, int64, floats)
+@builtin(types.void, int64, floats)
 def store_floats(builder: Any, address: Any, value: Any) -> None:
     """Stores 16 float32."""
     _store(builder, address, value)
 
 
-@_builtin(types.void, int64, floats, floats)
+@builtin(types.void, int64, floats, floats)
 def store_twice_floats(builder: Any, address: Any, first: Any, second: Any) -> None:
     """Stores 32 float32."""
     _store(builder, address, first)
     _store(builder, builder.add(address, address.type(4 * LANES)), second)
 
 
-@_builtin(floats, floats)
+@builtin(floats, floats)
 def as_it_is(_builder: Any, value: Any) -> Any:
     """Returns the value unchanged."""
     return value
 
 
-@_builtin(floats, floats)
+@builtin(floats, floats)
 def round_bfloat16s(builder: Any, value: Any) -> Any:
     """Rounds to values that bfloat16 can hold, ties to even. Does not handle NaN."""
     if not ISA.has_bfloat16:
@@ -157,14 +157,14 @@ def round_bfloat16s(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.shl(bits, _words(16)), _FLOATS)
 
 
-@_builtin(types.void, int64, floats)
+@builtin(types.void, int64, floats)
 def store_bfloat16s(builder: Any, address: Any, value: Any) -> None:
     """Stores 16 bfloat16, rounded as by `round_bfloat16s`."""
     rounded = _rounded(builder, value) if ISA.has_bfloat16 else _upper_halves(builder, _half_even(builder, value))
     _store(builder, address, rounded)
 
 
-@_builtin(types.void, int64, floats, floats)
+@builtin(types.void, int64, floats, floats)
 def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -> None:
     """Stores 32 bfloat16, rounded as by `round_bfloat16s`."""
     if not ISA.has_bfloat16:
@@ -175,45 +175,45 @@ def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -
     _store(builder, address, builder.bitcast(rounded, ir.VectorType(_HALF, 2 * LANES)))
 
 
-@_builtin(floats, float32)
+@builtin(floats, float32)
 def spread(builder: Any, value: Any) -> Any:
     """Returns a vector with this value in all lanes."""
     single = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), value, _WORD(0))
     return _shuffle(builder, single, ir.Constant(_FLOATS, ir.Undefined), [0] * LANES)
 
 
-@_builtin(floats, floats, floats, floats)
+@builtin(floats, floats, floats, floats)
 def multiply_add(builder: Any, first: Any, second: Any, third: Any) -> Any:
     """Returns first * second + third, rounded once."""
     return _call(builder, "llvm.fma.v16f32", _FLOATS, first, second, third)
 
 
-@_builtin(floats, floats, floats)
+@builtin(floats, floats, floats)
 def divide(builder: Any, first: Any, second: Any) -> Any:
     """Divides lane by lane."""
     return builder.fdiv(first, second)
 
 
-@_builtin(floats, floats, floats)
+@builtin(floats, floats, floats)
 def larger_of(builder: Any, first: Any, second: Any) -> Any:
     """Returns the larger value, lane by lane; if one of the two is NaN, the second."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 
-@_builtin(boolean, floats, floats)
+@builtin(boolean, floats, floats)
 def any_above(builder: Any, first: Any, second: Any) -> Any:
     """Returns True if any lane of the first is larger than that of the second."""
     above = builder.bitcast(builder.fcmp_ordered(">", first, second), ir.IntType(LANES))
     return builder.icmp_unsigned("!=", above, above.type(0))
 
 
-@_builtin(floats, floats, floats, floats, floats)
+@builtin(floats, floats, floats, floats, floats)
 def where_above(builder: Any, first: Any, second: Any, value: Any, otherwise: Any) -> Any:
     """Returns `value` in lanes in which the first is larger than the second, `otherwise` in others."""
     return builder.select(builder.fcmp_ordered(">", first, second), value, otherwise)
 
 
-@_builtin(floats, floats)
+@builtin(floats, floats)
 def above_whole(builder: Any, value: Any) -> Any:
     """Returns value - floor(value)."""
     if not ISA.has_avx512:
@@ -222,7 +222,7 @@ def above_whole(builder: Any, value: Any) -> Any:
     return _call(builder, name, _FLOATS, value, _WORD(1), value, every, _CURRENT_ROUNDING)
 
 
-@_builtin(floats, floats, floats)
+@builtin(floats, floats, floats)
 def times_power(builder: Any, value: Any, exponent: Any) -> Any:
     """Returns value * 2**floor(exponent), for values about 1.
 
@@ -240,7 +240,7 @@ def times_power(builder: Any, value: Any, exponent: Any) -> Any:
     return _call(builder, name, _FLOATS, value, exponent, value, every, _CURRENT_ROUNDING)
 
 
-@_builtin(types.void, int64, floats, floats)
+@builtin(types.void, int64, floats, floats)
 def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
     """Stores 16 pairs of bfloat16, a lane of the first before that of the second. Cuts off lower bits."""
     low = builder.lshr(builder.bitcast(first, _WORDS), _words(16))
@@ -248,7 +248,7 @@ def store_pairs(builder: Any, address: Any, first: Any, second: Any) -> None:
     _store(builder, address, builder.or_(low, high))
 
 
-@_builtin(floats, floats)
+@builtin(floats, floats)
 def round_half_up(builder: Any, value: Any) -> Any:
     """Prepares a value for `store_pairs`, which cuts off lower bits: rounds to nearest, ties away from 0. Does not
     handle NaN.
@@ -256,7 +256,7 @@ def round_half_up(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.add(builder.bitcast(value, _WORDS), _words(0x8000)), _FLOATS)
 
 
-@_builtin(floats, floats)
+@builtin(floats, floats)
 def round_half_even(builder: Any, value: Any) -> Any:
     """Prepares a value for `store_pairs`, which cuts off lower bits: rounds to nearest, ties to even. Does not handle
     NaN.
@@ -264,7 +264,7 @@ def round_half_even(builder: Any, value: Any) -> Any:
     return builder.bitcast(_half_even(builder, value), _FLOATS)
 
 
-@_builtin(types.void, int64, int64, int64, int64)
+@builtin(types.void, int64, int64, int64, int64)
 def transpose(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
     """Transposes 16 rows of 16 words. Strides: bytes from row to row."""
     rows = [_load(builder, _row(builder, source, source_stride, i), _WORDS) for i in range(LANES)]
@@ -272,7 +272,7 @@ def transpose(builder: Any, source: Any, source_stride: Any, target: Any, target
         _store(builder, _row(builder, target, target_stride, i), row)
 
 
-@_builtin(types.void, int64, int64, int64, int64)
+@builtin(types.void, int64, int64, int64, int64)
 def transpose_pairs(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
     """Transposes 32 rows of 16 bfloat16 to 16 rows of 32. Strides: bytes from row to row."""
     halves = [_load(builder, _row(builder, source, source_stride, i), _HALVES) for i in range(2 * LANES)]
@@ -283,7 +283,7 @@ def transpose_pairs(builder: Any, source: Any, source_stride: Any, target: Any, 
         _store(builder, _row(builder, target, target_stride, i), row)
 
 
-@_builtin(types.void, int64, int64, int64, int64)
+@builtin(types.void, int64, int64, int64, int64)
 def transpose_quads(builder: Any, source: Any, source_stride: Any, target: Any, target_stride: Any) -> None:
     """Transposes 16 rows of 4 words to 4 rows of 16. Strides: bytes from row to row."""
     quad = ir.VectorType(_WORD, 4)
@@ -297,23 +297,27 @@ def transpose_quads(builder: Any, source: Any, source_stride: Any, target: Any, 
         _store(builder, _row(builder, target, target_stride, i), row)
 
 
-@_builtin(floats, int64)
-def sums_of_rows(builder: Any, address: Any) -> Any:
-    """Returns the sum of each of 16 rows of 16 float32, a lane for each row. Rows are contiguous."""
-    rows = [_load(builder, builder.add(address, address.type(4 * LANES * i)), _FLOATS) for i in range(LANES)]
-    while len(rows) > 1:
-        size = len(rows) // 2  # a new row holds the sums of two rows, alternating every `size` lanes
-        upper, lower = _halves_of_squares(size)
-        rows = [
-            builder.fadd(
-                _shuffle(builder, rows[i], rows[i + size], upper), _shuffle(builder, rows[i], rows[i + size], lower)
-            )
-            for i in range(size)
-        ]
-    return rows[0]
+def sums_of_rows(builder: Any, rows: Callable[[int], list[Any]]) -> list[Any]:
+    """Builds, for each of some matrices of 16 rows of 16 float32, a vector of the sums of its rows.
+
+    rows: builds the rows with a number, one of each matrix. It is called as late as it can be, so that few rows exist
+    at a time.
+    """
+
+    def sums_from(first: int, size: int) -> list[Any]:
+        """Builds partial sums of every size-th row from `first` on, alternating every `size` lanes."""
+        if size == LANES:
+            return rows(first)
+        both = zip(sums_from(first, 2 * size), sums_from(first + size, 2 * size), strict=True)
+        lanes = [(lane, LANES * bool(lane & size)) for lane in range(LANES)]
+        own = [lane + of_row for lane, of_row in lanes]
+        other = [(lane ^ size) + of_row for lane, of_row in lanes]
+        return [builder.fadd(_shuffle(builder, *pair, own), _shuffle(builder, *pair, other)) for pair in both]
+
+    return sums_from(0, 1)
 
 
-@_builtin(floats, floats, floats, floats)
+@builtin(floats, floats, floats, floats)
 def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> Any:
     """Returns sums + first * second, whose lanes are two bfloat16 each. Needs a processor with such an instruction."""
     assert ISA.has_bfloat16
@@ -321,7 +325,7 @@ def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> A
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
 
 
-@_builtin(types.void, int64, int64, int64)
+@builtin(types.void, int64, int64, int64)
 def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None:
     """Interleaves two rows of 32 bfloat16 in pairs."""
     upper, lower = (_load(builder, address, ir.VectorType(_HALF, 32)) for address in (first, second))
@@ -330,25 +334,25 @@ def interleave_pairs(builder: Any, first: Any, second: Any, target: Any) -> None
         _store(builder, builder.add(target, target.type(4 * start)), _shuffle(builder, upper, lower, lanes))
 
 
-@_builtin(types.void, int64, floats)
+@builtin(types.void, int64, floats)
 def store_cut(builder: Any, address: Any, value: Any) -> None:
     """Stores 16 values as bfloat16 and cuts off their lower bits."""
     _store(builder, address, _upper_halves(builder, builder.bitcast(value, _WORDS)))
 
 
-@_builtin(floats)
+@builtin(floats)
 def lane_numbers(builder: Any) -> Any:
     """Returns the vector of 0 to 15."""
     return ir.Constant(_FLOATS, list(range(LANES)))
 
 
-@_builtin(float32, floats)
+@builtin(float32, floats)
 def highest_lane(builder: Any, value: Any) -> Any:
     """Returns the highest of the lanes, none of which is NaN."""
     return builder.call(_function(builder, "llvm.vector.reduce.fmax.v16f32", value), [value], fastmath=("nnan",))
 
 
-@_builtin(float32, floats)
+@builtin(float32, floats)
 def sum_of_lanes(builder: Any, value: Any) -> Any:
     """Adds up the lanes, in any order."""
     zero = ir.FloatType()(0.0)

@@ -214,7 +214,7 @@ def _make_soften(head_dim: int, group: int, memory: _Memory) -> Any:
             transpose_quads(raw + quad * 4, _LINE, scores + quad * _LINE, _LINE)
         if begin > 0 or end < _KEYS:
             for g in range(group):
-                hide(scores + g * _LINE, _KEYS, begin, end)
+                hide(scores + g * _LINE, begin, end)
         highest = spread(LOWEST)
         for g in range(group):
             exponent = multiply_add(load_floats(scores + g * _LINE), spread(scale), spread(-references[g]))
