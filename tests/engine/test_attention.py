@@ -218,6 +218,13 @@ def test_queries_longer_than_a_tile(count: int) -> None:
     check(Case([count + 100, count, 3], [count, count, 1]))
 
 
+@pytest.mark.parametrize("head_dim", [16, 40, 64, 80, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_query_sees_none_of_the_keys_that_others_of_its_tile_see(head_dim: int, dtype: torch.dtype) -> None:
+    """Of a prompt, with a window: the scores of some keys are then all hidden, whatever the scale of head_dim is."""
+    check(Case([300], [300], head_dim=head_dim, num_heads=4, dtype=dtype), 24)
+
+
 @pytest.mark.parametrize("window", [1, 7, 64, 10_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_window_hides_older_tokens(window: int, dtype: torch.dtype) -> None:

@@ -10,7 +10,7 @@ from numba import float32
 
 from services.engine.kernels.cpu.exponential import exp2, exp2_for_bfloat16
 from services.engine.kernels.cpu.intrinsics import njit
-from services.engine.kernels.cpu.tile_softmax import GROWTH, LOWEST
+from services.engine.kernels.cpu.tile_softmax import GROWTH, HIDDEN
 from services.engine.kernels.cpu.vectors import (
     LANES,
     any_above,
@@ -28,10 +28,10 @@ from services.engine.kernels.cpu.vectors import (
 
 @njit
 def hide(scores: int, begin: int, end: int) -> None:
-    """Hides, of 16 keys, those before `begin` and from `end` on: gives them the lowest score."""
+    """Hides, of 16 keys, those before `begin` and from `end` on."""
     if begin > 0 or end < LANES:
-        seen = where_above(spread(float32(end)), lane_numbers(), load_floats(scores), spread(LOWEST))
-        store_floats(scores, where_above(spread(float32(begin)), lane_numbers(), spread(LOWEST), seen))
+        seen = where_above(spread(float32(end)), lane_numbers(), load_floats(scores), spread(HIDDEN))
+        store_floats(scores, where_above(spread(float32(begin)), lane_numbers(), spread(HIDDEN), seen))
 
 
 def make_soften(depth: int, *, as_pairs: bool) -> Any:

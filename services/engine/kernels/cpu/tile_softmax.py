@@ -22,7 +22,9 @@ from services.engine.kernels.cpu.vectors import (
     where_above,
 )
 
-LOWEST = float32(-1e30)
+LOWEST = float32(-1e30)  # a reference before there is a score
+# The score of a hidden key, which becomes no reference, however it is scaled: a query may see none of some keys.
+HIDDEN = float32(-1e38)
 TOTAL, LIMITS, STATE_BYTES = 64, 128, 192  # bytes; a state: 16 queries' references, totals, limits
 GROWTH = float32(8)  # the power of two by which weights may grow before a new reference is taken
 _ROW = 128  # bytes of 32 scores
@@ -31,7 +33,7 @@ _ROW = 128  # bytes of 32 scores
 @njit
 def highest_of(scores: int, count: int) -> Any:
     """Returns the highest score of each query over `count` keys, a multiple of 4."""
-    a = b = c = d = spread(LOWEST)
+    a = b = c = d = spread(HIDDEN)
     for k in range(0, count, 4):
         at = scores + k * _ROW
         a = larger_of(load_floats(at), a)
@@ -46,7 +48,7 @@ def hide(scores: int, begin: int, end: int, from_key: int, limits: Any) -> None:
     """Hides, of the keys from `begin` to `end`, those from each query's limit on. Scores begin at key `from_key`."""
     for k in range(max(begin, from_key), end):
         at = scores + (k - from_key) * _ROW
-        store_floats(at, where_above(limits, spread(float32(k)), load_floats(at), spread(LOWEST)))
+        store_floats(at, where_above(limits, spread(float32(k)), load_floats(at), spread(HIDDEN)))
 
 
 @njit
@@ -55,7 +57,7 @@ def hide_outside_window(scores: int, count: int, from_key: int, limits: Any, hig
     for k in range(from_key, min(from_key + count, highest - window)):
         at = scores + (k - from_key) * _ROW
         after = spread(float32(k + window) + float32(0.5))
-        store_floats(at, where_above(after, limits, load_floats(at), spread(LOWEST)))
+        store_floats(at, where_above(after, limits, load_floats(at), spread(HIDDEN)))
 
 
 def make_soften(head_dim: int, *, as_pairs: bool) -> Any:
