@@ -11,13 +11,13 @@ from services.engine.attention.base import PagedQueries
 def begin_tokens(queries: PagedQueries, pool: Tensor, block_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the places of the step's T tokens: int64[T] blocks, and int[T] positions in them.
 
-    Clears every block whose first position is among them.
+    Clears every block whose first position is among them, except those that the step fills.
     """
     rows = np.repeat(np.arange(len(queries.seq_lens)), np.diff(queries.query_starts))
     shifts = queries.seq_lens - queries.query_starts[1:]  # a token's position minus its index in the step
     index, offsets = np.divmod(np.arange(len(rows), dtype=np.int64) + shifts[rows], block_size)
     blocks = queries.block_tables[rows, index].astype(np.int64)
-    begun = blocks[offsets == 0]
+    begun = blocks[(offsets == 0) & ((index + 1) * block_size > queries.seq_lens[rows])]
     if len(begun):
         pool.index_fill_(0, torch.from_numpy(begun), 0)
     return blocks, offsets
