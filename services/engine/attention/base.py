@@ -37,7 +37,7 @@ class Attention(Protocol[PlanT]):
     """One backend over one pool of KV blocks.
 
     A token position that was never written may hold anything, NaN included. `prepare` clears a block when its first
-    position is about to be written, so a sequence never reads what another one left in its block.
+    position is about to be written but not all of it, so a sequence never reads what another one left in its block.
     """
 
     @property
@@ -49,6 +49,13 @@ class Attention(Protocol[PlanT]):
 
         With a `window`, a token sees itself and window - 1 before it. A block of which no query of the step sees
         anything is not read, whatever its entry in the table is.
+        """
+
+    def narrow(self, plan: PlanT, tokens: Tensor) -> PlanT | None:
+        """Returns a plan for some tokens of the plan's step, int64[N]; None: it would not save time.
+
+        Its `attend` takes q of these tokens alone, [N, heads, head_dim], and reads all K and V in the pool, not k and
+        v.
         """
 
     def kernel_inputs(self, plan: PlanT) -> KernelInputs | None:

@@ -26,6 +26,7 @@ from services.engine.attention.torch_attention import StepPlan, TorchAttention
 from services.engine.kernels.base import Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
+_LEAST_NARROWED = 16  # tokens of a step for each token to which its plan is narrowed
 _MIN_SAVED_BLOCKS = 64  # with fewer, decoding a group together costs more than it saves
 
 
@@ -58,6 +59,8 @@ class _Masked:
 class CpuPlan:
     """The part of a step's work that all its layers share."""
 
+    queries: PagedQueries
+    window: int | None
     offsets: Tensor  # int64[T]: the pool's element at which each token's K in head 0 of layer 0 begins
     several: SeveralPlan | None  # None: `Several` has nothing to do
     singles: Singles | None
@@ -104,11 +107,31 @@ class CpuAttention:
         several = np.flatnonzero(~by_kernel & ~by_mask)
         singles, shared = self._singles(queries, np.flatnonzero(by_kernel), window)
         return CpuPlan(
+            queries,
+            window,
             offsets=self._offsets(queries),
             several=self._several.prepare(queries, several, shared, window) if len(several) or shared else None,
             singles=singles,
             masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
             outputs=self._outputs(int(queries.query_starts[-1])),
+        )
+
+    def narrow(self, plan: CpuPlan, tokens: Tensor) -> CpuPlan | None:
+        """See `Attention.narrow`. Kernels read the tokens' keys one token after the other, so it takes few tokens."""
+        queries = plan.queries
+        if self._kernels is None or len(tokens) * _LEAST_NARROWED > queries.query_starts[-1]:
+            return None
+        at = tokens.numpy()
+        rows = np.searchsorted(queries.query_starts, at, side="right") - 1
+        unseen = queries.query_starts[rows + 1] - 1 - at  # tokens of the row after it
+        seq_lens = (queries.seq_lens[rows] - unseen).astype(np.int32)
+        few = PagedQueries(np.arange(len(at) + 1, dtype=np.int32), seq_lens, queries.block_tables[rows])
+        first_keys = np.zeros_like(seq_lens) if plan.window is None else np.maximum(seq_lens - plan.window, 0)
+        parts = few.query_starts[:-1], few.block_tables, first_keys, seq_lens
+        starts, tables, first, lens = map(torch.from_numpy, parts)
+        singles = Singles(starts, tables, first, lens, begun=False)
+        return replace(
+            plan, queries=few, offsets=plan.offsets[:0], several=None, singles=singles, outputs=self._outputs(len(at))
         )
 
     def kernel_inputs(self, plan: CpuPlan) -> KernelInputs | None:

@@ -86,6 +86,9 @@ class TorchAttention:
         """See `Attention.writes_by_kernel`."""
         return False
 
+    def narrow(self, plan: StepPlan, tokens: Tensor) -> None:
+        """See `Attention.narrow`."""
+
     def kernel_inputs(self, plan: StepPlan) -> None:
         """See `Attention.kernel_inputs`."""
 

@@ -127,6 +127,9 @@ class TritonAttention:
         q, k, v = heads.split((self._num_heads, num_kv, num_kv), dim=1)
         return q, k, v
 
+    def narrow(self, plan: TritonPlan, tokens: Tensor) -> None:
+        """See `Attention.narrow`."""
+
     def kernel_inputs(self, plan: TritonPlan) -> None:
         """See `Attention.kernel_inputs`."""
 

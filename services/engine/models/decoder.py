@@ -12,6 +12,7 @@ from torch import Tensor
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations, Rows
 from services.engine.models.config import DecoderConfig
+from services.engine.models.linear import Linear
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
@@ -41,6 +42,7 @@ class Decoder:
         )
         self._row_bytes = (config.hidden_size + widest) * weights.dtype.itemsize
         self._norms_after = (*(layer.input_norm for layer in weights.layers[1:]), weights.final_norm)
+        self._last_parts = self._parts_of_last()
 
     def forward(self, token_ids: Tensor, positions: Tensor, plan: Any, queries: Tensor) -> Tensor:
         """See `Model.forward`."""
@@ -81,20 +83,67 @@ class Decoder:
     def _run_layers(self, x: Tensor, turn: tuple[Tensor, Tensor], plan: Any, queries: Tensor | None) -> Tensor:
         """Runs all layers and the last norm on x, [T, hidden], which is overwritten.
 
-        The last layer's K, V and attention are computed for all tokens; what follows its attention, for the queries
-        alone.
+        The last layer's K and V are computed for all tokens; what follows its attention, and if it saves time Q and
+        attention too, for the queries alone.
         """
         last = len(self._weights.layers) - 1
+        narrowed = None if queries is None or self._last_parts is None else self._attention.narrow(plan, queries)
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
-        for index in range(last):
+        for index in range(last if narrowed is None else last - 1):
             attended, _ = self._attention.attend(plan, index, *qkv)
             qkv = self._by_rows(x, partial(self._between, index, x, attended, turn, plan))
+        if narrowed is not None and queries is not None:
+            attended, _ = self._attention.attend(plan, last - 1, *qkv)
+            return self._run_last(x, attended, turn, (plan, narrowed), queries)
         if queries is not None and not len(queries):
             return x[queries]  # no rows: the last layer's K and V are written, and nobody wants more
         attended, _ = self._attention.attend(plan, last, *qkv)
         if queries is not None:
             x, attended = x[queries], attended[queries]
         return self._by_rows(x, partial(self._end, last, x, attended))
+
+    def _run_last(
+        self, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plans: tuple[Any, Any], queries: Tensor
+    ) -> Tensor:
+        """Runs from the last but one attention on. plans: for all tokens, and for the queries."""
+        last, (plan, narrowed) = len(self._weights.layers) - 1, plans
+        normed = self._by_rows(x, partial(self._to_last_keys, x, attended, turn, plan))
+        x = x[queries]
+        if not len(queries):
+            return x
+        q = self._last_q(normed[queries], (turn[0][queries], turn[1][queries]))
+        attended, _ = self._attention.attend(narrowed, last, q, q[:0], q[:0])
+        return self._by_rows(x, partial(self._end, last, x, attended))
+
+    def _parts_of_last(self) -> tuple[Linear, Linear] | None:
+        """Returns the last layer's Q, and its K and V, as layers of their own; None: they are computed together."""
+        config, layers = self._config, self._weights.layers
+        if not self._is_kernels or len(layers) == 1 or self._attention.rotate_and_write is not None:
+            return None
+        q_width, qkv = config.num_heads * config.head_dim, layers[-1].qkv
+        q, kv = qkv.columns(0, q_width), qkv.columns(q_width, q_width + 2 * config.num_kv_heads * config.head_dim)
+        return None if q is None or kv is None else (q, kv)
+
+    def _to_last_keys(self, x: Tensor, attended: Tensor, turn: tuple[Tensor, Tensor], plan: Any) -> Tensor:
+        """Runs from the last but one attention to the last layer's K and V. Returns the output of the norm before them,
+        [T, hidden].
+        """
+        assert self._last_parts is not None
+        config, last = self._config, len(self._weights.layers) - 1
+        weight, (_, to_keys) = self._weights.layers[last].qk_norm, self._last_parts
+        normed = self._end(last - 1, x, attended)
+        k, v = to_keys(normed).unflatten(1, (-1, config.head_dim)).split(config.num_kv_heads, dim=1)
+        self._operations.rotate(k, *turn, None if weight is None else weight[config.num_heads :], config.rms_norm_eps)
+        self._attention.write(plan, last, k, v)
+        return normed
+
+    def _last_q(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """Returns the last layer's q, [T, heads, head_dim]."""
+        assert self._last_parts is not None
+        config, weight = self._config, self._weights.layers[-1].qk_norm
+        q = self._last_parts[0](normed).unflatten(1, (-1, config.head_dim))
+        self._operations.rotate(q, *turn, None if weight is None else weight[: config.num_heads], config.rms_norm_eps)
+        return q
 
     def _by_rows(self, x: Tensor, body: Callable[[], Rows]) -> Rows:
         """Runs the part between two layers' attentions, by rows if it consists of kernels alone."""

@@ -44,6 +44,15 @@ class Linear:
         else:
             self._multiply = partial(functional.linear, weight=weight.contiguous(), bias=bias)
 
+    def columns(self, begin: int, end: int) -> "Linear | None":
+        """Returns the layer for some rows of the weight, which it shares; None: they cannot be shared."""
+        kernel = None if self._kernel is None else self._kernel.columns(begin, end)
+        if kernel is None:
+            return None
+        part = Linear.__new__(Linear)
+        part._multiply = part._kernel = kernel
+        return part
+
     @property
     def is_kernel(self) -> bool:
         """Returns True if one of our kernels multiplies, on the CPU."""

@@ -61,6 +61,9 @@ class NoAttention:
     def prepare(self, queries: object, window: int | None = None) -> None:
         return None
 
+    def narrow(self, plan: object, tokens: Tensor) -> None:
+        return None
+
     def kernel_inputs(self, plan: object) -> None:
         return None
 

@@ -36,6 +36,16 @@ class PackedLinear:
             self._bias = torch.zeros(padded(self._columns), dtype=torch.float32)
             self._bias[: self._columns] = bias
 
+    def columns(self, begin: int, end: int) -> "PackedLinear | None":
+        """Returns the layer for some of the columns, which shares their panels; None: they are no whole panels."""
+        if begin % COLUMNS or end % COLUMNS:
+            return None
+        part = PackedLinear.__new__(PackedLinear)
+        part._columns, part._depth, part._kernels = end - begin, self._depth, self._kernels
+        part._weight = self._weight[begin // COLUMNS : end // COLUMNS]
+        part._bias = None if self._bias is None else self._bias[begin:end]
+        return part
+
     @property
     def can_gate(self) -> bool:
         """Returns True if each half of the columns consists of whole panels."""
