@@ -159,8 +159,11 @@ class _Step:
             ("down", lambda: [layer.down(self._fed) for layer in layers], (hidden, fed)),
         ]
         product = limits.product
-        # The whole pass computes the last layer's products after attention for the last token of each sequence alone.
-        left_out = sum(product(*shape, tokens) - product(*shape, self.rows) for _, _, shape in products[1:])
+        # The whole pass computes of the last layer only K and V for all tokens, the rest for each sequence's last one.
+        only_last = [(attended, hidden), *(shape for _, _, shape in products[1:])]
+        left_out = sum(product(*shape, tokens) - product(*shape, self.rows) for shape in only_last)
+        if self.new > 1:
+            left_out += limits.attention(self.rows, self.new, 0) - limits.attention(self.rows, 1, self.new - 1)
         return [
             ("index work", self.prepare, 0.0),
             *((name, run, product(*shape, tokens) * count) for name, run, shape in products),
@@ -191,8 +194,8 @@ class _Step:
             rotated = self._heads[:, : config.num_heads + config.num_kv_heads]
             self._operations.rotate(rotated, *self._turn, layer.qk_norm, config.rms_norm_eps)
             self._attention.write(self._plan, index, k, v)
-            self._operations.add_norm(self._x, self._x, layer.mlp_norm, config.rms_norm_eps)
-            self._operations.add_norm(self._x, self._x, layer.input_norm, config.rms_norm_eps)
+            self._operations.add_norm(self._x, self._normed, layer.mlp_norm, config.rms_norm_eps)
+            self._operations.add_norm(self._x, self._normed, layer.input_norm, config.rms_norm_eps)
             self._x.fill_(0.5)
 
     def head(self) -> None:
