@@ -17,6 +17,7 @@ from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.weights import DecoderWeights
 
 _MAX_RECORDED_TOKENS = 160  # longer steps are long beside the way from Python into each kernel, or run by rows
+_MIN_NARROWED_TOKENS = _MAX_RECORDED_TOKENS + 1  # recorded or not, shorter steps compute the same to the bit
 
 
 class Decoder:
@@ -87,7 +88,9 @@ class Decoder:
         attention too, for the queries alone.
         """
         last = len(self._weights.layers) - 1
-        narrowed = None if queries is None or self._last_parts is None else self._attention.narrow(plan, queries)
+        narrowed = None
+        if queries is not None and self._last_parts is not None and len(x) >= _MIN_NARROWED_TOKENS:
+            narrowed = self._attention.narrow(plan, queries)
         qkv = self._by_rows(x, partial(self._first, x, turn, plan))
         for index in range(last if narrowed is None else last - 1):
             attended, _ = self._attention.attend(plan, index, *qkv)
