@@ -144,7 +144,7 @@ def test_head_dims(head_dim: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_single_tokens_over_several_chunks_of_keys(head_dim: int, window: int | None) -> None:
+def test_single_tokens_over_many_keys(head_dim: int, window: int | None) -> None:
     lengths = [1, 31, 32, 33, 64, 129, 400]
     check(Case(lengths, [1] * len(lengths), head_dim=head_dim, dtype=torch.bfloat16), window)
 
@@ -223,6 +223,56 @@ def test_queries_longer_than_a_tile(count: int) -> None:
 def test_a_query_sees_none_of_the_keys_that_others_of_its_tile_see(head_dim: int, dtype: torch.dtype) -> None:
     """Of a prompt, with a window: the scores of some keys are then all hidden, whatever the scale of head_dim is."""
     check(Case([300], [300], head_dim=head_dim, num_heads=4, dtype=dtype), 24)
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_blocks_behind_a_window_are_not_read(
+    block_size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their entries name block 0, which is all NaN."""
+    case = Case([100, 77, 90], [1, 1, 40], block_size=block_size, dtype=dtype)
+    prepare = case.attention.prepare
+
+    def prepare_and_free(queries: PagedQueries, window: int | None = None) -> Any:
+        if window is not None:
+            seen = queries.seq_lens - np.diff(queries.query_starts) + 1 - window  # first key of the row's first token
+            for table, first_key in zip(queries.block_tables, seen.tolist(), strict=True):
+                table[: first_key // block_size] = 0
+        return prepare(queries, window)
+
+    monkeypatch.setattr(case.attention, "prepare", prepare_and_free)
+    check(case, 20)
+
+
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+@pytest.mark.parametrize(("block_size", "window"), [(16, None), (8, 30), (32, 100)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_narrowed_plan_attends_as_the_whole_one(block_size: int, window: int | None, dtype: torch.dtype) -> None:
+    lengths, counts = [700, 40, 300], [400, 40, 200]
+    case = Case(lengths, counts, block_size=block_size, dtype=dtype)
+    whole = case.run(window)
+    plan = case.attention.prepare(case._queries(lengths, counts, [0, 1, 2]), window)
+    new = case.tokens([300, 0, 100], lengths)
+    wanted = torch.tensor([399, 0, 431, 639, 399])
+    narrowed = case.attention.narrow(plan, wanted)
+    for layer, (out, lse) in enumerate(whole):
+        case.attention.write(plan, layer, *case.kv[layer, :, new])
+        nothing = case.kv[layer, 0, :0]
+        found, found_lse = case.attention.attend(narrowed, layer, case.q[layer, wanted], nothing, nothing)
+        tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(found, out[wanted], atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(found_lse, lse[wanted], atol=5e-6 if dtype == torch.float32 else 2e-2, rtol=1e-6)
+    assert case.attention.narrow(plan, torch.arange(41)) is None  # that is more than every 16th token
+
+
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+def test_a_plan_whose_rows_share_a_prefix_is_not_narrowed() -> None:
+    case = Case([1100, 1090, 300], [1, 1, 200])
+    case.share(2, 1088)
+    case.run()
+    plan = case.attention.prepare(case._queries(case.lengths, case.counts, [0, 1, 2]))
+    assert case.attention.narrow(plan, torch.tensor([0, 1, 201])) is None
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 10_000])

@@ -36,8 +36,7 @@ RotateAndWrite = Callable[[Any, int, Tensor, Tensor, Tensor, Tensor | None, floa
 class Attention(Protocol[PlanT]):
     """One backend over one pool of KV blocks.
 
-    A token position that was never written may hold anything, NaN included. `prepare` clears a block when its first
-    position is about to be written but not all of it, so a sequence never reads what another one left in its block.
+    A token position that was never written may hold anything, NaN included, and does not affect a result.
     """
 
     @property
@@ -52,10 +51,10 @@ class Attention(Protocol[PlanT]):
         """
 
     def narrow(self, plan: PlanT, tokens: Tensor) -> PlanT | None:
-        """Returns a plan for some tokens of the plan's step, int64[N]; None: it would not save time.
+        """Returns a plan for some tokens of the plan's step, int64[N]; None: there is none, or it would save no time.
 
-        Its `attend` takes q of these tokens alone, [N, heads, head_dim], and reads all K and V in the pool, not k and
-        v.
+        `attend` with it takes q of these tokens alone, [N, heads, head_dim], and ignores k and v: K and V are all in
+        the pool.
         """
 
     def kernel_inputs(self, plan: PlanT) -> KernelInputs | None:

@@ -26,7 +26,7 @@ from services.engine.attention.torch_attention import StepPlan, TorchAttention
 from services.engine.kernels.base import Singles
 from services.engine.kernels.load import make_paged, make_tiles
 
-_LEAST_NARROWED = 16  # tokens of a step for each token to which its plan is narrowed
+_LEAST_NARROWED = 16  # tokens of a step for each token to which its plan is narrowed; not measured
 _MIN_SAVED_BLOCKS = 64  # with fewer, decoding a group together costs more than it saves
 
 
@@ -117,9 +117,12 @@ class CpuAttention:
         )
 
     def narrow(self, plan: CpuPlan, tokens: Tensor) -> CpuPlan | None:
-        """See `Attention.narrow`. Kernels read the tokens' keys one token after the other, so it takes few tokens."""
+        """See `Attention.narrow`. A narrowed plan reads a token's keys for it alone, so it is made for few tokens, and
+        not where rows with one token share a prefix.
+        """
         queries = plan.queries
-        if self._kernels is None or len(tokens) * _LEAST_NARROWED > queries.query_starts[-1]:
+        shares = plan.singles is not None and plan.singles.begun
+        if self._kernels is None or shares or len(tokens) * _LEAST_NARROWED > queries.query_starts[-1]:
             return None
         at = tokens.numpy()
         rows = np.searchsorted(queries.query_starts, at, side="right") - 1

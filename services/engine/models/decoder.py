@@ -121,7 +121,7 @@ class Decoder:
     def _parts_of_last(self) -> tuple[Linear, Linear] | None:
         """Returns the last layer's Q, and its K and V, as layers of their own; None: they are computed together."""
         config, layers = self._config, self._weights.layers
-        if not self._is_kernels or len(layers) == 1 or self._attention.rotate_and_write is not None:
+        if not self._is_kernels or len(layers) == 1:
             return None
         q_width, qkv = config.num_heads * config.head_dim, layers[-1].qkv
         q, kv = qkv.columns(0, q_width), qkv.columns(q_width, q_width + 2 * config.num_kv_heads * config.head_dim)

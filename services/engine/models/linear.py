@@ -45,7 +45,7 @@ class Linear:
             self._multiply = partial(functional.linear, weight=weight.contiguous(), bias=bias)
 
     def columns(self, begin: int, end: int) -> "Linear | None":
-        """Returns the layer for some rows of the weight, which it shares; None: they cannot be shared."""
+        """Returns a layer for some columns of y, which shares their weights; None: they cannot be shared."""
         kernel = None if self._kernel is None else self._kernel.columns(begin, end)
         if kernel is None:
             return None

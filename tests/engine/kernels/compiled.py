@@ -25,8 +25,8 @@ def decode_products(heads: int, head_dim: int) -> dict[str, tuple[str, str]]:
 
 
 def _decode_products(dtype: str, heads: int, head_dim: int) -> tuple[str, str]:
-    score_keys = make_score_keys(dtype, head_dim, heads)
-    add_values = make_add_values(arithmetic_of_values(dtype), head_dim, heads)
+    score_keys = make_score_keys(dtype, head_dim, heads, prefetches=True)
+    add_values = make_add_values(arithmetic_of_values(dtype), head_dim, heads, prefetches=True)
 
     def scores(keys: int, queries: int, into: int, ahead: int) -> None:
         score_keys(keys, queries, into, ahead)

@@ -22,8 +22,8 @@ EMULATED = (  # of parametrized tests, the cases in bfloat16: products, both ker
     "tests/engine/kernels/test_packed_linear.py",
     "tests/engine/test_attention.py::test_rows_of_any_mixture",
     "tests/engine/test_attention.py::test_head_dims[cpu-40-dtype1]",
-    "tests/engine/test_attention.py::test_single_tokens_over_several_chunks_of_keys[cpu-96-None]",
-    "tests/engine/test_attention.py::test_single_tokens_over_several_chunks_of_keys[cpu-128-100]",
+    "tests/engine/test_attention.py::test_single_tokens_over_many_keys[cpu-96-None]",
+    "tests/engine/test_attention.py::test_single_tokens_over_many_keys[cpu-128-100]",
     "tests/engine/test_attention.py::test_groups_of_more_than_four_queries_in_bfloat16",
     "tests/engine/test_attention.py::test_single_tokens_of_many_or_wide_heads",
     "tests/engine/test_attention.py::test_what_lies_behind_the_last_key_does_not_matter",
@@ -35,6 +35,8 @@ EMULATED = (  # of parametrized tests, the cases in bfloat16: products, both ker
     "tests/engine/test_torch_runner.py::test_what_unwritten_blocks_hold_does_not_matter",
     "tests/engine/test_torch_runner.py::test_rows_in_blocks_are_computed_as_all_at_once",
     "tests/engine/test_torch_runner.py::test_recorded_steps_compute_what_others_do",
+    "tests/engine/test_torch_runner.py::test_few_queries_get_what_they_get_among_all[bfloat16]",
+    "tests/engine/test_attention.py::test_a_narrowed_plan_attends_as_the_whole_one",
     "tests/engine/test_torch_runner.py::test_half_precision_stays_near_float32",
 )
 

@@ -118,3 +118,19 @@ def test_products_by_amx_are_those_of_register_tiles() -> None:
     by_amx = Linear(weight.clone(), None, fused=True)
     by_tiles = Linear(functional.pad(weight, (0, 2)), None, fused=True)  # a depth that AMX does not take
     assert (by_amx(x) == by_tiles(functional.pad(x, (0, 2)))).float().mean() > 0.98
+
+
+@BOTH
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_some_columns_of_a_product(with_bias: bool, dtype: torch.dtype) -> None:
+    """To the bit those of the whole; only panels can be shared."""
+    columns, depth = 192, 96
+    linear = make(columns, depth, dtype, random(columns, dtype=dtype) if with_bias else None)
+    x = random(70, depth, dtype=dtype)
+    for begin, end in ((0, 96), (96, 192), (32, 64)):
+        part = linear.columns(begin, end)
+        assert part is not None
+        assert part.is_kernel
+        assert torch.equal(part(x), linear(x)[:, begin:end])
+    assert linear.columns(0, 80) is None
+    assert linear.columns(16, 48) is None

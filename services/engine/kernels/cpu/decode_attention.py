@@ -61,7 +61,7 @@ class _Memory:
 
     def __init__(self, dtype: str, head_dim: int, group: int) -> None:
         depth, size = padded(head_dim), ELEMENTS[dtype].size
-        self.query = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # bytes of one
+        self.query = depth * (2 if arithmetic_of(dtype) is Arithmetic.PAIRS else 4)  # bytes of a query
         self.row = depth * size  # bytes of a key or value
         self.queries = 0
         self.scores = self.queries + group * self.query
@@ -70,9 +70,10 @@ class _Memory:
         self.totals = self.sums + group * depth * 4
         self.references = self.totals + group * _LINE
         self.result = self.references + -(-group * 4 // _LINE) * _LINE
-        self.staged = self.result + depth * 4  # keys or values, and the last value before zeros
-        self.last = self.staged + _KEYS * self.row
-        self.following = self.last + 2 * self.row  # of the next item: its pool and table, first key, length
+        self.staged = self.result + depth * 4  # 16 keys, or values
+        self.last = self.staged + _KEYS * self.row  # the last value of an odd number
+        self.zeros = self.last + self.row  # its partner
+        self.following = self.zeros + self.row  # of the next item: its pool and table, first key, length
         self.bytes = self.following + _LINE
 
 
@@ -89,11 +90,14 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     arg, size, memory = PLACES, ELEMENTS[dtype].size, _Memory(dtype, head_dim, group)
     plane_bytes, thread_bytes = block_size * head_dim * size, memory.bytes
     queries_at, scores_at = memory.queries, memory.scores
-    following_at, staged_at, staged_bytes = memory.following, memory.staged, memory.following - memory.staged
+    contiguous = block_size % _KEYS == 0
+    in_pool = contiguous and head_dim == padded(head_dim)  # 16 keys are multiplied where they lie
+    following_at, cleared_at = memory.following, memory.zeros if in_pool else memory.staged
+    cleared_bytes = memory.following - cleared_at
     rows_at, rows_ahead_at = _make_rows_at(dtype, head_dim, block_size, memory)
-    score_keys = make_score_keys(dtype, padded(head_dim), group)
+    score_keys = make_score_keys(dtype, padded(head_dim), group, prefetches=contiguous)
     soften = _make_soften(dtype, head_dim, group, memory)
-    add_values = _make_add_values(dtype, head_dim, group, memory)
+    add_values = _make_add_values(dtype, head_dim, group, memory, prefetches=contiguous)
     begin_heads = _make_begin_heads(dtype, head_dim, group, memory)
     end_heads = _make_end_heads(dtype, head_dim, group, memory)
 
@@ -118,10 +122,10 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         table = int_pointer(a[arg.tables] + row * a[arg.table_width] * 4)
         pool, block_stride = a[arg.pool] + head * a[arg.head_stride] * size, a[arg.block_stride] * size
         memory = a[arg.scratch] + thread * thread_bytes
-        clear(memory + staged_at, staged_bytes)
+        clear(memory + cleared_at, cleared_bytes)
         note_following(a, item, memory)
         begin_heads(a, token, head, a[arg.begun] != 0 and begin > 0, memory)
-        start = begin // _KEYS * _KEYS
+        start = begin // _KEYS * _KEYS if contiguous else begin  # no block before that of the first key is read
         for first in range(start, length + _KEYS, _KEYS):
             ahead = rows_ahead_at(pool, block_stride, table, first + _AHEAD, length, memory)
             if first < length:
@@ -148,14 +152,14 @@ def _make_rows_at(dtype: str, head_dim: int, block_size: int, memory: _Memory) -
     def rows_at(pool: int, block_stride: int, table: Any, first: int, length: int, memory: int) -> int:
         """Returns the address of 16 keys, or of values if the pool begins at a value.
 
-        Where they are not contiguous and padded in the pool, it copies those before the length.
+        Where rows are not contiguous or not padded in the pool, it copies those before the length.
         """
         if in_pool:
             return key_at(pool, block_stride, table, first)
         for k in range(first, min(first + _KEYS, length)):
             copy(key_at(pool, block_stride, table, k), memory + staged_at + (k - first) * staged_row)
-            if not contiguous:
-                ahead = key_at(pool, block_stride, table, min(k + _AHEAD, length - 1))
+            if not contiguous and k + _AHEAD < length:
+                ahead = key_at(pool, block_stride, table, k + _AHEAD)
                 for line in range(0, key_bytes, _LINE):
                     prefetch_scattered(ahead + line)
         return memory + staged_at
@@ -163,8 +167,8 @@ def _make_rows_at(dtype: str, head_dim: int, block_size: int, memory: _Memory) -
     @njit
     def rows_ahead_at(pool: int, block_stride: int, table: Any, later: int, length: int, memory: int) -> int:
         """Returns the address of 16 keys to be prefetched, of this item or of the next one."""
-        if not contiguous:  # `rows_at` prefetches
-            return memory + staged_at
+        if not contiguous:
+            return 0  # nobody prefetches there: `rows_at` does it
         if later < length:
             return key_at(pool, block_stride, table, later)
         following = long_pointer(memory + following_at)
@@ -211,14 +215,15 @@ def _make_soften(dtype: str, head_dim: int, group: int, memory: _Memory) -> Any:
     return soften
 
 
-def _make_add_values(dtype: str, head_dim: int, group: int, memory: _Memory) -> Any:
+def _make_add_values(dtype: str, head_dim: int, group: int, memory: _Memory, *, prefetches: bool) -> Any:
     row_bytes, weights_at, sums_at, last_at = memory.row, memory.weights, memory.sums, memory.last
     arithmetic = arithmetic_of_values(dtype)
-    add_products, depth = make_add_values(arithmetic, padded(head_dim), group), arithmetic.depth
+    add_products = make_add_values(arithmetic, padded(head_dim), group, prefetches=prefetches)
+    depth = arithmetic.depth
 
     @njit
     def add_values(values: int, count: int, ahead: int, memory: int) -> None:
-        """Adds so many values, at most 16, by their weights, and prefetches 16 others."""
+        """Adds so many values, at most 16, by their weights, and prefetches as many others."""
         steps = count // depth
         if steps > 0:
             add_products(memory + weights_at, values, steps, memory + sums_at, ahead)

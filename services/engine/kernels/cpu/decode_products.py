@@ -1,6 +1,5 @@
 """The two products of attention of single tokens, over 16 keys and values: rows as they lie in the KV pool."""
 
-from itertools import pairwise
 from typing import Any
 
 from llvmlite import ir
@@ -24,19 +23,19 @@ _LONG, _WORD_BYTES, _LINE = ir.IntType(64), 4, 64
 _ZEROS = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
 
 
-def make_score_keys(dtype: str, depth: int, heads: int) -> Any:
+def make_score_keys(dtype: str, depth: int, heads: int, *, prefetches: bool) -> Any:
     """Makes a function that kernels call; it writes the products of 16 keys and some queries.
 
     Its arguments: address of keys, rows of `depth` elements, a multiple of 32; address of queries, rows of words (see
-    `head_rows`), one for each head; address of float32[heads, 16] that it writes; address of 16 keys that it
-    prefetches.
+    `head_rows`), one for each head; address of float32[heads, 16] that it writes; address of 16 keys that it prefetches
+    if it `prefetches`.
     """
     as_pairs, size = arithmetic_of(dtype) is Arithmetic.PAIRS, ELEMENTS[dtype].size
     load_keys = load_floats if as_pairs else ELEMENTS[dtype].load_vector
     key_vector, vectors = (_LINE, depth // LANES // 2) if as_pairs else (LANES * size, depth // LANES)
-    key_bytes, at_once = depth * size, _heads_at_once(dtype)
+    key_bytes, at_once = depth * size, _heads_at_once(dtype, vectors)
     turns = [range(head, min(head + at_once, heads)) for head in range(0, heads, at_once)]
-    ahead_lines, times = LANES * key_bytes // _LINE, len(turns) * LANES
+    ahead_lines, calls = LANES * key_bytes // _LINE if prefetches else 0, len(turns) * LANES
 
     @builtin(types.void, int64, int64, int64, int64)
     def score_keys(builder: Any, keys: Any, queries: Any, scores: Any, ahead: Any) -> None:
@@ -56,8 +55,8 @@ def make_score_keys(dtype: str, depth: int, heads: int) -> Any:
                         _add_products(builder, total, of_key, line, as_pairs=as_pairs)
                         for total, line in zip(sums, lines[v::vectors], strict=True)
                     ]
-                time = turn * LANES + key
-                for line in range(time * ahead_lines // times, (time + 1) * ahead_lines // times):
+                call = turn * LANES + key
+                for line in range(call * ahead_lines // calls, (call + 1) * ahead_lines // calls):
                     build_prefetch(builder, at(ahead, line * _LINE), FOR_SCATTERED)
                 return sums
 
@@ -67,13 +66,14 @@ def make_score_keys(dtype: str, depth: int, heads: int) -> Any:
     return score_keys
 
 
-def _heads_at_once(dtype: str) -> int:
-    """Returns how many heads share the loads of keys, and in bfloat16 their conversion.
+def _heads_at_once(dtype: str, vectors: int) -> int:
+    """Returns how many heads share the loads of keys, and in bfloat16 their conversion. vectors: of a query.
 
-    With more, sums leave the registers. With several in float32, a key's prefetches follow each other too closely: 64
-    rows of 600 tokens took 45 ms on an EPYC of Zen 4, and 39 with one.
+    The queries of these heads fill at most 12 registers: with more, sums leave theirs. With several heads in float32, a
+    key's prefetches follow each other too closely: 64 rows of 600 tokens took 45 ms on an EPYC of Zen 4, and 39 with
+    one.
     """
-    return 3 if dtype == "bfloat16" and ISA.has_avx512 else 1
+    return max(1, min(3, 12 // vectors)) if dtype == "bfloat16" and ISA.has_avx512 else 1
 
 
 def _add_products(builder: Any, sums: Any, keys: Any, query: Any, *, as_pairs: bool) -> Any:
@@ -89,20 +89,19 @@ def arithmetic_of_values(dtype: str) -> Arithmetic:
     return Arithmetic.ROW_PAIRS if arithmetic_of(dtype) is Arithmetic.PAIRS else Arithmetic.ROWS
 
 
-def make_add_values(arithmetic: Arithmetic, depth: int, heads: int) -> Any:
+def make_add_values(arithmetic: Arithmetic, depth: int, heads: int, *, prefetches: bool) -> Any:
     """Makes a function that kernels call; it adds the products of weights and values to the sums of some heads.
 
     Its arguments: address of weights, words in rows of 64 bytes, one for each head; address of values, rows of `depth`
-    elements; steps; address of sums, float32[heads, depth]; address of 16 values that it prefetches.
+    elements; steps; address of sums, float32[heads, depth]; address of values, of which it prefetches as many if it
+    `prefetches`.
     """
     size = 2 if arithmetic.takes_rows else 4
-    tiles = -(-heads // ISA.tile_rows)
-    borders = [tile * heads // tiles for tile in range(tiles + 1)]
 
     def build_tile(builder: Any, rows: range, columns: range, arguments: Any) -> None:
         """Builds the tile of some heads and some vectors of columns; those of the first heads prefetch."""
         weights, values, steps, sums, ahead = arguments
-        ahead_bytes = 0 if rows.start else arithmetic.depth * len(columns) * LANES * size
+        ahead_bytes = arithmetic.depth * len(columns) * LANES * size if prefetches and rows.start == 0 else 0
         tile = TileBuilder(
             builder,
             arithmetic,
@@ -129,16 +128,20 @@ def make_add_values(arithmetic: Arithmetic, depth: int, heads: int) -> Any:
     @intrinsic
     def add_values(_context: Any, _weights: Any, _values: Any, _steps: Any, _sums: Any, _ahead: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            for first, end in pairwise(borders):
-                most = _most_columns(end - first)
-                for column in range(0, depth // LANES, most):
-                    columns = range(column, min(column + most, depth // LANES))
-                    build_tile(builder, range(first, end), columns, arguments)
+            for rows in _shares(heads, ISA.tile_rows):
+                for columns in _shares(depth // LANES, _most_columns(len(rows))):
+                    build_tile(builder, rows, columns, arguments)
             return context.get_dummy_value()
 
         return types.void(*[int64] * 5), generate
 
     return add_values
+
+
+def _shares(count: int, most: int) -> list[range]:
+    """Cuts a range into shares of about the same size, of at most `most`."""
+    shares = -(-count // most)
+    return [range(share * count // shares, (share + 1) * count // shares) for share in range(shares)]
 
 
 def _most_columns(rows: int) -> int:

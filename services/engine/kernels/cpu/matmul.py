@@ -137,7 +137,6 @@ def make_matmul(dtype: str, *, gated: bool) -> Any:
                                 stride,
                                 a_bytes,
                                 of_part,
-                                STEP_BYTES,
                                 steps,
                                 into + part * apart,
                                 step == 0,

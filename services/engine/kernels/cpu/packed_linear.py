@@ -37,7 +37,7 @@ class PackedLinear:
             self._bias[: self._columns] = bias
 
     def columns(self, begin: int, end: int) -> "PackedLinear | None":
-        """Returns the layer for some of the columns, which shares their panels; None: they are no whole panels."""
+        """Returns a layer for some columns of the result, which shares their panels; None: they are no whole panels."""
         if begin % COLUMNS or end % COLUMNS:
             return None
         part = PackedLinear.__new__(PackedLinear)

@@ -1,11 +1,14 @@
-"""Products of small matrices whose sums stay in registers. All other products consist of them, except AMX's.
+"""Products of small matrices whose sums stay in registers. Products consist of them, except AMX's and the scores of
+single tokens (`decode_products`).
 
-    sums [rows, 32] += a [rows, steps] x b [steps, 32]
+    sums [rows, columns] += a [rows, steps] x b [steps, columns]
 
-    b    step by step, 32 words of 32 bits each, or rows of 32 bfloat16; any number of bytes from step to step
+    b    step by step, a word of 32 bits for each column; or rows of bfloat16
     a    a word for each row and step, which is spread to all lanes; any number of bytes from row to row and from step
          to step
-    sums float32, rows 128 bytes apart
+    sums float32
+
+`multiply_rows` has 32 columns, steps of b next to each other, and rows of sums 128 bytes apart.
 
 An `Arithmetic` says what a word holds and how words are multiplied:
 
@@ -38,7 +41,7 @@ from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 
 COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
 _VECTOR_BYTES = 64
-_NUM_ARGUMENTS, _LINE = 11, 64
+_NUM_ARGUMENTS, _LINE = 10, 64
 # A product of so few rows waits for its weight, which it prefetches as if that were scattered: a decode step of one row
 # took 5.4 to 6.3 ms on an EPYC of Zen 4, and 6.2 to 7.3 with prefetches into all caches (loadtest/results/model.md).
 # The bound is the rows of a tile where two are needed for the first time.
@@ -50,7 +53,7 @@ _FIRST_LANE = ir.Constant(_WORDS, [0] * LANES)
 
 
 class Arithmetic(Enum):
-    """The kinds of products; see above. The value: bytes of a for each step."""
+    """The kinds of products; see above."""
 
     PAIRS = "pairs"
     WIDENED = "widened"
@@ -90,10 +93,9 @@ def arithmetic_of(dtype: str) -> Arithmetic:
 def multiply_rows(arithmetic: Arithmetic) -> Any:
     """Makes a function that kernels call.
 
-    Its arguments: rows; address of a, bytes from row to row and from step to step; address of b, bytes from step to
-    step; steps, at least 1; address of sums; True if sums start from 0, False if the products are added to them; an
-    address and bytes for prefetching: each step prefetches two cache lines at the address, which then rises by these
-    bytes.
+    Its arguments: rows; address of a, bytes from row to row and from step to step; address of b; steps, at least 1;
+    address of sums; True if sums start from 0, False if the products are added to them; an address and bytes for
+    prefetching: each step prefetches two cache lines at the address, which then rises by these bytes.
     """
     call_tile, most = _make_call(_tile_function(arithmetic)), ISA.tile_rows
 
@@ -104,7 +106,6 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
         a_row: int,
         a_step: int,
         b: int,
-        b_step: int,
         steps: int,
         sums: int,
         afresh: bool,
@@ -117,7 +118,7 @@ def multiply_rows(arithmetic: Arithmetic) -> Any:
         for tile in range(tiles):
             end = (tile + 1) * rows // tiles
             of_tile, into = a + begin * a_row, sums + begin * ROW_BYTES
-            call_tile(end - begin, of_tile, a_row, a_step, b, b_step, steps, into, afresh, ahead, ahead_step)
+            call_tile(end - begin, of_tile, a_row, a_step, b, steps, into, afresh, ahead, ahead_step)
             begin = end
 
     return multiply
@@ -139,14 +140,13 @@ def _make_tile_function(arithmetic: Arithmetic) -> Any:
         a_row: int,
         a_step: int,
         b: int,
-        b_step: int,
         steps: int,
         sums: int,
         afresh: int,
         ahead: int,
         ahead_step: int,
     ) -> None:
-        tile(rows, a, a_row, a_step, b, b_step, steps, sums, afresh, ahead, ahead_step)
+        tile(rows, a, a_row, a_step, b, steps, sums, afresh, ahead, ahead_step)
 
     return function
 
@@ -164,7 +164,6 @@ def _make_call(tile_function: MachineCode) -> Any:
         _a_row: Any,
         _a_step: Any,
         _b: Any,
-        _b_step: Any,
         _steps: Any,
         _sums: Any,
         _afresh: Any,
@@ -178,7 +177,7 @@ def _make_call(tile_function: MachineCode) -> Any:
             builder.call(function, [*values, builder.zext(afresh, _LONG), ahead, ahead_step])
             return context.get_dummy_value()
 
-        return types.void(*[int64] * 8, types.boolean, int64, int64), generate
+        return types.void(*[int64] * 7, types.boolean, int64, int64), generate
 
     return call_tile
 
@@ -192,7 +191,6 @@ def _tile(arithmetic: Arithmetic) -> Any:
         _a_row: Any,
         _a_step: Any,
         _b: Any,
-        _b_step: Any,
         _steps: Any,
         _sums: Any,
         _afresh: Any,
@@ -200,7 +198,7 @@ def _tile(arithmetic: Arithmetic) -> Any:
         _ahead_step: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            rows, *places = arguments
+            rows, a, a_row, a_step, b, *others = arguments
             done = builder.append_basic_block("done")
             switch = builder.switch(rows, done)
             for count in range(1, ISA.tile_rows + 1):
@@ -211,7 +209,7 @@ def _tile(arithmetic: Arithmetic) -> Any:
                     builder, arithmetic, count, caches=FOR_SCATTERED if count <= _FEW_ROWS else ALL_CACHES
                 )
                 for vector in range(0, COLUMNS // LANES, ISA.tile_vectors):
-                    tile.build(vector, *places)
+                    tile.build(vector, a, a_row, a_step, b, _LONG(STEP_BYTES), *others)
                 builder.branch(done)
             builder.position_at_end(done)
             return context.get_dummy_value()

@@ -12,7 +12,7 @@ import numpy as np
 
 from services.engine.kernels.cpu.head_rows import clear, padded
 from services.engine.kernels.cpu.intrinsics import njit
-from services.engine.kernels.cpu.register_tiles import STEP_BYTES, Arithmetic, multiply_rows
+from services.engine.kernels.cpu.register_tiles import Arithmetic, multiply_rows
 from services.engine.kernels.cpu.vectors import interleave_pairs
 
 _KEY_STEP = 4
@@ -44,11 +44,11 @@ def register_products(head_dim: int, read_rows: Any, *, as_pairs: bool) -> TileP
 
     @njit
     def multiply_keys(keys: int, queries: int, scores: int, count: int) -> None:
-        multiply(count, keys, row_bytes, 4, queries, STEP_BYTES, num_steps, scores, True, queries, 0)
+        multiply(count, keys, row_bytes, 4, queries, num_steps, scores, True, queries, 0)
 
     @njit
     def multiply_values(values: int, weights: int, sums: int, count: int) -> None:
-        multiply(head_dim, values, 4, value_step, weights, STEP_BYTES, count // of_word, sums, False, weights, 0)
+        multiply(head_dim, values, 4, value_step, weights, count // of_word, sums, False, weights, 0)
 
     return TileProducts(
         key_step=_KEY_STEP,
