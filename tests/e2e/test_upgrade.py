@@ -70,11 +70,11 @@ class Mixed:
             time.sleep(0.05)
 
     def drain(self, name: str) -> None:
-        """Drains a worker while both gateways are busy. Most of its streams outlast that and have to move."""
+        """Drains a worker while both gateways are busy. Its streams, of half a second each, outlast that and move."""
         address = self.address(name)
         self.until(lambda: all(self._generating_at(gateway, address) for gateway in self.gateways), f"work at {name}")
         with grpc.insecure_channel(address) as channel:
-            call = worker_pb2_grpc.WorkerStub(channel).Drain.future(worker_pb2.DrainRequest(timeout_s=0.4))
+            call = worker_pb2_grpc.WorkerStub(channel).Drain.future(worker_pb2.DrainRequest(timeout_s=0.2))
             self.until(call.done, f"the drain of {name}")
             assert call.result().done
             if name.startswith("decode"):
