@@ -172,6 +172,10 @@ def test_single_tokens_of_many_or_wide_heads(
     check(case, window)
 
 
+def test_single_tokens_of_many_heads_in_float32() -> None:
+    check(Case([1, 50, 20, 190], [1] * 4, num_heads=32, num_kv_heads=2, head_dim=128))
+
+
 @pytest.mark.parametrize("backend", ["cpu"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_lies_behind_the_last_key_does_not_matter(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +225,7 @@ def test_queries_longer_than_a_tile(count: int) -> None:
 @pytest.mark.parametrize("head_dim", [16, 40, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_sees_none_of_the_keys_that_others_of_its_tile_see(head_dim: int, dtype: torch.dtype) -> None:
-    """Of a prompt, with a window: the scores of some keys are then all hidden, whatever the scale of head_dim is."""
+    """A prompt with a window has such queries. Each head_dim has a scale of its own, which hidden scores get too."""
     check(Case([300], [300], head_dim=head_dim, num_heads=4, dtype=dtype), 24)
 
 
@@ -249,30 +253,33 @@ def test_blocks_behind_a_window_are_not_read(
 @pytest.mark.parametrize(("block_size", "window"), [(16, None), (8, 30), (32, 100)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_narrowed_plan_attends_as_the_whole_one(block_size: int, window: int | None, dtype: torch.dtype) -> None:
-    lengths, counts = [700, 40, 300], [400, 40, 200]
-    case = Case(lengths, counts, block_size=block_size, dtype=dtype)
+    case = Case([700, 40, 300], [400, 40, 200], block_size=block_size, dtype=dtype)
+    check_narrowed(case, torch.tensor([399, 0, 431, 639, 399]), window)
+
+
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+def test_a_narrowed_plan_has_the_prefixes_that_rows_share() -> None:
+    case = Case([1100, 1090, 300], [1, 1, 200])
+    case.share(2, 1088)
+    narrowed = check_narrowed(case, torch.tensor([0, 1, 201]), None)
+    assert narrowed.several is not None
+
+
+def check_narrowed(case: Case, wanted: torch.Tensor, window: int | None) -> Any:
+    """Returns the plan of the wanted tokens."""
     whole = case.run(window)
-    plan = case.attention.prepare(case._queries(lengths, counts, [0, 1, 2]), window)
-    new = case.tokens([300, 0, 100], lengths)
-    wanted = torch.tensor([399, 0, 431, 639, 399])
+    plan = case.attention.prepare(case._queries(case.lengths, case.counts, [0, 1, 2]), window)
+    new = case.tokens([length - count for length, count in zip(case.lengths, case.counts, strict=True)], case.lengths)
     narrowed = case.attention.narrow(plan, wanted)
+    tolerance = 2e-6 if case.dtype == torch.float32 else 2e-2
     for layer, (out, lse) in enumerate(whole):
         case.attention.write(plan, layer, *case.kv[layer, :, new])
         nothing = case.kv[layer, 0, :0]
         found, found_lse = case.attention.attend(narrowed, layer, case.q[layer, wanted], nothing, nothing)
-        tolerance = 2e-6 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(found, out[wanted], atol=tolerance, rtol=tolerance)
-        torch.testing.assert_close(found_lse, lse[wanted], atol=5e-6 if dtype == torch.float32 else 2e-2, rtol=1e-6)
-    assert case.attention.narrow(plan, torch.arange(41)) is None  # that is more than every 16th token
-
-
-@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
-def test_a_plan_whose_rows_share_a_prefix_is_not_narrowed() -> None:
-    case = Case([1100, 1090, 300], [1, 1, 200])
-    case.share(2, 1088)
-    case.run()
-    plan = case.attention.prepare(case._queries(case.lengths, case.counts, [0, 1, 2]))
-    assert case.attention.narrow(plan, torch.tensor([0, 1, 201])) is None
+        torch.testing.assert_close(found_lse, lse[wanted], atol=max(tolerance, 5e-6), rtol=1e-6)
+    assert case.attention.narrow(plan, torch.zeros(len(new) // 16 + 1, dtype=torch.int64)) is None
+    return narrowed
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 10_000])

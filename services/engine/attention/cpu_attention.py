@@ -101,6 +101,21 @@ class CpuAttention:
 
     def prepare(self, queries: PagedQueries, window: int | None = None) -> CpuPlan:
         """See `Attention.prepare`."""
+        return self._plan(queries, window, self._offsets(queries))
+
+    def narrow(self, plan: CpuPlan, tokens: Tensor) -> CpuPlan | None:
+        """Plans each token as a row of its own; None without kernels, and for more tokens than that pays for."""
+        queries = plan.queries
+        if self._kernels is None or len(tokens) * _LEAST_NARROWED > queries.query_starts[-1]:
+            return None
+        at = tokens.numpy()
+        rows = np.searchsorted(queries.query_starts, at, side="right") - 1
+        unseen = queries.query_starts[rows + 1] - 1 - at  # tokens of the row after it
+        seq_lens = (queries.seq_lens[rows] - unseen).astype(np.int32)
+        few = PagedQueries(np.arange(len(at) + 1, dtype=np.int32), seq_lens, queries.block_tables[rows])
+        return self._plan(few, plan.window, plan.offsets[:0])
+
+    def _plan(self, queries: PagedQueries, window: int | None, offsets: Tensor) -> CpuPlan:
         is_single = np.diff(queries.query_starts) == 1
         by_kernel = is_single & (self._kernels is not None)
         by_mask = ~by_kernel & (is_single | (window is not None)) & (self._kernels is None)
@@ -109,32 +124,11 @@ class CpuAttention:
         return CpuPlan(
             queries,
             window,
-            offsets=self._offsets(queries),
+            offsets=offsets,
             several=self._several.prepare(queries, several, shared, window) if len(several) or shared else None,
             singles=singles,
             masked=self._masked_part(queries, np.flatnonzero(by_mask), window),
             outputs=self._outputs(int(queries.query_starts[-1])),
-        )
-
-    def narrow(self, plan: CpuPlan, tokens: Tensor) -> CpuPlan | None:
-        """See `Attention.narrow`. A narrowed plan reads a token's keys for it alone, so it is made for few tokens, and
-        not where rows with one token share a prefix.
-        """
-        queries = plan.queries
-        shares = plan.singles is not None and plan.singles.begun
-        if self._kernels is None or shares or len(tokens) * _LEAST_NARROWED > queries.query_starts[-1]:
-            return None
-        at = tokens.numpy()
-        rows = np.searchsorted(queries.query_starts, at, side="right") - 1
-        unseen = queries.query_starts[rows + 1] - 1 - at  # tokens of the row after it
-        seq_lens = (queries.seq_lens[rows] - unseen).astype(np.int32)
-        few = PagedQueries(np.arange(len(at) + 1, dtype=np.int32), seq_lens, queries.block_tables[rows])
-        first_keys = np.zeros_like(seq_lens) if plan.window is None else np.maximum(seq_lens - plan.window, 0)
-        parts = few.query_starts[:-1], few.block_tables, first_keys, seq_lens
-        starts, tables, first, lens = map(torch.from_numpy, parts)
-        singles = Singles(starts, tables, first, lens, begun=False)
-        return replace(
-            plan, queries=few, offsets=plan.offsets[:0], several=None, singles=singles, outputs=self._outputs(len(at))
         )
 
     def kernel_inputs(self, plan: CpuPlan) -> KernelInputs | None:

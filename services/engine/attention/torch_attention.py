@@ -87,7 +87,7 @@ class TorchAttention:
         return False
 
     def narrow(self, plan: StepPlan, tokens: Tensor) -> None:
-        """See `Attention.narrow`."""
+        """Returns None: this backend attends to all tokens of a step."""
 
     def kernel_inputs(self, plan: StepPlan) -> None:
         """See `Attention.kernel_inputs`."""

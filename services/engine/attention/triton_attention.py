@@ -128,7 +128,7 @@ class TritonAttention:
         return q, k, v
 
     def narrow(self, plan: TritonPlan, tokens: Tensor) -> None:
-        """See `Attention.narrow`."""
+        """Returns None: this backend attends to all tokens of a step."""
 
     def kernel_inputs(self, plan: TritonPlan) -> None:
         """See `Attention.kernel_inputs`."""

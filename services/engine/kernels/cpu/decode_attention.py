@@ -94,7 +94,9 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     in_pool = contiguous and head_dim == padded(head_dim)  # 16 keys are multiplied where they lie
     following_at, cleared_at = memory.following, memory.zeros if in_pool else memory.staged
     cleared_bytes = memory.following - cleared_at
-    rows_at, rows_ahead_at = _make_rows_at(dtype, head_dim, block_size, memory)
+    key_at = make_key_at(head_dim * size, block_size)
+    rows_at = _make_rows_at(key_at, head_dim * size, memory, contiguous=contiguous, in_pool=in_pool)
+    rows_ahead_at = _make_rows_ahead_at(key_at, memory, contiguous=contiguous)
     score_keys = make_score_keys(dtype, padded(head_dim), group, prefetches=contiguous)
     soften = _make_soften(dtype, head_dim, group, memory)
     add_values = _make_add_values(dtype, head_dim, group, memory, prefetches=contiguous)
@@ -142,11 +144,8 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     return work
 
 
-def _make_rows_at(dtype: str, head_dim: int, block_size: int, memory: _Memory) -> tuple[Any, Any]:
-    key_bytes, staged_at, staged_row = head_dim * ELEMENTS[dtype].size, memory.staged, memory.row
-    contiguous = block_size % _KEYS == 0
-    in_pool = contiguous and head_dim == padded(head_dim)
-    key_at, copy, following_at = make_key_at(key_bytes, block_size), make_copy(key_bytes), memory.following
+def _make_rows_at(key_at: Any, key_bytes: int, memory: _Memory, *, contiguous: bool, in_pool: bool) -> Any:
+    copy, staged_at, staged_row = make_copy(key_bytes), memory.staged, memory.row
 
     @njit
     def rows_at(pool: int, block_stride: int, table: Any, first: int, length: int, memory: int) -> int:
@@ -164,6 +163,12 @@ def _make_rows_at(dtype: str, head_dim: int, block_size: int, memory: _Memory) -
                     prefetch_scattered(ahead + line)
         return memory + staged_at
 
+    return rows_at
+
+
+def _make_rows_ahead_at(key_at: Any, memory: _Memory, *, contiguous: bool) -> Any:
+    following_at = memory.following
+
     @njit
     def rows_ahead_at(pool: int, block_stride: int, table: Any, later: int, length: int, memory: int) -> int:
         """Returns the address of 16 keys to be prefetched, of this item or of the next one."""
@@ -176,7 +181,7 @@ def _make_rows_at(dtype: str, head_dim: int, block_size: int, memory: _Memory) -
         own = min(own, (following[3] - 1) // _KEYS * _KEYS)
         return key_at(following[0], block_stride, int_pointer(following[1]), own)
 
-    return rows_at, rows_ahead_at
+    return rows_ahead_at
 
 
 def make_key_at(key_bytes: int, block_size: int) -> Any:
