@@ -1,6 +1,6 @@
 """Baton's own counters over a run: the difference between two readings of /metrics."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +15,8 @@ class Reading:
 
     handoffs: Counter[str]  # by outcome
     kv_bytes_moved: int
+    first_tokens: int  # requests that had one
+    ttft_s: float  # of all of them together, as the gateway measures it
 
 
 async def read(address: Address | None) -> Reading | None:
@@ -35,15 +37,24 @@ def parse(text: str) -> Reading | None:
     if not any(sample.name.startswith("baton_") for sample in samples):
         return None
     handoffs: Counter[str] = Counter()
-    moved = 0
+    totals: defaultdict[str, float] = defaultdict(float)
     for sample in samples:
         if sample.name == "baton_handoffs_total":
             handoffs[sample.labels.get("outcome", "")] += int(sample.value)
-        elif sample.name == "baton_kv_bytes_moved_total":
-            moved += int(sample.value)
-    return Reading(handoffs, moved)
+        totals[sample.name] += sample.value
+    return Reading(
+        handoffs,
+        kv_bytes_moved=int(totals["baton_kv_bytes_moved_total"]),
+        first_tokens=int(totals["baton_ttft_seconds_count"]),
+        ttft_s=totals["baton_ttft_seconds_sum"],
+    )
 
 
 def difference(before: Reading, after: Reading) -> Reading:
     """Subtracts one reading from a later one."""
-    return Reading(after.handoffs - before.handoffs, after.kv_bytes_moved - before.kv_bytes_moved)
+    return Reading(
+        after.handoffs - before.handoffs,
+        after.kv_bytes_moved - before.kv_bytes_moved,
+        after.first_tokens - before.first_tokens,
+        after.ttft_s - before.ttft_s,
+    )

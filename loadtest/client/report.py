@@ -41,6 +41,7 @@ class Report:
     handoffs: dict[str, int] | None  # by outcome; None: the server is no Baton
     handed_off: float | None  # handoffs that completed, over all requests
     kv_bytes_moved: int | None
+    gateway_ttft_ms: float | None  # mean, measured at the gateway; None: no request had a first token there
 
     def as_dict(self) -> dict[str, object]:
         """Returns plain values, for JSON."""
@@ -67,6 +68,7 @@ def report(outcomes: list[Outcome], counted: Reading | None) -> Report:
         handoffs=None if counted is None else dict(counted.handoffs),
         handed_off=None if counted is None else counted.handoffs["completed"] / len(outcomes),
         kv_bytes_moved=None if counted is None else counted.kv_bytes_moved,
+        gateway_ttft_ms=counted.ttft_s / counted.first_tokens * 1e3 if counted and counted.first_tokens else None,
     )
 
 
@@ -78,6 +80,11 @@ def summary(report: Report) -> str:
         f"throughput      {report.output_tokens_per_s:.1f} output tokens/s, {report.requests_per_s:.2f} requests/s",
         *_latency_lines(report),
     ]
+    if report.gateway_ttft_ms is not None and report.ttft_ms is not None:
+        ratio = report.ttft_ms.mean / report.gateway_ttft_ms
+        lines.append(
+            f"TTFT by gateway {report.gateway_ttft_ms:.2f} ms in the mean; the client's is {ratio:.3f} times it"
+        )
     if report.handoffs is not None and report.handed_off is not None and report.kv_bytes_moved is not None:
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.handoffs.items())) or "none"
         lines.append(f"handed off      {report.handed_off:.0%} of the requests (handoffs: {outcomes})")

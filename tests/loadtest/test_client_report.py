@@ -10,6 +10,10 @@ BEFORE = """# TYPE baton_handoffs_total counter
 baton_handoffs_total{outcome="completed"} 3
 # TYPE baton_kv_bytes_moved_total counter
 baton_kv_bytes_moved_total{worker="a"} 100
+# TYPE baton_ttft_seconds histogram
+baton_ttft_seconds_bucket{le="+Inf"} 3
+baton_ttft_seconds_count 3
+baton_ttft_seconds_sum 9
 """
 AFTER = """# TYPE baton_handoffs_total counter
 baton_handoffs_total{outcome="completed"} 4
@@ -17,6 +21,10 @@ baton_handoffs_total{outcome="failed"} 2
 # TYPE baton_kv_bytes_moved_total counter
 baton_kv_bytes_moved_total{worker="a"} 1100
 baton_kv_bytes_moved_total{worker="b"} 1e6
+# TYPE baton_ttft_seconds histogram
+baton_ttft_seconds_bucket{le="+Inf"} 5
+baton_ttft_seconds_count 5
+baton_ttft_seconds_sum 10.6
 """
 
 
@@ -57,6 +65,8 @@ def test_baton_counters_are_the_difference_over_all_workers() -> None:
     assert result.handoffs == {"completed": 1, "failed": 2}
     assert result.handed_off == 0.5
     assert result.kv_bytes_moved == 1_001_000
+    assert result.gateway_ttft_ms == pytest.approx(800)  # 1.6 s for two
+    assert "800.00 ms in the mean; the client's is 1.250 times it" in summary(result)
 
 
 def test_another_servers_metrics_are_none_of_batons() -> None:
