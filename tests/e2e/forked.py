@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from services import cli
 from services.process import lifeline
 from tests.forkserver import FORKSERVER
+from tests.pace import pace_engines
 
 
 class WorkerProcess:
-    """`baton prefill` or `baton decode`. It ends with this process.
+    """`baton prefill` or `baton decode`, at the pace of `tests/pace.py`. It ends with this process.
 
     Its environment is this one's, unless another is given. prepare: called in it before it begins.
     """
@@ -68,6 +69,7 @@ def _run_baton(
     arguments: Sequence[str], environment: Mapping[str, str] | None, prepare: Callable[[], None] | None
 ) -> None:
     """What the console script does, in a process that has been forked already."""
+    pace_engines()
     if prepare is not None:
         prepare()
     sys.argv = ["baton", *arguments]

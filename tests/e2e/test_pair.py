@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from services.engine.kernels.cpu.isa import this_isa
 from tests.e2e.conftest import clear_prompt, generate, prompt_of, write_model
 from tests.e2e.stack import Gateway, Stack, running_stack, wait_until
+from tests.pace import STEP_S
 
 IDLE_S = 4.0  # that are watched
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -248,7 +249,7 @@ def test_an_idle_stack_sleeps(stack: Stack):
 
 
 def test_requests_end_when_their_deadline_passes(stack: Stack):
-    with stack.serving("--request-timeout", "0.1") as hasty:
+    with stack.serving("--request-timeout", f"{100 * STEP_S}") as hasty:
         with pytest.raises(openai.APIStatusError) as error:
             hasty.client.completions.create(prompt=prompt_of(1, 50), max_tokens=400, **GREEDY)
         assert error.value.status_code == 504

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import pytest
 
@@ -16,6 +17,7 @@ from services.engine.runner.simulated import SimulatedRunner
 from services.prefill.scheduler import PrefillScheduler
 from services.tls.files import CertificateFiles
 from services.worker.worker import MakeTransports, Worker, WorkerParts
+from tests.pace import Pace
 from tests.worker.client import Stream, TestGateway
 
 BLOCK_SIZE = 4
@@ -67,13 +69,18 @@ async def worker_baseline(worker: Worker, timeout_s: float = 120.0) -> None:
 
 
 class CountingRunner(SimulatedRunner):
-    """Counts steps, so that a test sees what was computed for nobody."""
+    """Counts steps, so that a test sees what was computed for nobody, and keeps to a pace."""
 
     num_steps = 0
 
     def launch(self, step: StepInput) -> None:
         self.num_steps += 1
+        self._pace.keep()
         super().launch(step)
+
+    @cached_property
+    def _pace(self) -> Pace:
+        return Pace()
 
 
 def make_worker(
