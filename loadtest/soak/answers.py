@@ -53,9 +53,8 @@ class Reading:
         )
 
 
-def read(answer: Answer, stream: bool) -> Reading:
+def read(answer: Answer, stream: bool, reading: Reading) -> None:
     """Reads what came of an answer to a completion."""
-    reading = Reading()
     try:
         if stream:
             _read_stream(answer, reading)
@@ -67,7 +66,6 @@ def read(answer: Answer, stream: bool) -> Reading:
         reading.whole, reading.error = True, f"{error.status} {_words(error.text)}"
     except HttpError:  # it broke off
         pass
-    return reading
 
 
 def _read_stream(answer: Answer, reading: Reading) -> None:

@@ -81,12 +81,12 @@ async def _answered(address: Address, model: str, prompt: tuple[int, ...], num_t
         answer = await http_stream.ask(address, "/v1/completions", orjson.dumps(wanted | {"logprobs": 2}))
     (choice,) = orjson.loads(answer.body())["choices"]
     logprobs = choice["logprobs"]
-    if not all(_is_clear(tops) for tops in logprobs["top_logprobs"]):
+    if not all(is_clear(tops) for tops in logprobs["top_logprobs"]):
         return None
     return Case(prompt, choice["text"], tuple(logprobs["tokens"]))
 
 
-def _is_clear(tops: dict[str, float]) -> bool:
+def is_clear(tops: dict[str, float]) -> bool:
     """True for a position whose best token leads; two tokens that read the same cannot be told apart."""
     best = sorted(tops.values(), reverse=True)
     return len(best) > 1 and best[0] - best[1] > CLEAR

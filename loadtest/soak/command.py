@@ -23,6 +23,7 @@ from loadtest.cannot_run import CannotRun
 from loadtest.compare.machine import facts
 from loadtest.http_stream import HttpError
 from loadtest.processes import ProcessError
+from loadtest.soak.background import BackgroundTraffic, known_answers
 from loadtest.soak.cases import cases
 from loadtest.soak.faults import Faults
 from loadtest.soak.leaks import leaked
@@ -33,6 +34,7 @@ from loadtest.soak.traffic import Traffic
 from loadtest.soak.verdict import Result, complaints, table
 
 _CLIENTS, _CASES = 10, 400
+_BACKGROUND_CLIENTS, _BACKGROUND_CASES = 3, 24
 
 
 def main(arguments: list[str]) -> int:
@@ -68,16 +70,22 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(options: argparse.Namespace, logs: Path) -> Result:
     async with running_stack(logs) as stack:
-        known = await cases(stack.gateways["gateway-0"], MODEL_NAME, options.seed, options.cases)
-        sys.stdout.write(f"{len(known)} answers are known; faults begin\n")
+        calm = stack.gateways["gateway-0"]
+        known = await cases(calm, MODEL_NAME, options.seed, options.cases)
+        in_background = await known_answers(calm, MODEL_NAME, options.seed, _BACKGROUND_CASES)
+        sys.stdout.write(f"{len(known) + len(in_background)} answers are known; faults begin\n")
         sys.stdout.flush()
         memory, faults = Memory(stack.pids), Faults(stack)
-        traffic = Traffic(stack.gateways, MODEL_NAME, known, options.seed, _killed(stack))
+        traffic = Traffic(stack.doors, MODEL_NAME, known, options.seed, _killed(stack))
+        background = BackgroundTraffic(
+            stack.gateways, MODEL_NAME, in_background, options.seed, _killed(stack), traffic.counts
+        )
         began_s = time.perf_counter()
         async with asyncio.TaskGroup() as watching:
             watchers = [watching.create_task(memory.watch()), watching.create_task(stack.watch())]
             async with asyncio.TaskGroup() as load:
                 load.create_task(traffic.run(options.clients, 60 * options.minutes))
+                load.create_task(background.run(_BACKGROUND_CLIENTS, 60 * options.minutes))
                 load.create_task(faults.run(schedule(options.seed, options.minutes)))
             await all_connected(stack, START_S)
             left = await leaked(stack)

@@ -21,6 +21,7 @@ from loadtest.http_stream import Address, HttpError
 from loadtest.processes import Process, ProcessError, free_ports
 from loadtest.soak.members import Member
 from loadtest.soak.schedule import ROLES
+from loadtest.soak.traffic import Doors
 from loadtest.tcp_proxy import Proxy, ProxyThread
 from services.launcher import random_model
 from services.launcher.readiness import redis_answers
@@ -48,6 +49,10 @@ class SoakStack:
         self._admins = {name: Address("127.0.0.1", port) for name, port in zip(_HANDOFF, admin_ports, strict=True)}
         self.workers = [name for name in names if name not in _HANDOFF]
         self.gateways = {name: Address("127.0.0.1", self.ports[name]) for name in _HANDOFF}
+        self.doors = {
+            name: Doors(address, Address("127.0.0.1", self._grpc_ports[name]))
+            for name, address in self.gateways.items()
+        }
         self.members = {name: Member(self._process(name, logs)) for name in [*names, "redis"]}
         self.ended_by_themselves: Counter[str] = Counter()  # name and exit code
         self.proxies = {

@@ -12,6 +12,7 @@ from loadtest.tables import markdown
 
 MAX_GROWTH_MIB = 24.0  # of a process, from the end of the first quarter to the end
 _IN_20_MINUTES_EACH, _IN_20_MINUTES_FAULTS, _IN_20_MINUTES_FINISHED = 3, 60, 2000
+_IN_20_MINUTES_GRPC, _IN_20_MINUTES_BACKGROUND = 300, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Demands:
     faults_of_each_kind: int
     faults: int
     finished: int
+    grpc: int
+    background: int
 
 
 def demands(minutes: float) -> Demands:
@@ -29,7 +32,8 @@ def demands(minutes: float) -> Demands:
     each, faults, finished = (
         math.floor(share * number) for number in (_IN_20_MINUTES_EACH, _IN_20_MINUTES_FAULTS, _IN_20_MINUTES_FINISHED)
     )
-    return Demands(each, faults, max(1, finished))
+    grpc, background = (math.floor(share * number) for number in (_IN_20_MINUTES_GRPC, _IN_20_MINUTES_BACKGROUND))
+    return Demands(each, faults, max(1, finished), grpc, background)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,12 @@ def complaints(result: Result) -> list[str]:
         found.append(f"leaked: {left.blocks} blocks, {left.entries} ledger entries, {left.sequences} sequences")
     if counts.finished < asked.finished:
         found.append(f"{counts.finished} requests finished, {asked.finished} must")
+    for what, number, least in (
+        ("gRPC streams", counts.grpc, asked.grpc),
+        ("background responses", counts.background, asked.background),
+    ):
+        if number < least:
+            found.append(f"{number} {what}, at least {least} must be")
     if result.faults.total() < asked.faults:
         found.append(f"{result.faults.total()} faults, at least {asked.faults} must be")
     found += [
@@ -90,7 +100,9 @@ def table(result: Result) -> str:
     figures: list[tuple[str, object]] = [
         ("seed", result.seed),
         ("minutes", f"{result.minutes:g}"),
-        ("requests", counts.requests),
+        ("requests over HTTP and gRPC", counts.requests),
+        ("of them gRPC streams", counts.grpc),
+        ("background responses", counts.background),
         ("finished", counts.finished),
         ("aborted by their clients", counts.aborted),
         ("moved: had a further attempt", result.moved),

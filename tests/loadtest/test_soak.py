@@ -6,22 +6,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from random import Random
 from threading import Thread
 from typing import Any
 
+import grpc
 import orjson
 import pytest
 
 from loadtest.http_stream import Address
 from loadtest.ledger import Leftovers
+from loadtest.soak.background import BackgroundTraffic, Known
 from loadtest.soak.cases import Case
 from loadtest.soak.leaks import leaked
 from loadtest.soak.memory import Growth
 from loadtest.soak.schedule import SPARED, Kind, schedule
-from loadtest.soak.traffic import Counts, Traffic, Wish
+from loadtest.soak.traffic import Counts, Doors, Traffic, Wish
 from loadtest.soak.verdict import MAX_GROWTH_MIB, Result, complaints, demands, table
+from protos import inference_pb2, inference_pb2_grpc
 
 CASE = Case((5, 6, 7), "abc", ("a", "b", "c"))
+NOBODY = Address("127.0.0.1", 1)  # a port at which nobody listens
 KILLS = (Kind.KILL_PREFILL, Kind.KILL_DECODE, Kind.KILL_GATEWAY, Kind.DRAIN_WORKER, Kind.ROLLING_RESTART)
 
 
@@ -65,7 +70,13 @@ def answering(texts: list[str], *, breaks_off: bool = False) -> Iterator[Address
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with serving(Handler) as address:
+        yield address
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Address]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -77,7 +88,7 @@ def answering(texts: list[str], *, breaks_off: bool = False) -> Iterator[Address
 
 
 def counted(address: Address, wish: Wish) -> Counts:
-    traffic = Traffic({"gateway-0": address}, "m", [CASE], 1, lambda gateway, since_s: False)
+    traffic = Traffic({"gateway-0": Doors(address, NOBODY)}, "m", [CASE], 1, lambda gateway, since_s: False)
     asyncio.run(traffic.ask(wish))
     return traffic.counts
 
@@ -107,10 +118,106 @@ def test_an_answer_that_breaks_off_is_lost_and_red(stream: bool):
 def test_an_answer_whose_gateway_was_killed_is_asked_for_at_the_other_one():
     with answering(["a"], breaks_off=True) as broken, answering(["a", "b", "c"]) as whole:
         killed = ["gateway-0"]
-        gateways = {"gateway-0": broken, "gateway-1": whole}
+        gateways = {"gateway-0": Doors(broken, NOBODY), "gateway-1": Doors(whole, NOBODY)}
         traffic = Traffic(gateways, "m", [CASE], 1, lambda gateway, since_s: gateway in killed)
         asyncio.run(traffic.ask(Wish(CASE, "gateway-0", 1, True, False)))
     assert (traffic.counts.finished, traffic.counts.gateway_killed, traffic.counts.lost.total()) == (1, 1, 0)
+
+
+class Speaking(inference_pb2_grpc.InferenceServicer):
+    """Answers with one text, then with OK, the gateway's own words, or words of nobody."""
+
+    def __init__(self, text: str, ends: str = "well") -> None:
+        self._text, self._ends = text, ends
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> None:
+        for choice in range(request.n):
+            reason = inference_pb2.FINISH_REASON_LENGTH
+            await context.write(inference_pb2.GenerateResponse(text=self._text, choice=choice, finish_reason=reason))
+        if self._ends != "well":
+            said = (("x-request-id", "1"),) if self._ends == "in words" else ()
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker", said)
+
+
+@pytest.mark.parametrize(
+    ("speaking", "finished", "wrong", "failed", "lost"),
+    [
+        (Speaking("abc"), 1, 0, 0, 0),
+        (Speaking("abx"), 1, 1, 0, 0),
+        (Speaking("ab", "in words"), 0, 0, 1, 0),
+        (Speaking("ax", "in words"), 0, 1, 1, 0),
+        (Speaking("ab", "cut"), 0, 0, 0, 1),
+    ],
+)
+async def test_grpc_streams_are_checked_likewise(speaking: Speaking, finished: int, wrong: int, failed: int, lost: int):
+    server = grpc.aio.server()
+    inference_pb2_grpc.add_InferenceServicer_to_server(speaking, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    doors = {"gateway-0": Doors(NOBODY, Address("127.0.0.1", port))}
+    traffic = Traffic(doors, "m", [CASE], 1, lambda gateway, since_s: False)
+    await traffic.ask(Wish(CASE, "gateway-0", 2, True, False, grpc=True))
+    await server.stop(0)
+    counts = traffic.counts
+    assert (counts.finished, counts.wrong, counts.failed.total(), counts.lost.total()) == (
+        finished,
+        wrong,
+        failed,
+        lost,
+    )
+
+
+@contextmanager
+def responding(*ends: Mapping[str, Any]) -> Iterator[Address]:
+    """A server of one background response, which is told to have ended in these ways, one after the other."""
+    told = iter(ends)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert body["background"]
+            self._say(200, {"id": "r", "status": "queued", "output": []})
+
+        def do_GET(self) -> None:
+            end = next(told)
+            self._say(404 if end is FORGOTTEN else 200, end)
+
+        def _say(self, status: int, value: Mapping[str, Any]) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(orjson.dumps(value))
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with serving(Handler) as address:
+        yield address
+
+
+def ended(status: str, text: str) -> dict[str, Any]:
+    error = {"message": "no worker"} if status == "failed" else None
+    return {"id": "r", "status": status, "output": [{"content": [{"text": text}]}], "error": error}
+
+
+FORGOTTEN: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("ends", "finished", "wrong", "failed"),
+    [
+        ([FORGOTTEN, ended("in_progress", ""), ended("incomplete", "abc"), ended("incomplete", "abc")], 1, 0, 0),
+        ([ended("incomplete", "abx")] * 2, 0, 1, 0),
+        ([ended("failed", "")] * 2, 0, 0, 1),
+        ([ended("failed", ""), ended("incomplete", "abc")], 0, 1, 0),
+    ],
+)
+def test_a_background_response_has_one_end_and_a_right_one(
+    ends: list[dict[str, Any]], finished: int, wrong: int, failed: int
+):
+    counts = Counts()
+    with responding(*ends) as address:
+        traffic = BackgroundTraffic({"gateway-0": address}, "m", [], 1, lambda gateway, since_s: False, counts)
+        asyncio.run(traffic.ask(Known("hello", 3, "abc"), Random(1)))
+    assert (counts.background, counts.finished, counts.wrong, counts.failed.total()) == (1, finished, wrong, failed)
 
 
 class Gateways:
