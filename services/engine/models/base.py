@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from services.engine.models.rope_settings import Rope
-from services.protocol.model_files.base import ModelError, Settings
+from services.engine.models.settings import ConfigSettings
+from services.protocol.model_files.base import ModelError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -69,9 +70,10 @@ class Model(Protocol):
         """
 
 
-def read_dtype(raw: Settings) -> str | None:
-    """Returns the checkpoint's dtype by config.json, under either name. Raises ModelError."""
-    name = raw.get("dtype", raw.get("torch_dtype"))
+def read_dtype(raw: ConfigSettings) -> str | None:
+    """Returns the checkpoint's dtype by config.json, under either name; `dtype` wins. Raises ModelError."""
+    older = raw.text("torch_dtype")
+    name = raw.text("dtype", older)
     if name is not None and name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
     return name

@@ -9,56 +9,65 @@ from dataclasses import dataclass
 
 from services.engine.models.base import ModelConfig, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
-from services.engine.models.settings import read_bool, read_float, read_int, require_value
-from services.protocol.model_files.base import ModelError, Settings
+from services.engine.models.settings import ConfigSettings
+from services.protocol.model_files.base import ModelError
 
 
-def no_window(raw: Settings) -> int | None:
+def no_window(raw: ConfigSettings) -> int | None:
     """Returns None: every layer sees all earlier tokens."""
-    require_value(raw, "use_sliding_window", False)
+    raw.require("use_sliding_window", False)
+    raw.disregard("max_window_layers")
+    window = raw.nullable_integer("sliding_window")
+    if window is not None and window < raw.integer("max_position_embeddings"):
+        raise raw.refusal("sliding_window", "is not supported for this architecture")
     _require_layer_types(raw, "full_attention")
     return None
 
 
-def window_of_all_layers(raw: Settings) -> int | None:
+def window_of_all_layers(raw: ConfigSettings) -> int | None:
     """Returns Mistral's window: `sliding_window`, null for none."""
-    window = None if raw.get("sliding_window", 4096) is None else read_int(raw, "sliding_window", 4096)
+    window = raw.nullable_integer("sliding_window", 4096)
+    raw.require("use_sliding_window", window is not None)
+    raw.disregard("max_window_layers")
     _require_layer_types(raw, "full_attention" if window is None else "sliding_attention")
     return window
 
 
-def window_of_marked_layers(raw: Settings) -> int | None:
+def window_of_marked_layers(raw: ConfigSettings) -> int | None:
     """Returns Qwen's window: `use_sliding_window`, for the layers from `max_window_layers` on, or by `layer_types`."""
-    if not read_bool(raw, "use_sliding_window") or raw.get("sliding_window", 4096) is None:
+    raw.disregard("sliding_window", "max_window_layers")
+    window = raw.nullable_integer("sliding_window", 4096) if raw.flag("use_sliding_window") else None
+    if window is None:
         _require_layer_types(raw, "full_attention")
         return None
-    num_layers, first = read_int(raw, "num_hidden_layers"), raw.get("max_window_layers", 28)
+    num_layers, first = raw.integer("num_hidden_layers"), raw.integer("max_window_layers", 28, least=0)
     derived = ["full_attention" if layer < first else "sliding_attention" for layer in range(num_layers)]
-    kinds = set(raw.get("layer_types") or derived)
+    kinds = set(_layer_types(raw) or derived)
     if kinds == {"full_attention"}:
         return None
     if kinds != {"sliding_attention"}:
         raise ModelError("config.json: use_sliding_window in some of the layers is not supported, in all of them it is")
-    return read_int(raw, "sliding_window", 4096)
+    return window
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """The differences of an architecture from the plain decoder."""
 
+    model_type: str  # in config.json
     qkv_bias: bool = False  # Q, K and V always have a bias
     optional_biases: tuple[str, ...] = ()  # config.json's attention_bias and mlp_bias, if the family heeds them
     qk_norm: bool = False  # RMSNorm over each head of Q and K, before the rotary embedding
     default_head_dim: int | None = None  # None: hidden_size / num_attention_heads
-    window: Callable[[Settings], int | None] = no_window  # reads config.json
+    window: Callable[[ConfigSettings], int | None] = no_window  # reads config.json
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(optional_biases=("attention_bias", "mlp_bias")),
-    "MistralForCausalLM": Family(window=window_of_all_layers),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, window=window_of_marked_layers),
+    "LlamaForCausalLM": Family("llama", optional_biases=("attention_bias", "mlp_bias")),
+    "MistralForCausalLM": Family("mistral", window=window_of_all_layers),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, window=window_of_marked_layers),
     "Qwen3ForCausalLM": Family(
-        optional_biases=("attention_bias",), qk_norm=True, default_head_dim=128, window=window_of_marked_layers
+        "qwen3", optional_biases=("attention_bias",), qk_norm=True, default_head_dim=128, window=window_of_marked_layers
     ),
 }
 
@@ -75,34 +84,35 @@ class DecoderConfig(ModelConfig):
     mlp_bias: bool
 
 
-def parse_decoder_config(raw: Settings, architecture: str) -> DecoderConfig:
+def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfig:
     """Returns the shape that config.json's values describe for a family. Raises ModelError."""
     family = FAMILIES[architecture]
-    require_value(raw, "hidden_act", "silu")
-    hidden_size, num_heads = read_int(raw, "hidden_size"), read_int(raw, "num_attention_heads")
-    num_kv_heads = read_int(raw, "num_key_value_heads", num_heads)
-    head_dim = read_int(raw, "head_dim", family.default_head_dim or hidden_size // num_heads)
+    raw.require("hidden_act", "silu")
+    hidden_size, num_heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
+    num_kv_heads = raw.integer("num_key_value_heads", num_heads)
+    head_dim = raw.integer("head_dim", family.default_head_dim or hidden_size // num_heads)
     if num_heads % num_kv_heads:
-        raise ModelError(f"config.json: {num_heads} attention heads cannot share {num_kv_heads} key-value heads evenly")
-    if head_dim % 2:
-        raise ModelError(f"config.json: head_dim is {head_dim}, the rotary embedding needs an even one")
-    max_position_embeddings = read_int(raw, "max_position_embeddings")
+        raise raw.refusal("num_key_value_heads", f"cannot be shared evenly by {num_heads} attention heads")
+    if head_dim < 1 or head_dim % 2:
+        raise ModelError(
+            f"config.json: head_dim (by default hidden_size / num_attention_heads) is {head_dim}, the rotary embedding "
+            "needs an even one"
+        )
+    max_position_embeddings = raw.integer("max_position_embeddings")
     rope = parse_rope(raw, max_position_embeddings)
     if isinstance(rope.scaling, FrequencyFactors) and len(rope.scaling.factors) != head_dim // 2:
         raise ModelError(f"config.json: {len(rope.scaling.factors)} factors of the rope, for heads of {head_dim}")
-    attention_bias, mlp_bias = (
-        key in family.optional_biases and read_bool(raw, key) for key in ("attention_bias", "mlp_bias")
-    )
+    attention_bias, mlp_bias = (_has_bias(raw, key, family) for key in ("attention_bias", "mlp_bias"))
     return DecoderConfig(
         architecture=architecture,
-        vocab_size=read_int(raw, "vocab_size"),
+        vocab_size=raw.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=read_int(raw, "intermediate_size"),
-        num_layers=read_int(raw, "num_hidden_layers"),
+        intermediate_size=raw.integer("intermediate_size"),
+        num_layers=raw.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=read_float(raw, "rms_norm_eps", 1e-6),
+        rms_norm_eps=raw.number("rms_norm_eps", 1e-6),
         max_position_embeddings=max_position_embeddings,
         rope=rope,
         window=family.window(raw),
@@ -110,12 +120,31 @@ def parse_decoder_config(raw: Settings, architecture: str) -> DecoderConfig:
         qkv_bias=family.qkv_bias or attention_bias,
         output_bias=attention_bias,
         mlp_bias=mlp_bias,
-        tie_word_embeddings=read_bool(raw, "tie_word_embeddings"),
+        tie_word_embeddings=raw.flag("tie_word_embeddings"),
         dtype=read_dtype(raw),
     )
 
 
-def _require_layer_types(raw: Settings, only: str) -> None:
-    for kind in raw.get("layer_types") or ():
+def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
+    """Returns True if the setting asks for biases that the family does not always have."""
+    if key in family.optional_biases:
+        return raw.flag(key)
+    if key == "attention_bias" and family.qkv_bias:
+        raw.disregard(key)  # such models have their biases whatever it says, and tensors that fit nothing else
+    else:
+        raw.require(key, False)
+    return False
+
+
+def _layer_types(raw: ConfigSettings) -> list[str]:
+    """Returns the kind of each layer, nothing if config.json does not name them."""
+    kinds = raw.texts("layer_types")
+    if kinds and len(kinds) != (num_layers := raw.integer("num_hidden_layers")):
+        raise ModelError(f"config.json: layer_types has {len(kinds)} kinds, but num_hidden_layers is {num_layers}")
+    return kinds
+
+
+def _require_layer_types(raw: ConfigSettings, only: str) -> None:
+    for kind in _layer_types(raw):
         if kind != only:
             raise ModelError(f"config.json: layer_types with {kind!r} is not supported (only {only!r} here)")

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from services.engine.models.base import ModelConfig
+from services.engine.models.settings import ConfigSettings
 from services.engine.models.tensor_source import TensorSource
-from services.protocol.model_files.base import ModelError, Settings
+from services.protocol.model_files.base import ModelError
 
 # The names in compressed-tensors, ModelOpt and vLLM.
 _NAME = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:attn\.)?(?:(k)_proj\.k|(v)_proj\.v|([kv]))_scale$")
@@ -53,16 +54,15 @@ def unit_scales(config: ModelConfig) -> KvScales:
     return KvScales(*(torch.ones(config.num_layers, config.num_kv_heads) for _ in "kv"))
 
 
-def is_kv_only(quantization: Settings) -> bool:
+def is_kv_only(quantization: ConfigSettings) -> bool:
     """Returns True if config.json's quantization_config speaks of KV alone, with scales of this module's kind."""
-    scheme = quantization.get("kv_cache_scheme")
+    scheme = quantization.section("kv_cache_scheme")
     return (
-        quantization.get("quant_method") == "compressed-tensors"
-        and not quantization.get("config_groups")
-        and isinstance(scheme, dict)
-        and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
-        and scheme.get("symmetric", True) is True
-        and scheme.get("dynamic", False) is False
+        quantization.text("quant_method") == "compressed-tensors"
+        and not quantization.value("config_groups")
+        and (scheme.value("type"), scheme.value("num_bits")) == ("float", 8)
+        and scheme.value("symmetric", True) is True
+        and scheme.value("dynamic", False) is False
     )
 
 

@@ -16,10 +16,9 @@ from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
 from services.engine.models.base import ModelConfig, read_dtype
 from services.engine.models.linear import Linear
-from services.engine.models.settings import read_bool, read_int, require_value
+from services.engine.models.settings import ConfigSettings
 from services.engine.models.tensor_source import Shapes
 from services.engine.models.tensors import Tensors, linear_shapes
-from services.protocol.model_files.base import ModelError, Settings
 
 _POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 _EPS = 1e-5
@@ -46,31 +45,31 @@ class OptConfig(ModelConfig):
         return self.embedding_size != self.hidden_size
 
 
-def parse_opt_config(raw: Settings, architecture: str) -> OptConfig:
+def parse_opt_config(raw: ConfigSettings, architecture: str) -> OptConfig:
     """Returns the shape that config.json's values describe. Raises ModelError."""
-    require_value(raw, "activation_function", "relu")
-    require_value(raw, "layer_norm_elementwise_affine", True)
-    hidden_size, num_heads = read_int(raw, "hidden_size"), read_int(raw, "num_attention_heads")
+    raw.require("activation_function", "relu")
+    raw.require("layer_norm_elementwise_affine", True)
+    hidden_size, num_heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
     if hidden_size % num_heads:
-        raise ModelError(f"config.json: {num_heads} attention heads cannot share a hidden_size of {hidden_size} evenly")
-    norm_first = read_bool(raw, "do_layer_norm_before", True)
+        raise raw.refusal("num_attention_heads", f"cannot share a hidden_size of {hidden_size} evenly")
+    norm_first, no_final_norm = raw.flag("do_layer_norm_before", True), raw.flag("_remove_final_layer_norm")
     return OptConfig(
         architecture=architecture,
-        vocab_size=read_int(raw, "vocab_size"),
+        vocab_size=raw.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=read_int(raw, "ffn_dim"),
-        embedding_size=read_int(raw, "word_embed_proj_dim", hidden_size),
-        num_layers=read_int(raw, "num_hidden_layers"),
+        intermediate_size=raw.integer("ffn_dim"),
+        embedding_size=raw.integer("word_embed_proj_dim", hidden_size),
+        num_layers=raw.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=hidden_size // num_heads,
-        max_position_embeddings=read_int(raw, "max_position_embeddings"),
+        max_position_embeddings=raw.integer("max_position_embeddings"),
         rope=None,
         window=None,
         norm_first=norm_first,
-        final_norm=norm_first and not read_bool(raw, "_remove_final_layer_norm"),
-        bias=read_bool(raw, "enable_bias", True),
-        tie_word_embeddings=read_bool(raw, "tie_word_embeddings", True),
+        final_norm=norm_first and not no_final_norm,
+        bias=raw.flag("enable_bias", True),
+        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
         dtype=read_dtype(raw),
     )
 

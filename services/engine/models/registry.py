@@ -19,6 +19,7 @@ from services.engine.models.gguf_tensors import GgufTensors, gguf_weights
 from services.engine.models.kv_scales import is_kv_only
 from services.engine.models.linear import MakeProduct
 from services.engine.models.opt import Opt, load_opt, opt_shapes, parse_opt_config
+from services.engine.models.settings import ConfigSettings
 from services.engine.models.tensor_source import Shapes, TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
 from services.engine.models.weights import decoder_shapes, load_decoder
@@ -28,33 +29,44 @@ from services.protocol.model_files.gguf_file import is_gguf
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One kind of model. `parse` makes the config that the other steps take."""
+    """One kind of model. model_type: its name in config.json's setting of that name. `parse` makes the config that the
+    other steps take.
+    """
 
-    parse: Callable[[Settings, str], ModelConfig]
+    model_type: str
+    parse: Callable[[ConfigSettings, str], ModelConfig]
     shapes: Callable[[Any], Shapes]
     load: Callable[[Tensors, Any], Weights]
     model: Callable[[Any, Any, Attention[Any], Operations], Model]
 
 
-_DECODER = Architecture(parse_decoder_config, decoder_shapes, load_decoder, Decoder)
-
 ARCHITECTURES = {
-    **dict.fromkeys(FAMILIES, _DECODER),
-    "OPTForCausalLM": Architecture(parse_opt_config, opt_shapes, load_opt, Opt),
+    **{
+        name: Architecture(family.model_type, parse_decoder_config, decoder_shapes, load_decoder, Decoder)
+        for name, family in FAMILIES.items()
+    },
+    "OPTForCausalLM": Architecture("opt", parse_opt_config, opt_shapes, load_opt, Opt),
 }
 
 
-def parse_model_config(raw: Settings) -> ModelConfig:
-    """Returns the shape that config.json's values describe. Raises ModelError."""
-    names = raw.get("architectures")
-    if not isinstance(names, list) or len(names) != 1:
+def parse_model_config(values: Settings) -> ModelConfig:
+    """Returns the shape that config.json's values describe. Raises ModelError, for a setting too that nobody reads."""
+    raw = ConfigSettings(values)
+    names = raw.texts("architectures")
+    if len(names) != 1:
         raise ModelError(f"config.json: architectures is {names!r}, a list with one name was expected")
     if names[0] not in ARCHITECTURES:
-        raise ModelError(f"architecture {names[0]} is not supported (supported: {', '.join(ARCHITECTURES)})")
-    if (quantization := raw.get("quantization_config")) and not is_kv_only(quantization):
-        method = quantization.get("quant_method", "unknown")
+        raise raw.refusal("architectures", f"is not supported (supported: {', '.join(ARCHITECTURES)})")
+    architecture = ARCHITECTURES[names[0]]
+    if (model_type := raw.text("model_type")) not in (None, architecture.model_type):
+        raise ModelError(f"config.json: model_type {model_type!r} contradicts architectures, which names {names[0]}")
+    quantization = raw.section("quantization_config")
+    if quantization and not is_kv_only(quantization):
+        method = quantization.text("quant_method", "unknown")
         raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
-    return ARCHITECTURES[names[0]].parse(raw, names[0])
+    config = architecture.parse(raw, names[0])
+    raw.refuse_unread()
+    return config
 
 
 def num_parameters(config: ModelConfig) -> int:

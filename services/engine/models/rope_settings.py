@@ -1,15 +1,15 @@
 """The rotary embedding's parameters, read from config.json.
 
-They come from transformers 5's `rope_parameters`, or from the older `rope_theta` and `rope_scaling`. An unknown
-parameter is refused by name: it would change the positions.
+They come from transformers 5's `rope_parameters`, or from the older `rope_theta` and `rope_scaling`. A parameter that
+means nothing for the type is refused by name, as every setting that nobody reads.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.models.settings import read_bool, read_float, read_int
-from services.protocol.model_files.base import ModelError, Settings
+from services.engine.models.settings import ConfigSettings
+from services.protocol.model_files.base import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,82 +61,87 @@ class Rope:
     scaling: Scaling | None = None
 
 
-def parse_rope(raw: Settings, max_position_embeddings: int) -> Rope:
-    """Returns the parameters that config.json's values describe. Raises ModelError."""
-    where = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
-    values = raw.get(where) or {}
-    if not isinstance(values, dict):
-        raise ModelError(f"config.json: {where} is {values!r}, an object was expected")
-    if read_float({**raw, **values}, "partial_rotary_factor", 1.0) != 1.0:
-        raise ModelError("config.json: partial_rotary_factor is not supported")
-    values = {key: value for key, value in values.items() if value is not None}
-    kind = values.get("rope_type", values.get("type", "default"))
+def parse_rope(raw: ConfigSettings, max_position_embeddings: int) -> Rope:
+    """Returns the parameters that config.json's settings describe. Raises ModelError."""
+    sections = [raw.section(name) for name in ("rope_scaling", "rope_parameters")]
+    ropes = [_parse(raw, section, max_position_embeddings) for section in sections if section]
+    if len(set(ropes)) > 1:  # libraries differ in which they take
+        raise ModelError("config.json: rope_scaling and rope_parameters differ: remove one of them")
+    return ropes[0] if ropes else _parse(raw, sections[0], max_position_embeddings)
+
+
+def _parse(raw: ConfigSettings, section: ConfigSettings, max_position_embeddings: int) -> Rope:
+    """Returns the parameters of one of the two objects; what it does not have may lie beside it."""
+    for settings in (raw, section):
+        if settings.number("partial_rotary_factor", 1.0) != 1.0:
+            raise settings.refusal("partial_rotary_factor", "is not supported (only 1.0)")
+    older = section.text("type")
+    kind = section.text("rope_type", older or "default")
     if kind not in _KINDS:
-        raise ModelError(f"config.json: rope type {kind!r} is not supported (supported: {', '.join(_KINDS)})")
-    known, scaling = _KINDS[kind]
-    if unknown := sorted(values.keys() - _COMMON - known):
-        raise ModelError(f"config.json: {where} of type {kind!r} has {unknown[0]!r}, which is not supported")
-    theta = read_float(values, "rope_theta", read_float(raw, "rope_theta", 10000.0))
-    context = read_int(raw, _CONTEXT, read_int(values, _CONTEXT, max_position_embeddings))
-    return Rope(theta, scaling(values, context))
+        key = "type" if kind == older else "rope_type"
+        raise section.refusal(key, f"is not supported (supported: {', '.join(_KINDS)})")
+    theta = section.number("rope_theta", raw.number("rope_theta", 10000.0))
+    return Rope(theta, _KINDS[kind](section, raw.integer(_CONTEXT, max_position_embeddings)))
 
 
-def _linear(values: Settings, context: int) -> LinearScaling:
-    return LinearScaling(read_float(values, "factor"))
+def _none(section: ConfigSettings, context: int) -> None:
+    return None
 
 
-def _llama3(values: Settings, context: int) -> Llama3Scaling:
+def _linear(section: ConfigSettings, context: int) -> LinearScaling:
+    return LinearScaling(section.number("factor"))
+
+
+def _llama3(section: ConfigSettings, context: int) -> Llama3Scaling:
     return Llama3Scaling(
-        factor=read_float(values, "factor"),
-        low_freq_factor=read_float(values, "low_freq_factor"),
-        high_freq_factor=read_float(values, "high_freq_factor"),
-        original_max_position_embeddings=context,
+        factor=section.number("factor"),
+        low_freq_factor=section.number("low_freq_factor"),
+        high_freq_factor=section.number("high_freq_factor"),
+        original_max_position_embeddings=section.integer(_CONTEXT, context),
     )
 
 
-def _yarn(values: Settings, context: int) -> YarnScaling:
+def _yarn(section: ConfigSettings, context: int) -> YarnScaling:
     scaling = YarnScaling(
-        factor=read_float(values, "factor"),
-        attention_factor=read_float(values, "attention_factor", _attention_factor(values)),
-        beta_fast=read_float(values, "beta_fast", 32.0),
-        beta_slow=read_float(values, "beta_slow", 1.0),
-        truncate=read_bool(values, "truncate", True),
-        original_max_position_embeddings=context,
+        factor=section.number("factor"),
+        attention_factor=section.number("attention_factor", _attention_factor(section)),
+        beta_fast=section.number("beta_fast", 32.0),
+        beta_slow=section.number("beta_slow", 1.0),
+        truncate=section.flag("truncate", True),
+        original_max_position_embeddings=section.integer(_CONTEXT, context),
     )
     if scaling.beta_fast < scaling.beta_slow:
         raise ModelError("config.json: beta_fast of the yarn rope is less than beta_slow")
     return scaling
 
 
-def _frequency_factors(values: Settings, context: int) -> FrequencyFactors:
-    factors = values.get("factors")
+def _frequency_factors(section: ConfigSettings, context: int) -> FrequencyFactors:
+    factors = section.value("factors")
     if not isinstance(factors, list | tuple) or not all(isinstance(each, int | float) and each > 0 for each in factors):
         raise ModelError("config.json: factors of the rope is no list of positive numbers")
     return FrequencyFactors(tuple(map(float, factors)))
 
 
-def _attention_factor(values: Settings) -> float:
+def _attention_factor(section: ConfigSettings) -> float:
     """Returns the factor that the paper recommends (section 3.3), or the quotient of two such factors, as
     in DeepSeek.
     """
 
     def magnitude(weight: float) -> float:
-        return max(1.0, 0.1 * weight * math.log(read_float(values, "factor")) + 1.0)
+        return max(1.0, 0.1 * weight * math.log(section.number("factor")) + 1.0)
 
-    if "mscale" in values and "mscale_all_dim" in values:
-        return magnitude(read_float(values, "mscale")) / magnitude(read_float(values, "mscale_all_dim"))
-    return magnitude(1.0)
+    weights = section.value("mscale"), section.value("mscale_all_dim")
+    if None in weights:
+        return magnitude(1.0)
+    return magnitude(section.number("mscale")) / magnitude(section.number("mscale_all_dim"))
 
 
 _CONTEXT = "original_max_position_embeddings"
-_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-_YARN = {"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", _CONTEXT}
 
-# For each type: the names of its parameters, and the function that reads them.
-_KINDS: dict[str, tuple[set[str], Callable[[Settings, int], Scaling | None]]] = {
-    "default": (set(), lambda values, context: None),
-    "linear": ({"factor"}, _linear),
-    "llama3": ({"factor", "low_freq_factor", "high_freq_factor", _CONTEXT}, _llama3),
-    "yarn": (_YARN, _yarn),
-    "frequency_factors": ({"factors"}, _frequency_factors),
+_KINDS: dict[str, Callable[[ConfigSettings, int], Scaling | None]] = {
+    "default": _none,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "frequency_factors": _frequency_factors,
 }

@@ -12,6 +12,8 @@ from services.engine.models.linear import Linear, MakeProduct
 from services.engine.models.tensor_source import Shapes, TensorSource
 from services.protocol.model_files.base import ModelError
 
+_HEAD = "lm_head.weight"
+
 
 class Tensors:
     """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`."""
@@ -36,7 +38,7 @@ class Tensors:
 
     def head(self, embedding: Tensor, *, tied: bool) -> Linear:
         """Makes the output layer, of the embedding itself if they are tied. It never uses `make_product`."""
-        return Linear(embedding if tied else self._read("lm_head.weight"), None, fused=self._fused)
+        return Linear(embedding if tied else self._read(_HEAD), None, fused=self._fused)
 
     def vector(self, name: str) -> Tensor:
         """Reads a tensor unchanged. Copies it if the source lends it: a file may change once it is closed."""
@@ -60,6 +62,20 @@ def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -
             raise ModelError(
                 f"{source.home(name)}: tensor {name} is not part of {config.architecture} as its configuration has it"
             )
+    if config.tie_word_embeddings and _HEAD in source.names:
+        _check_tied(source, expected)
+
+
+def _check_tied(source: TensorSource, expected: Shapes) -> None:
+    """Raises ModelError if the head of a tied model is not the embedding: `transformers` would not tie them."""
+    embedding = next(name for name in expected if name.endswith("embed_tokens.weight"))
+    source.check(_HEAD, expected[embedding])
+    dtype = source.dtype(embedding)
+    if not torch.equal(source.read(_HEAD, dtype), source.read(embedding, dtype)):
+        raise ModelError(
+            f"{source.home(_HEAD)}: {_HEAD} differs from the embedding, but config.json has tie_word_embeddings true: "
+            "set it to false, or remove the tensor"
+        )
 
 
 def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
@@ -74,6 +90,6 @@ def _is_no_weight(name: str, config: ModelConfig) -> bool:
     """
     return (
         name.endswith(".rotary_emb.inv_freq")
-        or (name == "lm_head.weight" and config.tie_word_embeddings)
+        or (name == _HEAD and config.tie_word_embeddings)
         or is_kv_scale(name, config)
     )

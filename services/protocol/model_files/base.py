@@ -77,12 +77,13 @@ def read_json_object(path: Path) -> Settings:
     return value
 
 
-def require_int(values: Settings, key: str, where: str) -> int:
-    """Returns a positive integer, which must be there. Raises ModelError."""
+def require_int(values: Settings, key: str, where: str, least: int = 1) -> int:
+    """Returns an integer of at least `least`, which must be there. Raises ModelError."""
     value = values.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         found = "is missing" if value is None else f"is {value!r}"
-        raise ModelError(f"{where}: {key} {found}, a positive integer was expected")
+        expected = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise ModelError(f"{where}: {key} {found}, {expected} was expected")
     return value
 
 

@@ -9,6 +9,10 @@ from services.config import Pooling
 from services.protocol.model_files.base import ModelError, ModelFiles, Settings, naming, require_int
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
 
+# The settings of config.json that this module reads. The engine, which refuses settings that nobody reads, knows them
+# from here.
+CONFIG_KEYS = frozenset({"eos_token_id", "max_position_embeddings", "vocab_size"})
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
@@ -49,7 +53,7 @@ class ModelInfo:
 def read_model_info(files: ModelFiles, overrides: Settings | None = None) -> ModelInfo:
     """Reads limits and defaults of a model. overrides: see `read_generation_defaults`. Raises ModelError."""
     with naming(files):
-        config = files.config()
+        config = _config(files)
         return ModelInfo(
             vocab_size=require_int(config, "vocab_size", "config.json"),
             max_model_len=require_int(config, "max_position_embeddings", "config.json"),
@@ -76,7 +80,7 @@ def read_generation_defaults(files: ModelFiles, overrides: Settings | None = Non
     overrides: sampling values, named as in generation_config.json, that replace the model's own.
     """
     where, values = "generation_config.json", files.generation_config()
-    eos = (*_eos_ids(files.config(), "config.json"), *_eos_ids(values, where))
+    eos = (*_eos_ids(_config(files), "config.json"), *_eos_ids(values, where))
     sampling = sampling_defaults(values, where) | sampling_defaults(overrides or {}, "override")
     return GenerationDefaults(eos_token_ids=tuple(dict.fromkeys(eos)), not_applied=_not_applied(values), **sampling)
 
@@ -90,6 +94,10 @@ def sampling_defaults(values: Settings, where: str) -> dict[str, Any]:
     if "top_k" in named:
         named["top_k"] = int(named["top_k"]) if named["top_k"] > 0 else -1
     return named
+
+
+def _config(files: ModelFiles) -> Settings:
+    return {key: value for key, value in files.config().items() if key in CONFIG_KEYS}
 
 
 def _eos_ids(values: Settings, where: str) -> list[int]:

@@ -174,7 +174,7 @@ def test_what_is_wrong_with_values_names_the_file(tmp_path: Path) -> None:
     """There is no config.json."""
     checkpoint = write_checkpoint(tmp_path / "checkpoint")
     path = write_gguf(tmp_path / "model.gguf", checkpoint, change={"llama.attention.head_count_kv": 3})
-    with pytest.raises(ModelError, match=r"^model\.gguf: 4 attention heads cannot share 3 key-value heads evenly"):
+    with pytest.raises(ModelError, match=r"^model\.gguf: num_key_value_heads 3 cannot be shared evenly by 4 attention"):
         load_runner(engine(path))
 
 

@@ -17,7 +17,7 @@ from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import LoadedModel, load_runner
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.open import open_model
-from tests.checkpoints import edit_json, save_tensors, write_checkpoint
+from tests.checkpoints import FAMILIES, edit_json, save_tensors, write_checkpoint
 from tests.engine.stepping import run_greedy
 
 GATE = "model.layers.1.mlp.gate_proj.weight"
@@ -93,6 +93,22 @@ def test_an_unexpected_tensor(sharded: Path) -> None:
     path = shard_of(sharded, GATE)
     save_tensors(path, load_file(path) | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)})
     assert "q_proj.bias" in refusal(sharded)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tied_model_may_store_its_head_if_it_is_the_embedding(family: str, tmp_path: Path) -> None:
+    """Where it is not, `transformers` takes the head, its older versions and others the embedding."""
+    directory = write_checkpoint(tmp_path / "model", family, tie_word_embeddings=True)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    embedding = next(value for name, value in tensors.items() if name.endswith("embed_tokens.weight"))
+    save_tensors(path, tensors | {"lm_head.weight": embedding.clone()})
+    load(directory)
+    for changed in (embedding + torch.eye(*embedding.shape) * 1e-3, embedding[1:]):
+        save_tensors(path, tensors | {"lm_head.weight": changed.clone()})
+        assert "lm_head.weight" in refusal(directory)
+    save_tensors(path, tensors | {"lm_head.weight": 2 * embedding})
+    assert "tie_word_embeddings" in refusal(directory)
 
 
 def test_a_tensor_of_integers(sharded: Path) -> None:

@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.models.rope import inverse_frequencies, magnitude, rotation
 from services.engine.models.rope_settings import parse_rope
+from services.engine.models.settings import ConfigSettings
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
@@ -37,7 +38,7 @@ def test_rotation_equals_transformers(name: str, head_dim: int, dtype: torch.dty
     )
     cos, sin = LlamaRotaryEmbedding(config)(heads, positions[None])
     expected, _ = apply_rotary_pos_emb(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], cos, sin)
-    rope = parse_rope({"rope_parameters": parameters}, config.max_position_embeddings)
+    rope = parse_rope(ConfigSettings({"rope_parameters": parameters}), config.max_position_embeddings)
     turn = rotation(inverse_frequencies(rope, head_dim), positions, dtype, magnitude(rope))
     found = heads.clone()
     TorchOperations().rotate(found, *turn, None, 0.0)

@@ -1,0 +1,229 @@
+"""Variants of config.json with one setting changed: Baton either computes what `transformers` does, or refuses it.
+
+The settings are those of the configuration classes of `transformers`, so that a new version brings its own, and those
+of `INTERESTING`. A variant is refused by name; where a shape no longer fits the weights, the tensor is named.
+
+    python -m tests.engine.models.variants
+"""
+
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from services.config import DeviceKind, Dtype
+from services.config.engine import EngineConfig
+from services.engine.models.base import ModelConfig
+from services.engine.models.registry import parse_model_config
+from services.engine.runner.load import load_runner
+from services.protocol.model_files.base import ModelError, Settings, read_json_object
+from tests.checkpoints import FAMILIES, LLAMA3_ROPE, YARN_ROPE, write_checkpoint
+from tests.engine.oracle import Reference, prompts_of
+from tests.engine.stepping import run_greedy
+
+_PROMPT, _NUM_TOKENS, _TOLERANCE = 40, 6, 1e-4  # tokens, tokens, log-probabilities
+_SHAPES = {  # settings that the tensors are shaped by
+    "ffn_dim", "head_dim", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "num_key_value_heads", "vocab_size", "word_embed_proj_dim", "attention_bias", "mlp_bias",
+    "enable_bias", "_remove_final_layer_norm", "do_layer_norm_before", "layer_norm_elementwise_affine",
+}  # fmt: skip
+_SET = {  # values of settings whose default says nothing of their type
+    "architectures": ["GPT2LMHeadModel"],
+    "bos_token_id": 5,
+    "dtype": "float16",
+    "id2label": {"0": "no"},
+    "label2id": {"no": 0},
+    "layer_types": ["sliding_attention"] * 2,
+    "pad_token_id": 5,
+    "problem_type": "regression",
+    "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+    "sliding_window": 7,
+    "transformers_version": "4.30.0",
+}
+_NOT_RUN = {"return_dict": "`transformers` itself cannot generate with it"}
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_YARN = {**YARN_ROPE, "original_max_position_embeddings": 16}
+# Settings that the classes do not name but heed, that older versions or other programs know, or that contradict others.
+INTERESTING: tuple[tuple[str, Any], ...] = (
+    ("is_causal", False),
+    ("is_causal", None),
+    ("is_causal", True),
+    ("is_decoder", True),
+    ("add_cross_attention", True),
+    ("per_layer_config", {"1": {"rms_norm_eps": 0.1, "attention_dropout": 0.5}}),
+    ("attention_chunk_size", 8),
+    ("attn_implementation", "eager"),
+    ("tie_encoder_decoder", True),
+    ("tie_word_embeddings", True),
+    ("model_type", "gpt2"),
+    ("torch_dtype", "bfloat16"),
+    ("quantization_config", {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+    ("compression_config", {"format": "dense"}),
+    ("text_config", {"num_hidden_layers": 1}),
+    ("attention_bias", True),
+    ("mlp_bias", True),
+    ("bias", True),
+    ("hidden_act", "gelu"),
+    ("hidden_activation", "gelu"),
+    ("rms_norm_eps", 0.5),
+    ("layer_norm_eps", 0.5),
+    ("head_dim", 32),
+    ("sliding_window", 7),
+    ("sliding_window", None),
+    ("use_sliding_window", True),
+    ("max_window_layers", 0),
+    ("max_window_layers", 1),
+    ("layer_types", ["full_attention"] * 2),
+    ("layer_types", ["full_attention", "sliding_attention"]),
+    ("layer_types", ["full_attention"] * 3),
+    ("rope_theta", 500.0),
+    ("rope_scaling", None),
+    ("rope_scaling", _DEFAULT_ROPE),
+    ("rope_scaling", {"type": "linear", "factor": 4.0}),
+    ("rope_scaling", {"type": "dynamic", "factor": 4.0}),
+    ("rope_scaling", _YARN),
+    ("rope_scaling", {"rope_type": "default", "mrope_section": [2, 3, 3]}),
+    ("rope_parameters", None),
+    ("rope_parameters", {"rope_type": "linear", "factor": 4.0}),
+    ("rope_parameters", LLAMA3_ROPE),
+    ("rope_parameters", _YARN),
+    ("rope_parameters", {**_YARN, "attention_factor": 1.5, "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}),
+    ("rope_parameters", {**_YARN, "truncate": None}),
+    ("rope_parameters", {**_YARN, "mscale": 0.5, "mscale_all_dim": 2.0}),
+    ("rope_parameters", {**_YARN, "mscale": 0.5}),
+    ("rope_parameters", {**_DEFAULT_ROPE, "factor": 2.0}),
+    ("rope_parameters", {**_DEFAULT_ROPE, "partial_rotary_factor": 0.5}),
+    ("rope_parameters", {"full_attention": _DEFAULT_ROPE}),
+    ("partial_rotary_factor", 0.5),
+    ("original_max_position_embeddings", 16),
+    ("rope_interleaved", True),
+    ("use_mrope", True),
+    ("attn_logit_softcapping", 5.0),
+    ("final_logit_softcapping", 5.0),
+    ("query_pre_attn_scalar", 4),
+    ("attention_multiplier", 0.5),
+    ("embedding_multiplier", 12.0),
+    ("residual_multiplier", 0.2),
+    ("logits_scaling", 8.0),
+    ("logit_scale", 0.5),
+    ("clip_qkv", 0.1),
+    ("use_qk_norm", True),
+    ("no_rope_layers", [0, 1]),
+    ("dual_chunk_attention_config", {"chunk_size": 16}),
+    ("num_experts", 4),
+    ("transformers.js_config", {"dtype": "q4"}),
+    ("unsloth_version", "2025.1"),
+    ("auto_map", {"AutoConfig": "other.Config"}),
+    ("prefix", "</s>"),
+    ("nobody_knows_this", 1),
+    ("nobody_knows_this", None),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One setting of one family's config.json, and its other value."""
+
+    family: str
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.family}: {self.key} {self.value!r}"
+
+
+def variants_of(family: str) -> list[Variant]:
+    """All variants of a family, in one order."""
+    values = FAMILIES[family][0]().to_dict() | GenerationConfig._get_default_generation_params()
+    ours = [(key, _other(key, value)) for key, value in values.items() if key not in ("model_type", *_NOT_RUN)]
+    return [Variant(family, key, value) for key, value in (*ours, *INTERESTING)]
+
+
+def _other(key: str, value: Any) -> Any:
+    """Another value than the default, of its type."""
+    if key in _SET:
+        return _SET[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return 2 * value or 1
+    return [3] if value is None else f"{value}_new"
+
+
+@dataclass
+class Tried:
+    """A family's checkpoint, against which variants are tried."""
+
+    directory: Path
+    family: str
+    _base: Settings = field(init=False)
+    _own: dict[ModelConfig, tuple[list[int], list[float]]] = field(default_factory=dict)  # its results
+
+    def __post_init__(self) -> None:
+        write_checkpoint(self.directory, self.family, max_position_embeddings=128)
+        self._base = read_json_object(self.directory / "config.json")
+
+    def check(self, variant: Variant) -> str:
+        """Returns "equal" or the refusal. Raises AssertionError for everything else."""
+        config = self._base | {variant.key: variant.value}
+        (self.directory / "config.json").write_text(json.dumps(config))
+        tokens, logprobs, refusal = self._run(config)
+        if refusal is not None:
+            is_named = variant.key in refusal or (variant.key in _SHAPES and "tensor " in refusal)
+            assert is_named, f"{variant} is refused without its name: {refusal}"
+            return refusal
+        expected_tokens, expected = Reference(self.directory).run(_PROMPT_TOKENS, _NUM_TOKENS)
+        found = torch.tensor(logprobs)
+        wanted = expected[torch.arange(_NUM_TOKENS), torch.tensor(expected_tokens)]
+        assert tokens == expected_tokens, f"{variant}: other tokens than those of transformers"
+        assert torch.allclose(found, wanted, rtol=0, atol=_TOLERANCE), f"{variant}: {found} instead of {wanted}"
+        return "equal"
+
+    def _run(self, config: Settings) -> tuple[list[int], list[float], str | None]:
+        """The greedy tokens, their log-probabilities, and the refusal if there is one; once for each `ModelConfig`."""
+        try:
+            parsed = parse_model_config(config)
+            if parsed not in self._own:
+                self._own[parsed] = self._loaded_and_run()
+        except ModelError as error:
+            return [], [], str(error)
+        return (*self._own[parsed], None)
+
+    def _loaded_and_run(self) -> tuple[list[int], list[float]]:
+        chosen = EngineConfig(
+            model=self.directory, device=DeviceKind.CPU, dtype=Dtype.FLOAT32, kv_memory_bytes=1 << 20, num_threads=1
+        )
+        (row,) = run_greedy(load_runner(chosen).runner, [_PROMPT_TOKENS], _NUM_TOKENS, chunk=64, num_logprobs=0)
+        return row.generated, [sampled for sampled, _, _ in row.logprobs]
+
+
+(_PROMPT_TOKENS,) = prompts_of([_PROMPT])
+
+
+def _failures(family: str, directory: Path) -> Iterator[str]:
+    tried = Tried(directory, family)
+    for variant in variants_of(family):
+        try:
+            print(f"{variant}: {tried.check(variant)}", flush=True)
+        except Exception:
+            yield f"{variant}\n{traceback.format_exc()}"
+
+
+def main() -> int:
+    """Tries all variants; prints each, and those that fail once more."""
+    with tempfile.TemporaryDirectory() as directory:
+        failed = [text for family in FAMILIES for text in _failures(family, Path(directory) / family)]
+    print("\n".join(failed))
+    print(f"{sum(len(variants_of(family)) for family in FAMILIES)} variants: {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
