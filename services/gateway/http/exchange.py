@@ -19,7 +19,7 @@ from services.gateway.api.request_phases import server_timing
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRecord, sane_or_new_id
 from services.gateway.http.cut_short import cut_short
 from services.gateway.http.envelope import Envelope, OpenAIEnvelope
-from services.gateway.http.http_protocol import STREAM_WRITER, StreamWriter
+from services.gateway.http.http_protocol import REQUEST_BODY, STREAM_WRITER, RequestBody, StreamWriter
 
 BODY_TIMEOUT_S = 60.0
 
@@ -48,6 +48,7 @@ class Exchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._query: bytes = scope["query_string"]
         self.stream: StreamWriter = scope["extensions"][STREAM_WRITER]
+        self._request_body: RequestBody = scope["extensions"][REQUEST_BODY]
         self._receive = receive
         self._send = send
         self._started = False
@@ -112,11 +113,17 @@ class Exchange:
         return body
 
     async def _read(self) -> tuple[bytes, bool]:
-        """Returns the next part of the body, and whether there is more. Raises ClientGone."""
+        """Returns the next part of the body, and whether there is more. Raises ClientGone, and ApiError for no body."""
         message = await self._receive()
+        self.check_body()
         if message["type"] == "http.disconnect":
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
+
+    def check_body(self) -> None:
+        """Raises ApiError where what has come of the body is none."""
+        if self._request_body.refusal is not None:
+            raise self._request_body.refusal
 
     def while_connected(self, at_most_s: float) -> AbstractAsyncContextManager[None]:
         """Cancels the `async with` block and raises ClientGone when the client is gone, and also after `at_most_s`.

@@ -1,8 +1,12 @@
-"""uvicorn's HTTP protocol, with bounds on the time and the size of a request's head, and with the API's error texts.
+"""uvicorn's HTTP protocol, with bounds on all of a request but its body, and with the API's error texts.
 
-Without the bounds, a connection that sends nothing, or a byte now and then, stays open for ever, and a header of 100 MB
-holds the event loop for seconds. A connection whose client still sends is closed so that the client can read the
-answer: TCP resets one that is closed with unread data, and the client's machine then throws the answer away.
+Without the bounds, a connection that sends nothing, or a byte now and then, stays open for ever, and a header or a
+trailer of 100 MB holds the event loop for seconds. Bytes are counted as they come, whatever they are a part of. A
+connection whose client still sends is closed so that the client can read the answer: TCP resets one that is closed with
+unread data, and the client's machine then throws the answer away.
+
+A body that turns out to be none, or too large around its content, is the application's to refuse, which then waits for
+it (`REQUEST_BODY`). Trailers are read and thrown away. So is a wish to speak another protocol: the request goes on.
 
 A server that stops loses no request: a connection is closed after an answer whose head says so, or when it has been
 idle for so long that its client uses it no more.
@@ -14,9 +18,11 @@ HTTP/1.0, which know no chunks, get an answer of unknown length as plain bytes u
 import asyncio
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
+import httptools
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -24,7 +30,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from services.gateway.api.errors import ApiError, invalid
 
 HEAD_TIMEOUT_S = 20.0
-MAX_HEAD_BYTES = 64 << 10  # of a request: its path and its headers
+MAX_HEAD_BYTES = 64 << 10  # of a request: its path, its headers and its trailers, and what chunks are wrapped in
+MAX_PIPELINED = 100  # requests that wait on one connection for the answer before theirs
 LINGER_S = 20.0  # for a client that still sends when it has its answer
 # Of TLS, for a client to say goodbye too. The event loop alone would wait for 30 s, and so would a server that stops.
 GOODBYE_S = 1.0
@@ -35,6 +42,7 @@ IDLE_S = 5.5
 log = structlog.get_logger()
 
 STREAM_WRITER = "baton.stream_writer"  # in the scope's extensions: a StreamWriter
+REQUEST_BODY = "baton.request_body"  # in the scope's extensions: a RequestBody
 
 
 class Shutdown:
@@ -148,16 +156,27 @@ class StreamWriter:
         return bool(cycle.chunked_encoding) and not cycle.response_complete
 
 
+@dataclass(slots=True)
+class RequestBody:
+    """The body of a request, as far as the protocol knows. refusal: why no more of it comes, while it is incomplete."""
+
+    refusal: ApiError | None = None
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """A connection. The head's time runs from the connection's start, and from each further request's first byte."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _in_head = False  # the first byte of a request has come, and its head is incomplete
     _in_body = False  # a request's head is complete, and its body is not
-    _refused = False  # what has come is no request, or one with too large a head
+    _refused = False  # what has come is no request, or one that is too large around its body
     _refusal: ApiError | None = None  # the parser was stopped for this
-    _head_bytes = 0  # of the incomplete head, as far as they came in parts of their own
     _num_begun = 0  # requests that began in one part
+    # Of the incomplete request:
+    _framing_bytes = 0  # that are no content of its body, as far as they came in parts of their own
+    _content_bytes = 0  # of one part, and what may be wrapped around them
+    _chunk_bytes = 0  # content of the incomplete chunk
+    _named_bytes = 0  # its path, its headers and its trailers
 
     def __init__(self, *args: Any, pending: PendingWrites, stopping: Shutdown, **kwargs: Any) -> None:
         """`pending`, `stopping`: one object for all connections. The other arguments are uvicorn's."""
@@ -165,6 +184,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._pending = pending
         self._stopping = stopping
         self._idle_since = self.loop.time()
+        self._body = RequestBody()  # of the last request whose head is complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in the base class
         """See asyncio.Protocol."""
@@ -182,48 +202,103 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. The parser gets no more than a whole head at once."""
+        self._unset_keepalive_if_required()
         for start in range(0, len(data), MAX_HEAD_BYTES):
             if self._refused or self._connection.lingering or self.transport.is_closing():
                 return
             self._parse(data[start : start + MAX_HEAD_BYTES])
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if not (answers or self._head_timer or self.timeout_keep_alive_task):  # the rest of a body, or empty lines
+            self._wait_for_head()
 
     def _parse(self, part: bytes) -> None:
         between_requests = not (self._in_head or self._in_body)
-        self._num_begun = 0
-        super().data_received(part)
-        if not self._in_head:
+        self._num_begun = self._content_bytes = 0
+        self._feed(part)
+        if self._refused or not (self._in_head or self._in_body):
             return
-        if self._num_begun == 0:
-            self._head_bytes += len(part)
-        else:  # after another request in the same part, the first bytes of this one are not counted
-            self._head_bytes = len(part) if between_requests and self._num_begun == 1 else 0
-        if self._head_bytes > MAX_HEAD_BYTES:
+        # After another request in the same part, the first bytes of this one are not counted.
+        if self._num_begun == 0 or (between_requests and self._num_begun == 1):
+            self._framing_bytes += len(part) - self._content_bytes
+        if self._framing_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
 
+    def _feed(self, part: bytes) -> None:
+        while part:
+            try:
+                self.parser.feed_data(part)
+                return
+            except httptools.HttpParserUpgrade as upgrade:  # the parser has left out its body
+                part = self._head_without_upgrade() + part[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                self._refuse(self._refusal or invalid("Invalid HTTP request received.", None))
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
     def on_message_begin(self) -> None:
-        """Starts the timer at a request's first byte."""
+        """Starts the timer at a request's first byte. Raises ApiError, which stops the parser."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop_parser(invalid(f"More than {MAX_PIPELINED} requests wait on this connection.", None))
         super().on_message_begin()
         self._in_head = True
         self._num_begun += 1
+        self._framing_bytes = self._content_bytes = self._chunk_bytes = self._named_bytes = 0
         if self._head_timer is None:
             self._wait_for_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header, and throws a trailer away. Raises ApiError, which stops the parser."""
+        self._named_bytes += len(name) + len(value) + 4
+        if self._named_bytes > MAX_HEAD_BYTES:
+            self._stop_parser(_head_too_large())
+        if not self._in_body:
+            super().on_header(name, value)
+        elif name.lower() == b"connection":  # the parser heeds it, and refuses others of the kind itself
+            self._stop_parser(invalid("A trailer says how the connection goes on.", None))
+
     def on_headers_complete(self) -> None:
         """Stops the timer: the request's head is complete. Raises ApiError, which stops the parser."""
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            return  # the parser reads this head again, without its wish
         self._stop_waiting()
-        self._in_head, self._in_body = False, True
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEAD_BYTES:
-            self._refusal = _head_too_large()
-            raise self._refusal
+        self._in_head = False
+        self._named_bytes += len(self.url)
+        if self._named_bytes > MAX_HEAD_BYTES:
+            self._stop_parser(_head_too_large())
         super().on_headers_complete()
+        self._in_body, self._body = True, RequestBody()
         if self._stopping.begun:
             self.cycle.keep_alive = False  # the answer's head says so
-        self.scope["extensions"] = {STREAM_WRITER: StreamWriter(self.cycle, self._connection)}  # type: ignore[dict-item]  # our own
+        writer = StreamWriter(self.cycle, self._connection)
+        self.scope["extensions"] = {STREAM_WRITER: writer, REQUEST_BODY: self._body}  # type: ignore[dict-item]  # our own
+
+    def on_body(self, body: bytes) -> None:
+        """Takes a part of the body's content."""
+        self._content_bytes += len(body)
+        self._chunk_bytes += len(body)
+        super().on_body(body)
+
+    def on_chunk_complete(self) -> None:
+        """Allows the chunk the length of a size and two line ends beside its content, where that is not tiny."""
+        self._content_bytes += min(len(f"{self._chunk_bytes:x}") + 4, self._chunk_bytes // 8)
+        self._chunk_bytes = 0
 
     def on_message_complete(self) -> None:
         """Notes that the client has sent all of its request."""
+        if not self._in_body:
+            return  # the parser reads this request's head again
         self._in_body = False
         super().on_message_complete()
+        if self.cycle.response_complete:  # long before, maybe
+            self._stop_waiting()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_response_complete(self) -> None:
         """Notes that the connection is idle from now on."""
@@ -253,15 +328,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         super()._start_asgi_task(cycle, _unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app)  # type: ignore[arg-type]
 
-    def send_400_response(self, msg: str) -> None:
-        """Answers bytes that are no request, and closes the connection. uvicorn calls it where its parser raises."""
-        self._refuse(self._refusal or invalid(msg, None))
+    def _stop_parser(self, refusal: ApiError) -> NoReturn:
+        self._refusal = refusal
+        raise refusal
 
     def _refuse(self, error: ApiError) -> None:
+        """Answers bytes that are no request, and closes the connection; the application answers for a body."""
         self._refused, self._in_head = True, False
         self._stop_waiting()
-        if self.cycle is not None and not self.cycle.response_complete:  # the answer before would have it in its middle
+        if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
+            if self._in_body:
+                self._body.refusal = error
+                self.cycle.message_event.set()
+            return  # also where the answer before would have this one in its middle
+        if self._in_body:  # whose answer is complete
+            self.transport.close()
             return
         body, phrase = error.envelope(), HTTPStatus(error.status).phrase
         head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -278,7 +360,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _head_too_large() -> ApiError:
-    message = f"The request's path and headers are larger than {MAX_HEAD_BYTES} bytes."
+    message = f"The request's path, headers and trailers are larger than {MAX_HEAD_BYTES} bytes."
     return ApiError(431, message, code="request_header_fields_too_large")
 
 

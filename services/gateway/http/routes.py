@@ -48,6 +48,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
         self.announce(exchange)
+        exchange.check_body()
         exchange.path_params = scope["path_params"]
         await self._handler(exchange)
 
