@@ -20,10 +20,11 @@ from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
 from services.gateway.dispatch.router import Policy
+from services.gateway.draining import EndingGateway
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.limits import Limits
-from services.gateway.http.serving import serve, serving_beside
+from services.gateway.http.serving import serving
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.entry import QuotaMaker
 from services.gateway.keys.file import KeysFileError
@@ -53,6 +54,7 @@ from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
 from services.process.loop_watch import watch_loop
+from services.process.signals import on_ending_signals
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
@@ -64,7 +66,6 @@ from services.tls.roles import CertificateRole
 _LOOKUP_TIMEOUT_S = 0.25  # what takes longer costs a hit, not the request's time
 _REGISTRY_TIMEOUT_S = 1.0
 _STORE_TIMEOUT_S = 0.5  # what takes longer is not kept, or not found
-_LAST_WORDS_S = 1.0  # of a drain: for errors to reach the clients whose answers did not end in time
 # A request leaves no garbage that needs a collector. Looking at those in flight after every 700 new objects, Python's
 # default, took 3 to 6 % of the gateway's time.
 _OBJECTS_BETWEEN_COLLECTIONS = 10_000
@@ -77,7 +78,7 @@ log = structlog.get_logger()
 
 
 def run(config: GatewayConfig) -> int:
-    """Runs a gateway until SIGTERM or SIGINT, which drain it; returns the exit code."""
+    """Runs a gateway until a signal, which drains it; returns the exit code."""
     log_writer = configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -119,12 +120,15 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     shares_port = config.http_fd is not None
     grpc_server = GrpcServer(servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port, keys, tls)
     context = None if tls is None else server_context(tls)
+    ending = EndingGateway(dispatcher, runners.in_progress)
+    on_ending_signals(ending.drain, ending.end)
     with _listening(config) as listeners:
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
         _spare_collections()
         log.info("gateway listening", **listeners.addresses(), workers=_known_workers(config))
         async with (
-            serving_beside(create_admin_app(parts), listeners.admin, context) as stop_admin,
+            serving(create_admin_app(parts), listeners.admin, context) as admin,
+            serving(create_app(parts), listeners.http, context) as http,
             asyncio.TaskGroup() as group,
         ):
             running = [dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe)]
@@ -134,16 +138,9 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
                 background.append(group.create_task(following))
-            budget_s = config.process.drain_timeout_s
-
-            def drain() -> None:
-                dispatcher.drain(budget_s - min(_LAST_WORDS_S, budget_s / 2))
-                group.create_task(grpc_server.stop(budget_s))
-                if config.admin_fd is not None:  # what asks there is to reach the successor, if there is one
-                    stop_admin()
-
-            await serve(create_app(parts), listeners.http, budget_s, on_stopping=drain, tls=context)
-            await grpc_server.stop(0)
+            # What asks at the admin port is to reach the successor, if there is one.
+            doors = (http, grpc_server, *(() if config.admin_fd is None else (admin,)))
+            await ending.run(doors, config.process.drain_timeout_s)
             for task in background:
                 task.cancel()
     if redis is not None:

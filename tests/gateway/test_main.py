@@ -2,14 +2,9 @@
 
 import asyncio
 import fcntl
-import json
 import os
 import signal
 import socket
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
@@ -18,31 +13,13 @@ import pytest
 from loadtest.processes import free_ports
 from services.config import WorkerRole
 from services.protocol.outcomes import FinishReason
-from tests.gateway import tokenizer_files
+from tests.gateway.gateway_process import CLOSED, gateway, how_it_ended, ready, write_model
 from tests.gateway.scripted_worker import ScriptedWorker, serving, worker_hello
-
-GATEWAY = """
-import sys
-from pathlib import Path
-from services.config import HandoffMode
-from services.process.configs import GatewayConfig, ServingSettings
-from services.gateway.main import run
-model, port, admin_port, *workers = sys.argv[1:]
-ports = {"port": int(port), "grpc_port": 0, "admin_port": int(admin_port)}
-serving = ServingSettings(served_model_name="small", handoff=HandoffMode.ALWAYS, **ports)
-sys.exit(run(GatewayConfig(model=Path(model), serving=serving, worker_addresses=tuple(workers))))
-"""
-
-CLOSED = httpx2.Limits(max_keepalive_connections=0)  # a gateway that ends waits for idle connections, for seconds
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = tokenizer_files.byte_level()
-    config = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 256, "eos_token_id": 1}
-    (directory / "config.json").write_text(json.dumps(config))
-    return tokenizer_files.write(directory, tokenizer)
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -53,35 +30,6 @@ def port() -> int:
 @pytest.fixture
 def admin_port() -> int:
     return free_ports(1)[0]
-
-
-@asynccontextmanager
-async def gateway(model: Path, port: int, admin_port: int, *workers: str, stderr: int = PIPE) -> AsyncIterator[Process]:
-    arguments = [sys.executable, "-c", GATEWAY, str(model), str(port), str(admin_port), *workers]
-    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, stderr=stderr)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def ready(client: httpx2.AsyncClient) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                if (await client.get("/ready")).status_code == 200:
-                    return
-            except httpx2.TransportError:
-                pass
-            await asyncio.sleep(0.05)
-
-
-async def how_it_ended(process: Process) -> tuple[int | None, str, str]:
-    async with asyncio.timeout(120):
-        out, error = await process.communicate()
-    return process.returncode, out.decode(), error.decode()
 
 
 async def test_a_request_goes_through_a_pair_and_sigterm_lets_it_end(model: Path, port: int, admin_port: int):

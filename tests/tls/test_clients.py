@@ -106,8 +106,9 @@ import asyncio, sys
 import uvloop
 from pathlib import Path
 from services.gateway.http import http_protocol
-from services.gateway.http.serving import serve
+from services.gateway.http.serving import serving
 from services.gateway.listening import listen
+from services.process.signals import on_ending_signals
 from services.tls.contexts import server_context
 from services.tls.files import CertificateFiles, CertificatePaths
 
@@ -122,7 +123,11 @@ async def main():
     print(listener.getsockname()[1], flush=True)
     paths = CertificatePaths.in_directory(Path(sys.argv[1]))
     files = CertificateFiles(CertificatePaths(paths.chain, paths.key))
-    await serve(app, listener, 120, tls=server_context(files))
+    told = asyncio.Event()
+    on_ending_signals(told.set, told.set)
+    async with serving(app, listener, server_context(files)) as server:
+        await told.wait()
+        await server.stop(120)
 
 asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
 """

@@ -22,6 +22,7 @@ from services.gateway.api.dialect import Dialect
 from services.gateway.api.embeddings import EmbeddingRunner
 from services.gateway.api.errors import ApiError, from_generation_error, invalid, unavailable
 from services.gateway.api.generation import GenerationError, GenerationRequest, Generator, Overloaded, Unavailable
+from services.gateway.api.in_progress import InProgress
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.pace import pace_of
 from services.gateway.api.parsed_choice import ParsedChoice
@@ -252,6 +253,7 @@ class Runners:
     tokenizer: Tokenizer
     side: SideThread
     records: RequestRecords
+    in_progress: InProgress
 
 
 def make_runners(
@@ -280,4 +282,5 @@ def make_runners(
         tokenizer,
         side,
         RequestRecords(metrics, tracing),
+        InProgress(),
     )

@@ -1,6 +1,7 @@
 """The gRPC server for clients: Inference, health and reflection on one port."""
 
 import asyncio
+from typing import Any
 
 import grpc
 import structlog
@@ -20,6 +21,7 @@ from services.tls.grpc_ends import open_port
 
 _INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 _READY_INTERVAL_S = 0.5
+_LAST_NEWS_S = 0.2  # for those who watch the health of a server that stops
 
 log = structlog.get_logger()
 
@@ -46,7 +48,7 @@ class GrpcServer:
         interceptors: list[grpc.aio.ServerInterceptor] = [] if keys is None else [AuthenticationInterceptor(keys)]
         self._server = grpc.aio.server(options=options, interceptors=[*interceptors, DecodingInterceptor(side)])
         self._generator = generator
-        self._health = health.aio.HealthServicer()
+        self._health = _Health()
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -72,7 +74,37 @@ class GrpcServer:
                 await self._health.set(service, status)
             await asyncio.sleep(_READY_INTERVAL_S)
 
-    async def stop(self, drain_timeout_s: float) -> None:
-        """Refuses further calls; waits for those that run, at most `drain_timeout_s`. May be called more than once."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(drain_timeout_s)
+    async def stop(self, within_s: float) -> None:
+        """Refuses further calls; returns when those that run have ended, which are cut off after so many seconds.
+
+        A further call can only shorten the time.
+        """
+        stopping = asyncio.create_task(self._server.stop(within_s))
+        await self._health.end()
+        await stopping
+
+
+class _Health(health.aio.HealthServicer):
+    """Ends the calls of those who watch it with the server: each would last, and be waited for, as long as it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
+        """Tells each change of a service's health until the client leaves, or the server stops."""
+        watch = asyncio.create_task(super().Watch(request, context))
+        self._watches.add(watch)
+        try:
+            await asyncio.wait([watch])
+        finally:
+            watch.cancel()
+            self._watches.discard(watch)
+
+    async def end(self) -> None:
+        """Is NOT_SERVING at once and for good; returns when all who watch have been told so."""
+        await self.enter_graceful_shutdown()
+        if self._watches:
+            await asyncio.wait(self._watches, timeout=_LAST_NEWS_S)
+        for watch in self._watches:
+            watch.cancel()

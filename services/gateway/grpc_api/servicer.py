@@ -182,9 +182,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         with structlog.contextvars.bound_contextvars(request_id=record.request_id):
             self._metrics.in_flight.inc()
             try:
-                if self._strict_fields and unknown:
-                    raise unknown_field(unknown[0])
-                yield record, header
+                async with self._runners.in_progress.answering():
+                    if self._strict_fields and unknown:
+                        raise unknown_field(unknown[0])
+                    yield record, header
                 record.status = grpc.StatusCode.OK.name
                 _show_figures(record, context)
             except ApiError as error:

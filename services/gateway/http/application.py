@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from services.config import Right
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.errors import ApiError, internal_error
-from services.gateway.api.request_records import RequestRecords
+from services.gateway.api.request_runner import Runners
 from services.gateway.http.exchange import STATUS_CLIENT_GONE, ClientGone, Exchange
 from services.gateway.http.routes import announce
 from services.gateway.metrics import GatewayMetrics
@@ -31,13 +31,12 @@ class Gate:
 class Application:
     """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
 
-    def __init__(
-        self, router: Router, metrics: GatewayMetrics, records: RequestRecords, gate: Gate | None = None
-    ) -> None:
+    def __init__(self, router: Router, metrics: GatewayMetrics, runners: Runners, gate: Gate | None = None) -> None:
         """gate: None asks for no key."""
         self.router = router
         self._metrics = metrics
-        self._records = records
+        self._records = runners.records
+        self._in_progress = runners.in_progress
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +59,8 @@ class Application:
         try:
             if self._gate is not None:
                 self._admit(self._gate, exchange, scope)
-            await self.router(scope, receive, send)
+            async with self._in_progress.answering():
+                await self.router(scope, receive, send)
         except ClientGone:
             exchange.record.status = STATUS_CLIENT_GONE
         except ApiError as error:

@@ -1,15 +1,12 @@
-"""Serves ASGI apps, each on one address: one until a signal, answers in progress may then end; another beside it."""
+"""Serves an ASGI app at a socket until it is told to stop; answers in progress may then end."""
 
 import asyncio
-import signal
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from types import FrameType
 
-import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -18,9 +15,7 @@ from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrit
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.
 KEEP_ALIVE_S = 75
-_BESIDE_DRAIN_S = 0.2  # of a server whose answers take milliseconds
-
-log = structlog.get_logger()
+_UNTOLD_DRAIN_S = 0.2  # of a server that is left without a word, as when the process fails
 
 
 def http_config(
@@ -44,50 +39,42 @@ def http_config(
     )
 
 
-async def serve(
-    app: ASGIApp,
-    listener: socket.socket,
-    drain_timeout_s: float,
-    on_stopping: Callable[[], object] = lambda: None,
-    tls: ssl.SSLContext | None = None,
-) -> None:
-    """Serves until SIGTERM or SIGINT, then until answers in progress ended, at most `drain_timeout_s`.
-
-    `on_stopping` is called between the two. tls: None: plain text.
-    """
-    stopping = Shutdown()
-    server = _SignalledServer(http_config(app, drain_timeout_s, stopping, tls), stopping, on_stopping)
-    await server.serve(sockets=[listener])
-
-
 @asynccontextmanager
-async def serving_beside(
+async def serving(
     app: ASGIApp, listener: socket.socket, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Callable[[], None]]:
-    """Serves until the `async with` block ends, whatever signals come; or until what it yields is called.
-
-    tls: None: plain text.
-    """
+) -> AsyncIterator["HttpServer"]:
+    """Serves until the `async with` block ends, or until the server is stopped in it. tls: None: plain text."""
     stopping = Shutdown()
-    server = _Server(http_config(app, _BESIDE_DRAIN_S, stopping, tls), stopping)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = HttpServer(http_config(app, _UNTOLD_DRAIN_S, stopping, tls), stopping)
+    server.begin(listener)
     try:
-        yield server.stop
+        yield server
     finally:
-        server.stop()
-        await serving
+        await server.stop(_UNTOLD_DRAIN_S)
 
 
-class _Server(uvicorn.Server):
-    """Stops when it is told to. Signals are left to others."""
+class HttpServer(uvicorn.Server):
+    """Serves at one socket from `begin` to `stop`."""
 
     def __init__(self, config: uvicorn.Config, stopping: Shutdown) -> None:
         super().__init__(config)
         self._stopping = stopping
 
-    def stop(self) -> None:
-        """Has the server stop soon."""
-        self.should_exit = True
+    def begin(self, listener: socket.socket) -> None:
+        """Serves from now on."""
+        self._serving = asyncio.create_task(self.serve(sockets=[listener]))
+
+    async def stop(self, within_s: float) -> None:
+        """Accepts no more connections; returns when answers have ended, which are cut off after so many seconds.
+
+        A further call returns when the first one does; with 0 it cuts answers off.
+        """
+        if self.should_exit:
+            self.force_exit = self.force_exit or within_s == 0
+        else:
+            self.config.timeout_graceful_shutdown = within_s  # type: ignore[assignment]  # is given to asyncio as it is
+            self.should_exit = True
+        await asyncio.shield(self._serving)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accepts no more connections, and waits until those that there are have ended."""
@@ -98,33 +85,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Captures none."""
         yield
-
-
-class _SignalledServer(_Server):
-    """Stops at a signal, and does not raise the signal again at the end, as uvicorn does."""
-
-    def __init__(self, config: uvicorn.Config, stopping: Shutdown, on_stopping: Callable[[], object]) -> None:
-        super().__init__(config, stopping)
-        self._on_stopping = on_stopping
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Lets answers in progress end at the first signal, and cuts them off at the second."""
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stops at the first signal, and at once at the second."""
-        log.info("stopping", signal=signal.Signals(sig).name, at_once=self.should_exit)
-        if self.should_exit:
-            self.force_exit = True
-        else:
-            self.stop()
-            self._on_stopping()

@@ -121,7 +121,7 @@ def create_admin_app(parts: AppParts) -> ASGIApp:
 
 def _application(parts: AppParts, routes: Sequence[Route], right: Right, open_paths: frozenset[str]) -> Application:
     gate = None if parts.keys is None else Gate(parts.keys, right, open_paths)
-    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners.records, gate)
+    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners, gate)
 
 
 def _probes(parts: AppParts) -> Probes:

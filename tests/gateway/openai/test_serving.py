@@ -1,4 +1,4 @@
-"""The HTTP server's life, as a process: what it does with signals and with an address that is taken."""
+"""The HTTP server's life, as a process: what it does when it is told to stop, and with an address that is taken."""
 
 import http.client
 import signal
@@ -18,7 +18,8 @@ from services.gateway.listening import ListenError, listen
 SERVER = """
 import asyncio, sys
 from services.gateway.listening import listen
-from services.gateway.http.serving import serve
+from services.gateway.http.serving import serving
+from services.process.signals import on_ending_signals
 
 async def app(scope, receive, send):
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -30,7 +31,11 @@ async def app(scope, receive, send):
 async def main():
     listener = listen("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    await serve(app, listener, float(sys.argv[1]))
+    told = asyncio.Event()
+    on_ending_signals(told.set, told.set)
+    async with serving(app, listener) as server:
+        await told.wait()
+        await server.stop(float(sys.argv[1]))
 
 asyncio.run(main())
 """
