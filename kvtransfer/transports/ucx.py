@@ -7,6 +7,8 @@ is kept to loopback.
 
 It also makes a datagram socket for each kind of shared memory (`mm`), in the abstract namespace, where any user may
 send. NIXL asks for connections whose other end is seen to fail, which shared memory does not have: these are not used.
+
+At SIGHUP UCX would begin to log all that it does, for good. That signal drains a worker.
 """
 
 import os
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path("/")
-NET_DEVICES, TRANSPORTS = "UCX_NET_DEVICES", "UCX_TLS"
+NET_DEVICES, TRANSPORTS, DEBUG_SIGNAL = "UCX_NET_DEVICES", "UCX_TLS", "UCX_DEBUG_SIGNO"
 _LOOPBACK = "lo"
 
 
@@ -35,7 +37,7 @@ class RdmaPort(NamedTuple):
 def settings(environ: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
     """Returns the variables to add to the environment before NIXL is set up. What is in it already stays."""
     devices = [_LOOPBACK, *(port.name for port in active_ports(root))]
-    ours = {NET_DEVICES: ",".join(devices), TRANSPORTS: "^mm"}
+    ours = {NET_DEVICES: ",".join(devices), TRANSPORTS: "^mm", DEBUG_SIGNAL: "0"}
     return {name: value for name, value in ours.items() if name not in environ}
 
 

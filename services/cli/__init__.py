@@ -7,14 +7,16 @@ from types import FrameType
 from typing import NoReturn
 
 from services.config.option import Refusal
-from services.process import child_config, lifeline
+from services.process import child_config, lifeline, signals
 
 
 def main() -> None:
     """Runs the console script. A refusal is one line on stderr and exit code 1."""
     lifeline.hold()
+    signals.ignore_meaningless()
     # The kernel keeps a signal without a handler from process 1, which this is in a container.
-    signal.signal(signal.SIGTERM, _end)
+    for number in {signal.SIGTERM, signal.SIGHUP}.intersection(signals.heeded()):
+        signal.signal(number, _end)
     try:
         if sys.argv[-1] == child_config.FLAG:
             from services.cli import start

@@ -8,7 +8,6 @@ A restart replaces the children one by one: the successor is ready before the ch
 """
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -19,8 +18,7 @@ from services.launcher import control
 from services.launcher.child import ChildFailed, ChildSpec, Listener, Supervisor
 from services.launcher.commands import Stack
 from services.launcher.restart import RestartPolicy
-
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from services.process.signals import on_ending_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +55,7 @@ class Launcher:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Serves; returns when a signal came and all children are gone. Raises ChildFailed, children gone as well."""
         serving = asyncio.create_task(self._serve(on_ready))
-        loop = asyncio.get_running_loop()
-        for number in _ENDING_SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                loop.add_signal_handler(number, self._on_signal, serving)
+        on_ending_signals(lambda: self._end(serving), self._hurry)
         try:
             await serving
         except asyncio.CancelledError:
@@ -95,11 +90,11 @@ class Launcher:
         ready_s, ended_s = replaced - started, time.monotonic() - replaced
         tell(f"{spec.name} is replaced: the new one was ready in {ready_s:.1f} s, the old one ended in {ended_s:.1f} s")
 
-    def _on_signal(self, serving: "asyncio.Task[None]") -> None:
-        if not self._ending:
-            self._ending = True
-            serving.cancel()
-            return
+    def _end(self, serving: "asyncio.Task[None]") -> None:
+        self._ending = True
+        serving.cancel()
+
+    def _hurry(self) -> None:
         for member in self._members:
             member.supervisor.hurry()
 

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import signal
 import sys
 
 import structlog
@@ -18,6 +17,7 @@ from services.prefix_index.redis_tls import with_certificate
 from services.process.configs import WorkerConfig
 from services.process.gc_watch import GcWatch
 from services.process.logs import configure_logging
+from services.process.signals import on_ending_signals
 from services.protocol.grpc_options import host_port
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
-    """Runs a worker until SIGTERM or SIGINT, which drain it; a second one ends it. Returns the exit code."""
+    """Runs a worker until a signal, which drains it; a second one ends it. Returns the exit code."""
     log_lines = configure_logging(config.process.log_format)
     gc_watch = GcWatch(config.process.logged_gc_types)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -101,18 +101,7 @@ def _guidance(files: ModelFiles, loaded: LoadedModel) -> Guidance | None:
 
 async def _serve(worker: Worker, address: str) -> int:
     await worker.start(address)
-    signals = 0
-
-    def on_signal() -> None:
-        nonlocal signals
-        signals += 1
-        if signals == 1:
-            worker.drain()
-        else:
-            worker.end()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    on_ending_signals(worker.drain, worker.end)
     gc.collect()
     gc.freeze()  # what the model and the libraries made stays; no collection needs to look at it again
     reason = await worker.ended

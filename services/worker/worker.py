@@ -262,8 +262,12 @@ class Worker:
         self.engine.call(lambda core, now: core.read_ended(end, now))
 
     def _on_hang(self, reason: str) -> None:
-        self._unhealthy = asyncio.create_task(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
+        self._not_serving()
         self.end(reason)
+
+    def _not_serving(self) -> None:
+        """Tells who asks for this worker's health, for good."""
+        self._unhealthy = asyncio.create_task(self._health.enter_graceful_shutdown())
 
     def _on_fatal(self, reason: str) -> None:
         """Called on the thread that cannot go on."""
@@ -280,6 +284,7 @@ class Worker:
         if self._drain_until is not None and until >= self._drain_until:
             return
         log.info("draining", timeout_s=budget_s)
+        self._not_serving()
         if self._drain_until is None and self._index is not None:
             self._index_task.cancel()  # which takes the worker out of registry and index
         self._drain_until = until

@@ -5,15 +5,18 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvtransfer.ids import AttemptId, GatewayId
 from kvtransfer.transports.memory import MemoryFabric
 from loadtest.processes import free_ports
 from protos import worker_pb2, worker_pb2_grpc
 from services.config import WorkerRole
+from services.process.signals import ENDING
 from services.protocol.messages import HandTo
 from services.protocol.outcomes import FailureCode
 from services.worker.drain import Drain
@@ -171,7 +174,7 @@ async def test_a_finished_outbox_gives_what_waits_and_takes_no_more():
     assert [message async for message in outbox.drain()] == [1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", ENDING)
 async def test_a_signal_drains_and_the_second_one_ends_the_process_at_once(number: signal.Signals):
     process, gateway = SimulatedWorkerProcess(WorkerRole.DECODE, 2000, free_ports(1)[0], {}), TestGateway()
     try:
@@ -182,10 +185,20 @@ async def test_a_signal_drains_and_the_second_one_ends_the_process_at_once(numbe
             process.signal(number)
             await stream.until(lambda: stream.load.draining, 5)
             assert process.exit_code is None
+            async with stub_of_health(process.port) as health:
+                answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
             process.signal(number)
             assert await asyncio.to_thread(process.wait, 5) == 0
     finally:
         process.kill()
+
+
+@asynccontextmanager
+async def stub_of_health(port: int) -> AsyncIterator[Any]:
+    """Asks for the health of the worker at this port."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield health_pb2_grpc.HealthStub(channel)
 
 
 @asynccontextmanager

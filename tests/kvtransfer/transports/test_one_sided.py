@@ -154,9 +154,11 @@ def test_a_process_of_this_host_is_reached_by_loopback_where_its_memory_cannot_b
 
 def test_ucx_listens_on_loopback_alone_and_has_the_active_ports_for_rdma(tmp_path: Path):
     """Its shared memory, for which it makes sockets too, would never be used. What a user chose stays."""
-    assert ucx.settings({}, infiniband(tmp_path)) == {"UCX_NET_DEVICES": "lo", "UCX_TLS": "^mm"}
+    ours = {"UCX_NET_DEVICES": "lo", "UCX_TLS": "^mm", "UCX_DEBUG_SIGNO": "0"}
+    assert ucx.settings({}, infiniband(tmp_path)) == ours
     tree = infiniband(tmp_path, mlx5_0=("4: ACTIVE", "InfiniBand"), mlx5_1=("1: DOWN", "Ethernet"))
     chosen = ucx.settings({}, tree)
     assert chosen["UCX_NET_DEVICES"] == "lo,mlx5_0:1"
     assert usable_means(chosen, tree) == usable_means({}, tree) == Means.CMA | Means.INFINIBAND
-    assert ucx.settings({"UCX_NET_DEVICES": "eth0", "UCX_TLS": "all"}, tree) == {}
+    chosen = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "all", "UCX_DEBUG_SIGNO": "SIGUSR1"}
+    assert ucx.settings(chosen, tree) == {}
