@@ -132,6 +132,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             asyncio.TaskGroup() as group,
         ):
             running = [dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe)]
+            runners.processes.start()
+            running.append(runners.processes.run())
             if followed is not None:
                 running += [followed.follow(), *([] if quotas is None else [quotas.follow()])]
             background = [group.create_task(part) for part in running]

@@ -28,9 +28,12 @@ def environment() -> dict[str, str]:
 def hold() -> None:
     """Ties this process to the parent that its environment names, if any. Exits if that one is gone already."""
     named = os.environ.pop(PARENT_VARIABLE, None)
-    if named is None:
-        return
-    parent = int(named)
+    if named is not None:
+        hold_to(int(named))
+
+
+def hold_to(parent: int) -> None:
+    """Ties this process to its parent, by the parent's process id. Exits if that one is gone already."""
     if sys.platform == "linux":
         _die_with_parent()
     else:

@@ -124,6 +124,7 @@ async def running_api(
         grpc_servers.append(GrpcServer(servicer, generator, runners.side, MAX_BODY_BYTES, keys=keys, tls=tls))
         return await grpc_servers[-1].start("127.0.0.1", 0)
 
+    beside = asyncio.create_task(runners.processes.run())
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with (
@@ -135,6 +136,8 @@ async def running_api(
             ):
                 yield Api(base_url, generator, tokenizer, http, admin, port, logs, start_grpc, (app, admin_app))
     finally:
+        beside.cancel()
+        await asyncio.wait([beside])
         for grpc_server in grpc_servers:
             await grpc_server.stop(0)
         listener.close()

@@ -53,7 +53,7 @@ class Messages:
         """Sends the number of a prompt's tokens. Raises ApiError, ClientGone."""
         request, chat = await self._read(exchange, CountRequest)
         with in_words_of_messages(request):
-            (prompt,) = await self._runner.tokenize(chat)
+            (prompt,) = await self._runner.tokenize(chat, exchange.record, exchange.caller)
         await exchange.respond(200, orjson.dumps({"input_tokens": len(prompt.token_ids)}))
 
     async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:

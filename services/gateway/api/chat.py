@@ -7,15 +7,16 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
+from services.gateway.api.chat_text import ChatTexts
 from services.gateway.api.choice import PromptShown
-from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.errors import invalid
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, cut
 from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
 from services.gateway.api.tools import EarlierCalls
-from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
+from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 2048  # as OpenAI has it
@@ -24,7 +25,6 @@ MAX_DOCUMENTS = 1024
 MAX_TEMPLATE_CHARS = 1 << 16
 
 _SHORT_MESSAGE = 1024  # characters of a message that the prompt has begun, which are read in less than a millisecond
-_FEW_PARTS = 128  # messages, and parts of their content, that are rendered in a millisecond or two
 
 
 def _as_parts(value: object) -> object:
@@ -144,17 +144,15 @@ class ChatDialect:
 
     kind = ChatRequest
 
-    def __init__(self, tokenizer: Tokenizer, model: ChatModel, side: SideThread) -> None:
+    def __init__(self, tokenizer: Tokenizer, model: ChatModel, side: SideThread, processes: SideProcesses) -> None:
         self._tokenizer = tokenizer
-        self._template = model.template
         self._side = side
         self._answers = ChatAnswers(model, tokenizer)
+        self._texts = ChatTexts(model, self._answers, side, processes)
 
-    async def prompts(self, request: ChatRequest, max_tokens: int) -> list[Prompt]:
+    async def prompts(self, request: ChatRequest, max_tokens: int, tenant: str) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
-        num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
-        costly = request.chat_template_kwargs or request.documents or request.chat_template or request.tools
-        text = await self._side.run_if(num_parts > _FEW_PARTS or bool(costly), self._render, request)
+        text = await self._texts.render(request, tenant)
         if (kept := request.kept_tokens(max_tokens)) is None:
             check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
         whole = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
@@ -164,33 +162,6 @@ class ChatDialect:
         begun = self._answers.begun(text) if goes_on else ""
         reading = await self._side.run_if(len(begun) > _SHORT_MESSAGE, self._answers.reading, request, begun)
         return [Prompt(token_ids, reading=reading)]
-
-    def _render(self, request: ChatRequest) -> str:
-        if self._template is None:
-            raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        template, kwargs = self._template, request.chat_template_kwargs or {}
-        if request.chat_template is not None:
-            template = _of_request(template, request.chat_template)
-        elif request.callable_tools:
-            template = template.with_tools
-        self._answers.check(request, template)
-        if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
-            raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
-        continued = bool(request.continue_final_message)
-        prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
-        try:
-            return template.render(
-                self._answers.messages(request, [_as_dict(message) for message in request.messages]),
-                tools=self._answers.tools(request),
-                add_generation_prompt=prompted,
-                continue_final_message=continued,
-                documents=request.documents,
-                kwargs={**self._answers.variables(request), **kwargs},
-            )
-        except TemplateError as error:
-            raise invalid(str(error), "messages") from error
-        except RecursionError as error:  # tools and calls become JSON in the prompt
-            raise invalid("Invalid 'messages': they, or the 'tools', are nested too deeply.", "messages") from error
 
     def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect. An echo is the last message, where that is the assistant's: the answer goes on from it."""
@@ -212,26 +183,3 @@ class ChatDialect:
     def grammar(self, request: ChatRequest, prompt: Prompt) -> tuple[str, str]:
         """See Dialect."""
         return self._answers.grammar(request, prompt.reading)
-
-
-def _of_request(template: ChatTemplate, source: str) -> ChatTemplate:
-    if not template.replaceable:
-        words = "'chat_template' is taken from requests only where the server has --trust-request-chat-template."
-        raise unsupported("chat_template", words)
-    try:
-        return template.replaced(source)
-    except TemplateError as error:
-        raise invalid(f"Invalid 'chat_template': {error}", "chat_template", "invalid_value") from error
-
-
-def _as_dict(message: Message) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    calls = [call.as_value() for call in message.tool_calls or ()]
-    extra = {
-        "name": message.name,
-        "reasoning_content": message.reasoning_content,
-        "reasoning": message.reasoning,
-        "tool_calls": calls or None,
-        "tool_call_id": message.tool_call_id,
-    }
-    return {"role": role, "content": message.text, **{key: value for key, value in extra.items() if value is not None}}

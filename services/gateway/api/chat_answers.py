@@ -10,7 +10,7 @@ from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.reading import MarkTokens, Reading
 from services.gateway.api.structured import grammar_of
 from services.gateway.api.tools import as_values, schemas
-from services.gateway.text.chat_template import ChatTemplate
+from services.gateway.text.chat_template import ChatTemplate, reads
 from services.gateway.text.inserted_tools import with_tools
 from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
@@ -37,8 +37,8 @@ class ChatAnswers:
         self._tokenizer = tokenizer
         self._marks = MarkTokens(model.forms, tokenizer)
 
-    def check(self, request: MessageRequest, template: ChatTemplate) -> None:
-        """Raises ApiError for a request that this model cannot answer with this template."""
+    def check(self, request: MessageRequest, template: str) -> None:
+        """Raises ApiError for a request that this model cannot answer with the template of this text."""
         if request.tools and not self._forms.calls:
             words = "how this model writes calls is not known, or switched off; see the gateway's --tool-parser."
             raise unsupported("tools", f"'tools' is not supported with this model: {words}")
@@ -54,10 +54,10 @@ class ChatAnswers:
         if request.ignore_eos and self.constrains(request):
             raise invalid("'ignore_eos' excludes calls and reasoning that a grammar bounds.", "ignore_eos")
 
-    def _takes(self, effort: str, template: ChatTemplate) -> bool:
+    def _takes(self, effort: str, template: str) -> bool:
         if effort == "none" and self._forms.reasoning is None:
             return True  # there is none
-        return template.reads("reasoning_effort") or template.reads(_THINKING)
+        return reads(template, "reasoning_effort") or reads(template, _THINKING)
 
     def variables(self, request: MessageRequest) -> dict[str, Any]:
         """The variables of the chat template that the request's effort sets."""

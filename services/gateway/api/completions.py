@@ -72,7 +72,7 @@ class CompletionDialect:
         self._tokenizer = tokenizer
         self._side = side
 
-    async def prompts(self, request: CompletionRequest, max_tokens: int) -> list[Prompt]:
+    async def prompts(self, request: CompletionRequest, max_tokens: int, tenant: str) -> list[Prompt]:
         """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
         prompts = separate_prompts(request.prompt, request.prompt_param, MAX_PROMPTS)
         if (kept := request.kept_tokens(max_tokens)) is None:

@@ -12,8 +12,11 @@ class Dialect(Protocol[Request]):
 
     kind: type[Request]
 
-    async def prompts(self, request: Request, max_tokens: int) -> list[Prompt]:
-        """Returns the request's prompts, at least one. Raises ApiError, also for a text longer than `max_tokens`."""
+    async def prompts(self, request: Request, max_tokens: int, tenant: str) -> list[Prompt]:
+        """Returns the request's prompts, at least one. Raises ApiError, also for a text longer than `max_tokens`.
+
+        tenant: whose request it is, where it has to wait beside others.
+        """
 
     def shown(self, request: Request, prompt: Prompt) -> PromptShown | None:
         """The part of a prompt that its answers show; None: nothing."""

@@ -13,6 +13,7 @@ from services.gateway.api.json_schema import close_objects
 
 MAX_CHARS = 1 << 16  # of a schema as JSON, a regular expression, a grammar, all choices together, structural tags
 MAX_CHOICES = 1024
+MAX_REASON = 500  # characters of the reason why a form is refused
 _MAX_RULES = 512  # in GBNF, whose translation takes the square of their number: 3,500 took 7.6 s
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
@@ -88,7 +89,7 @@ def lark_string(text: str) -> str:
 
 def wrong(param: str, reason: str) -> ApiError:
     """400: a form that makes no grammar, or not one that can be followed."""
-    return invalid(f"Invalid '{param}': {reason.strip()[:500]}", param, "invalid_grammar")
+    return invalid(f"Invalid '{param}': {reason.strip()[:MAX_REASON]}", param, "invalid_grammar")
 
 
 def too_large(param: str) -> ApiError:

@@ -39,6 +39,7 @@ from services.gateway.api.tracing import Tracing
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import Neutral, parse_request
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.side.processes import SideProcesses
 from services.gateway.text.detokenizer import make_detokenizer
 from services.gateway.text.sequence_text import SequenceText
 from services.gateway.text.tokenizer import Tokenizer
@@ -96,7 +97,7 @@ class RequestRunner(Generic[Request]):
         try:
             await terms.caller.check(record)
             max_model_len = await self.max_model_len()
-            prompts, num_choices = await self._tokenize(request, max_model_len), request.n or 1
+            prompts, num_choices = await self._tokenize(request, max_model_len, terms.caller), request.n or 1
             capsules = await self._capsules(request, prompts, num_choices, max_model_len, terms.caller)
             record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
             self._metrics.prompt_tokens.inc(record.prompt_tokens)
@@ -124,14 +125,14 @@ class RequestRunner(Generic[Request]):
                 self._metrics.refused(error.refusal)
             raise from_generation_error(error, request.prompt_param) from error
 
-    async def tokenize(self, request: Request) -> list[Prompt]:
-        """Returns the prompts, at least one, each of at least one token. Raises ApiError."""
-        return await self._tokenize(request, await self.max_model_len())
+    async def tokenize(self, request: Request, record: RequestRecord, caller: Caller) -> list[Prompt]:
+        """Returns the prompts, at least one, each of at least one token. Raises ApiError.        """
+        return await self._tokenize(request, await self.max_model_len(), caller)
 
-    async def capsules(self, request: Request, caller: Caller) -> tuple[Capsule, ...]:
+    async def capsules(self, request: Request, record: RequestRecord, caller: Caller) -> tuple[Capsule, ...]:
         """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError."""
         max_model_len = await self.max_model_len()
-        prompts = await self._tokenize(request, max_model_len)
+        prompts = await self._tokenize(request, max_model_len, caller)
         return await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
 
     async def max_model_len(self) -> int:
@@ -141,9 +142,9 @@ class RequestRunner(Generic[Request]):
         except Unavailable as error:
             raise unavailable("No worker is ready yet. Try again later.", error.retry_after_s) from error
 
-    async def _tokenize(self, request: Request, max_model_len: int) -> list[Prompt]:
+    async def _tokenize(self, request: Request, max_model_len: int, caller: Caller) -> list[Prompt]:
         param = request.prompt_param
-        prompts = await self.dialect.prompts(request, max_model_len)
+        prompts = await self.dialect.prompts(request, max_model_len, caller.tenant)
         for prompt in prompts:
             if not len(prompt.token_ids):
                 raise ApiError(400, f"Invalid '{param}': it has no tokens.", param, "empty_string")
@@ -158,7 +159,10 @@ class RequestRunner(Generic[Request]):
         if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
         vocab_size = self.model.vocab_size
-        bad_words, grammar = await self._bad_words(request.bad_words or []), await self._grammar(request, prompts[0])
+        bad_words, grammar = (
+            await self._bad_words(request.bad_words or []),
+            await self._grammar(request, prompts[0], caller),
+        )
         first = resolve_sampling(
             request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
         )
@@ -176,12 +180,12 @@ class RequestRunner(Generic[Request]):
                 await _let_others_run(len(capsules))
         return tuple(capsules)
 
-    async def _grammar(self, request: Request, prompt: Prompt) -> str:
+    async def _grammar(self, request: Request, prompt: Prompt, caller: Caller) -> str:
         if not self.dialect.constrains(request):
             return ""
         grammar, param = await asyncio.to_thread(self.dialect.grammar, request, prompt)
         if grammar:
-            await self._grammars.check(grammar, param)
+            await self._grammars.check(grammar, param, caller.tenant)
         return grammar
 
     async def _bad_words(self, words: list[str]) -> tuple[tuple[int, ...], ...]:
@@ -252,6 +256,7 @@ class Runners:
     embeddings: EmbeddingRunner
     tokenizer: Tokenizer
     side: SideThread
+    processes: SideProcesses
     records: RequestRecords
     in_progress: InProgress
 
@@ -273,14 +278,16 @@ def make_runners(
         created=int(time.time()),
         fingerprint=_fingerprint(model.digest or served_model_name),
     )
-    side, grammars = SideThread(), GrammarChecks(tokenizer)
-    chat, completions = ChatDialect(tokenizer, chat_model, side), CompletionDialect(tokenizer, side)
+    side, processes = SideThread(), SideProcesses(tokenizer.backend.to_str)
+    grammars = GrammarChecks(processes)
+    chat, completions = ChatDialect(tokenizer, chat_model, side, processes), CompletionDialect(tokenizer, side)
     return Runners(
         RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
         RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
         EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
         tokenizer,
         side,
+        processes,
         RequestRecords(metrics, tracing),
         InProgress(),
     )

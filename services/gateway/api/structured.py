@@ -1,25 +1,23 @@
 """Structured output: the form that a request asks its answer to have, as a grammar for the workers.
 
-What a client sends is turned into one of llguidance's notations, and compiled once here: a grammar that is wrong or too
-costly is refused with the library's words, before any work is done for it.
+What a client sends is turned into one of llguidance's notations, and compiled once in a process that has limits: a
+grammar that is wrong or too costly is refused with the library's words, before any work is done for it.
 """
 
-import asyncio
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self
 
-import llguidance
-import numpy as np
 import orjson
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import invalid, unavailable
 from services.gateway.api.forms import (
     MAX_CHARS,
     MAX_CHOICES,
+    MAX_REASON,
     JsonStyle,
     Text,
     of_choices,
@@ -31,11 +29,15 @@ from services.gateway.api.forms import (
 from services.gateway.api.strict import Strict
 from services.gateway.api.structural_tag import StructuralTag, TagFields
 from services.gateway.api.tag_grammar import of_tag
-from services.gateway.text.tokenizer import Tokenizer
+from services.gateway.side.frames import JobEnd, JobKind
+from services.gateway.side.processes import LONGEST_S, MEMORY_BYTES, JobFailed, NoJobs, SideProcesses
 
-_MAX_CHECKED = 256  # grammars that are known to be right or wrong
-_LONGEST_S = 1.0  # to compile a grammar, and to follow it for one token
-_NO_BITS = np.zeros(0, dtype=np.uint8)
+_MAX_KNOWN = 4096  # grammars that are known to be right or wrong
+_DIGEST_BYTES = 32
+_TOO_COSTLY = {  # by: it was the time
+    True: f"it takes longer than {LONGEST_S:g} s to follow it for one token",
+    False: f"it takes more than {MEMORY_BYTES >> 20} MiB to follow it for one token",
+}
 _NO_TOKENS: Mapping[str, int] = {}
 
 
@@ -170,41 +172,32 @@ def _of_structured(wanted: StructuredOutputs, tokens: Mapping[str, int]) -> str:
 
 
 class GrammarChecks:
-    """Compiles grammars before they are sent to workers, one at a time: one that is too costly costs no more than that.
+    """Has grammars followed for one token before they are sent to workers, in processes that have limits.
 
-    A grammar of large counts, as `(a{1000}){1000}`, shows what it costs with its second mask.
+    What was found is kept, of those that were refused as well.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._compiler: llguidance.LLTokenizer | None = None  # takes a while to make, and is made when it is needed
-        self._known: OrderedDict[str, str] = OrderedDict()  # why not, or empty; least recently used first
-        self._compiling = asyncio.Lock()
+    def __init__(self, processes: SideProcesses) -> None:
+        self._processes = processes
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # why not, or empty, by digest; least recently used first
 
-    async def check(self, grammar: str, param: str) -> None:
+    async def check(self, grammar: str, param: str, tenant: str) -> None:
         """Raises ApiError for a grammar that workers could not follow. `param`: the field that it comes from."""
-        if grammar not in self._known:
-            async with self._compiling:
-                if grammar not in self._known:
-                    self._known[grammar] = await asyncio.to_thread(self._why_not, grammar)
-            if len(self._known) > _MAX_CHECKED:
+        digest = blake2b(grammar.encode(), digest_size=_DIGEST_BYTES).digest()
+        if digest not in self._known:
+            self._known[digest] = await self._why_not(grammar, tenant)
+            if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
-        self._known.move_to_end(grammar)
-        if reason := self._known[grammar]:
+        self._known.move_to_end(digest)
+        if reason := self._known[digest]:
             raise wrong(param, reason)
 
-    def _why_not(self, grammar: str) -> str:
-        """Follows the grammar for one token. Empty: it can be followed at a cost that can be borne."""
-        began = time.monotonic()
-        if self._compiler is None:
-            self._compiler = llguidance.LLTokenizer(self._tokenizer.backend.to_str())
-            began = time.monotonic()
-        limits = llguidance.LLParserLimits(verbose_errors=False)  # the others are for the parser's inside
-        matcher = llguidance.LLMatcher(self._compiler, grammar, log_level=0, limits=limits)
-        allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8) if not matcher.is_error() else _NO_BITS
-        first = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))[:1].tolist()
-        if first and matcher.consume_tokens(first) and not matcher.is_stopped():
-            matcher.compute_bitmask()
-        if not matcher.is_error() and time.monotonic() - began > _LONGEST_S:
-            return f"it takes longer than {_LONGEST_S:g} s to follow it for one token"
-        return matcher.get_error()
+    async def _why_not(self, grammar: str, tenant: str) -> str:
+        """Returns why the grammar cannot be followed at a cost that can be borne; empty: it can. Raises ApiError."""
+        try:
+            answer = await self._processes.do(JobKind.GRAMMAR, {"grammar": grammar}, tenant)
+        except JobFailed as error:
+            return _TOO_COSTLY[error.end is JobEnd.TIME]
+        except NoJobs as error:
+            raise unavailable("The form of the answer cannot be looked at now. Try again later.", 1) from error
+        return answer["error"][:MAX_REASON]

@@ -11,7 +11,7 @@ import structlog
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
-from services.gateway.api.caller import ANYBODY, Authenticator
+from services.gateway.api.caller import ANYBODY, Authenticator, Caller
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.api.errors import ApiError, from_generation_error, internal_error
 from services.gateway.api.generation import Expired
@@ -110,11 +110,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: "grpc.aio.ServicerContext[inference_pb2.TokenizeRequest, inference_pb2.TokenizeResponse]",
     ) -> inference_pb2.TokenizeResponse:
         """Answers one call. inference.proto has its description."""
-        async with self._answering("grpc.tokenize", request, context):
+        async with self._answering("grpc.tokenize", request, context) as (record, header):
+            caller = self._caller(record, header)
             if request.WhichOneof("prompt") == "chat":
-                token_ids = await self._tokenize(self._runners.chat, request)
+                token_ids = await self._tokenize(self._runners.chat, request, record, caller)
             else:
-                token_ids = await self._tokenize(self._runners.completions, request)
+                token_ids = await self._tokenize(self._runners.completions, request, record, caller)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(
@@ -139,8 +140,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         runner.check(translated)
         return translated
 
-    async def _tokenize(self, runner: RequestRunner[Request], request: inference_pb2.TokenizeRequest) -> list[int]:
-        (prompt,) = await runner.tokenize(await self._checked(runner, request))
+    async def _tokenize(
+        self,
+        runner: RequestRunner[Request],
+        request: inference_pb2.TokenizeRequest,
+        record: RequestRecord,
+        caller: Caller,
+    ) -> list[int]:
+        (prompt,) = await runner.tokenize(await self._checked(runner, request), record, caller)
         token_ids: list[int] = prompt.token_ids.tolist()
         return token_ids
 
@@ -164,11 +171,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     await context.write(response_of(update, updates.usage() if updates.done else None))
 
     def _terms(self, record: RequestRecord, header: Header, context: "grpc.aio.ServicerContext[Any, Any]") -> Terms:
-        caller = ANYBODY if self._keys is None else self._keys.caller(header, Right.API)
-        record.key_id = caller.key_id
+        caller = self._caller(record, header)
         remaining_s = context.time_remaining()  # 0: the deadline passed; None: there is none
         timeout_s = self._request_timeout_s if remaining_s is None else min(self._request_timeout_s, remaining_s)
         return Terms(timeout_s, parse_ttft_slo(header(TTFT_SLO_HEADER), self._ttft_slo_s), caller)
+
+    def _caller(self, record: RequestRecord, header: Header) -> Caller:
+        """Returns who asks, and notes it. Raises ApiError."""
+        caller = ANYBODY if self._keys is None else self._keys.caller(header, Right.API)
+        record.key_id = caller.key_id
+        return caller
 
     @asynccontextmanager
     async def _answering(

@@ -31,7 +31,7 @@ class RenderEndpoint(Generic[Request]):
         request = await self._runner.parse(body, self._neutral)
         exchange.take_request_id(request.request_id)
         exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
-        capsules = (await self._runner.capsules(request, exchange.caller))[:: request.n or 1]
+        capsules = (await self._runner.capsules(request, exchange.record, exchange.caller))[:: request.n or 1]
         answer_id = f"{'cmpl' if self._several else 'chatcmpl'}-{exchange.record.request_id}"
         ids = [answer_id] if len(capsules) == 1 else [f"{answer_id}-{number}" for number in range(len(capsules))]
         listed = [self._describe(request, capsule, own_id) for capsule, own_id in zip(capsules, ids, strict=True)]

@@ -74,12 +74,14 @@ class Tokens:
         """Sends the text of token ids, with the special tokens. Raises ApiError, ClientGone."""
         request = validate_request(await self._read(exchange), DetokenizeRequest, {})
         exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
-        model = self._runners.chat.model
+        model, record = self._runners.chat.model, exchange.record
         model.check(request.model)
         if (largest := max(request.tokens)) >= model.vocab_size:
             raise invalid(f"Invalid 'tokens': token id {largest} is out of the vocabulary.", "tokens", "invalid_value")
-        decode = self._runners.tokenizer.backend.decode_batch
-        (text,) = await asyncio.to_thread(decode, [request.tokens], skip_special_tokens=False)
+        record.prompt_tokens = len(request.tokens)
+        async with exchange.caller.admit(record):
+            decode = self._runners.tokenizer.backend.decode_batch
+            (text,) = await asyncio.to_thread(decode, [request.tokens], skip_special_tokens=False)
         await exchange.respond(200, orjson.dumps({"prompt": text}))
 
     async def _read(self, exchange: Exchange) -> Mapping[str, Any]:
@@ -93,5 +95,5 @@ class Tokens:
     async def _prompt(self, exchange: Exchange, runner: RequestRunner[Request], request: Request) -> Prompt:
         exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
         runner.check(request)
-        (prompt,) = await runner.tokenize(request)
+        (prompt,) = await runner.tokenize(request, exchange.record, exchange.caller)
         return prompt

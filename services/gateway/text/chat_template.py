@@ -34,6 +34,11 @@ RESERVED_KWARGS = frozenset(
 _ASKS_FOR_ONE = "{{ raise_exception('this model has none; send one as chat_template, or use /v1/completions.') }}"
 
 
+def reads(source: str, variable: str) -> bool:
+    """True when a template's text has a variable of this name, or another word like it."""
+    return re.search(rf"\b{re.escape(variable)}\b", source) is not None
+
+
 class TemplateError(Exception):
     """The template cannot render these messages. The error's message is meant for the client."""
 
@@ -49,14 +54,16 @@ class ChatTemplate:
         replaceable: bool = False,
         tool_use: str | None = None,
     ) -> None:
-        """replaceable: requests may bring templates of their own. tool_use: the template for requests with tools.
+        """replaceable: requests may bring templates of their own, which are no work of this one.
+
+        tool_use: the template for requests with tools.
 
         Raises jinja2.TemplateSyntaxError.
         """
         self.replaceable = replaceable
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens)
         self._source = source
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._template = _environment().from_string(source)
 
     @property
@@ -64,24 +71,10 @@ class ChatTemplate:
         """The template for requests with tools."""
         return self._tool_use or self
 
-    def replaced(self, source: str) -> "ChatTemplate":
-        """Returns a request's own template, with the same special tokens. Raises TemplateError."""
-        assert self.replaceable
-        try:
-            return ChatTemplate(source, self._special_tokens)
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"it has a syntax error in line {error.lineno}: {error.message}") from error
-        except RecursionError as error:
-            raise TemplateError("it is nested too deeply.") from error
-
     @property
     def source(self) -> str:
         """The template's own text."""
         return self._source
-
-    def reads(self, variable: str) -> bool:
-        """True when the template has a variable of this name, or another word like it."""
-        return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
 
     def render(
         self,
@@ -97,7 +90,7 @@ class ChatTemplate:
         prepared = [_with_reasoning(message) for message in messages]
         if continue_final_message:
             prepared[-1] = self._marked(prepared[-1])
-        variables = {**self._special_tokens, **(kwargs or {})}
+        variables = {**self.special_tokens, **(kwargs or {})}
         try:
             text = self._template.render(
                 messages=prepared,

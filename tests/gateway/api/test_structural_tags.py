@@ -11,6 +11,7 @@ from services.gateway.api.errors import ApiError
 from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
 from services.gateway.api.validation import validate_request
 from services.gateway.text.tokenizer import Tokenizer
+from tests.gateway.running_processes import running_processes
 from tests.gateway.tokenizer_files import byte_level
 
 TOKENIZER = Tokenizer(byte_level(), {})
@@ -239,15 +240,18 @@ def test_errors_name_the_fields_of_formats(format: Any, param: str, words: str) 
 
 async def test_a_grammar_is_read_as_nothing_but_lark() -> None:
     """llguidance has another notation, in JSON, which reaches its inside."""
-    for text in ("{", '{"grammars": [{"json_schema": {}}]}'):
-        with pytest.raises(ApiError, match="grammar"):
-            await GrammarChecks(TOKENIZER).check(of({"type": "grammar", "grammar": text}), "grammar")
-        whole = grammar_of(None, StructuredOutputs.model_validate({"grammar": text}))[0]
-        with pytest.raises(ApiError, match="grammar"):
-            await GrammarChecks(TOKENIZER).check(whole, "grammar")
+    async with running_processes(TOKENIZER) as processes:
+        checks = GrammarChecks(processes)
+        for text in ("{", '{"grammars": [{"json_schema": {}}]}'):
+            with pytest.raises(ApiError, match="grammar"):
+                await checks.check(of({"type": "grammar", "grammar": text}), "grammar", "a")
+            whole = grammar_of(None, StructuredOutputs.model_validate({"grammar": text}))[0]
+            with pytest.raises(ApiError, match="grammar"):
+                await checks.check(whole, "grammar", "a")
 
 
 async def test_a_schema_in_a_tag_is_compiled_before_a_worker_gets_it() -> None:
     unknown = {"type": "json_schema", "json_schema": {"type": "array", "contains": {"type": "null"}}}
-    with pytest.raises(ApiError, match="contains"):
-        await GrammarChecks(TOKENIZER).check(of(tag("<", unknown, ">")), "structured_outputs")
+    async with running_processes(TOKENIZER) as processes:
+        with pytest.raises(ApiError, match="contains"):
+            await GrammarChecks(processes).check(of(tag("<", unknown, ">")), "structured_outputs", "a")

@@ -91,10 +91,12 @@ async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
     runners = make_runners(model, MODEL, tokenizer, ChatModel(template, forms), generator, metrics)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
-    health = asyncio.create_task(server.report_health())
+    beside = [asyncio.create_task(server.report_health()), asyncio.create_task(runners.processes.run())]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield Served(inference_pb2_grpc.InferenceStub(channel), channel, generator, tokenizer, metrics, port)
-    health.cancel()
+    for task in beside:
+        task.cancel()
+    await asyncio.wait(beside)
     await server.stop(5)
 
 

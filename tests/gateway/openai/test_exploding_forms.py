@@ -1,0 +1,156 @@
+"""Forms and templates that explode are stopped while they are worked on, and nobody else's wait for them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from tests.gateway.running_api import Api, running_api
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def api() -> AsyncIterator[Api]:
+    async with running_api(trusts_templates=True) as running:
+        assert (await running.complete(structured_outputs={"regex": "abc"})).status_code == 200  # all is loaded
+        yield running
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+def referring(number: int) -> dict[str, Any]:
+    """Definitions of which each has the next one twice."""
+    twice = {
+        f"d{each}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/d{each + 1}"}] * 2} for each in range(number)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**twice, f"d{number}": {"type": "integer"}}}
+
+
+def properties(number: int) -> dict[str, Any]:
+    named = {f"property{each}": {"type": "string"} for each in range(number)}
+    return {"type": "object", "properties": named, "additionalProperties": {"type": "integer"}}
+
+
+EXPLODING: dict[str, dict[str, Any]] = {
+    "nested counts": {"regex": "((a{100}){100}){100}"},
+    "nested counts after a text": {"regex": "all is well: ((a{100}){100}){100}"},
+    "a huge count": {"regex": "a{1000000}"},
+    "nested counts in a grammar": {"grammar": 'start: "x" A\nA: /((b{100}){100}){100}/'},
+    "counts of rules": {"grammar": 'start: a{100}\na: b{100}\nb: c{100}\nc: "a"{100}'},
+}
+CHEAP_OR_REFUSED: dict[str, dict[str, Any]] = {
+    "counts of unicode classes": {"regex": r"((\p{L}{100}){100}){100}"},
+    "alternatives": {"regex": "|".join(f"[a-z]{{{number}}}x" for number in range(1, 900))},
+    "optional parts": {"regex": "((((a?){50}){50}){50})b"},
+    "intersections": {"grammar": "start: A\nA: /(.|\\n)*foo(.|\\n)*/ & ~/(.|\\n)*(a.{18})(.|\\n)*/"},
+    "many items": {"json": {"type": "array", "items": {"type": "string"}, "minItems": 10**6, "maxItems": 10**9}},
+    "long strings": {"json": {"type": "string", "minLength": 10**6, "maxLength": 10**9}},
+    "arrays of arrays": {"json": {"type": "array", "minItems": 999, "items": {"type": "array", "minItems": 999}}},
+    "depth": {"json": nested(40)},
+    "a deep text": {"json": '{"items":' * 3000 + "{}" + "}" * 3000},
+    "references that double": {"json": referring(40)},
+    "references in a circle": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 2}}}},
+    "a huge enum": {"json": {"enum": [f"value {number}" for number in range(3000)]}},
+    "many properties": {"json": properties(1500)},
+    "recursion in GBNF": {"grammar": 'root ::= a\na ::= a a | "x" a | "x"'},
+    "parentheses": {"regex": "(" * 20_000 + "a" + ")" * 20_000},
+    "choices": {"choice": [f"choice number {number}" for number in range(1024)]},
+    "an ambiguous grammar": {"grammar": 'start: e\ne: e e e | e e | "a" | "(" e ")"'},
+}
+TEMPLATES = {
+    "memory": "{{ 'a' * 10 ** 8 }}",
+    "much memory": "{{ 'a' * 10 ** 10 }}",
+    "loops": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "text": "{% for i in range(9999) %}{{ 'abcdefgh' * 1024 }}{% endfor %}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "numbers": "{{ 9 ** (9 ** 9) }}",
+    "a list": "{{ ([0] * 10 ** 9) | length }}",
+    "depth": "{{ " + "(" * 10_000 + "1" + ")" * 10_000 + " }}",
+}
+
+
+async def form(api: Api, wanted: dict[str, Any]) -> httpx2.Response:
+    return await api.complete(structured_outputs=wanted)
+
+
+async def test_a_neighbours_form_is_answered_before_those_that_explode(api: Api):
+    order: list[str] = []
+
+    async def ask(name: str, wanted: dict[str, Any]) -> int:
+        answer = await form(api, wanted)
+        order.append(name)
+        if answer.status_code == 400:
+            assert answer.json()["error"]["code"] == "invalid_grammar"
+        return answer.status_code
+
+    exploding = [asyncio.create_task(ask(name, wanted)) for name, wanted in EXPLODING.items()]
+    await asyncio.sleep(0.01)
+    assert await ask("neighbour", {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}) == 200
+    assert await asyncio.gather(*exploding) == [400] * len(EXPLODING)
+    slow = [name for name in order if name not in ("neighbour", "counts of rules")]
+    assert order.index("neighbour") < min(map(order.index, slow))
+
+
+async def test_what_was_refused_is_refused_at_once_the_next_time(api: Api):
+    first = await form(api, EXPLODING["nested counts"])
+    own = asyncio.create_task(form(api, {"regex": "((b{100}){100}){100}"}))
+    await asyncio.sleep(0.01)
+    assert (await form(api, EXPLODING["nested counts"])).json() == first.json()
+    assert not own.done(), "it has a job, and the refusal needed none"
+    assert (await own).status_code == 400
+
+
+@pytest.mark.parametrize("name", CHEAP_OR_REFUSED)
+async def test_every_form_is_taken_or_refused(api: Api, name: str):
+    answer = await form(api, CHEAP_OR_REFUSED[name])
+    assert answer.status_code in (200, 400), answer.text
+    if answer.status_code == 400:
+        assert answer.json()["error"]["param"].startswith("structured_outputs")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+async def test_a_request_s_template_that_explodes_is_refused(api: Api, name: str):
+    answer = await api.chat(chat_template=TEMPLATES[name])
+    assert answer.status_code == 400, answer.text[:200]
+    assert answer.json()["error"]["param"] in ("chat_template", "messages")
+
+
+async def test_a_neighbour_chats_while_templates_explode(api: Api):
+    exploding = [asyncio.create_task(api.chat(chat_template=TEMPLATES["loops"] + name)) for name in "abcd"]
+    await asyncio.sleep(0.01)
+    answer = await api.chat(chat_template="{{ messages[0].content }}")
+    assert answer.status_code == 200
+    assert not any(task.done() for task in exploding)
+    assert [(await task).status_code for task in exploding] == [400] * 4
+
+
+VARIABLES_TEMPLATE = (
+    "{{ messages[0].content }}{{ ' ' * (indent or 0) }}{% for a in list %}{% for b in list %}x{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "status"),
+    [
+        ({"indent": 3}, 200),
+        ({"indent": 10**10}, 400),
+        ({"list": [1, 2, 3]}, 200),
+        ({"list": [0] * 60_000}, 400),
+        ({"list": "a" * 60_000}, 400),
+    ],
+)
+async def test_variables_that_make_the_model_s_template_explode_are_refused(variables: dict[str, Any], status: int):
+    async with running_api(template=VARIABLES_TEMPLATE) as api:
+        answer = await api.chat(chat_template_kwargs=variables)
+    assert answer.status_code == status, answer.text[:200]
+    if status == 400:
+        assert answer.json()["error"]["param"] in ("chat_template_kwargs", "messages")

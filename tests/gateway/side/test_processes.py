@@ -1,0 +1,156 @@
+"""Jobs in processes with limits: what is stopped, who waits for whom, and what is left when a process ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from services.gateway.side.frames import JobEnd, JobKind
+from services.gateway.side.processes import MEMORY_BYTES, JobFailed, SideProcesses
+from services.gateway.text.tokenizer import Tokenizer
+from tests.gateway.running_processes import running_processes
+from tests.gateway.tokenizer_files import byte_level
+
+FOREVER = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+MESSAGES = [{"role": "user", "content": "x"}]
+PARENT = """
+import asyncio
+from tests.gateway.running_processes import running_processes
+from tests.gateway.side.test_processes import FOREVER, TOKENIZER, started
+async def main():
+    async with running_processes(TOKENIZER) as processes:
+        job = await started(processes, FOREVER)
+        print(processes.forker_pid, flush=True)
+        await job
+asyncio.run(main())
+"""
+TOKENIZER = Tokenizer(byte_level(), {})
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[SideProcesses]:
+    async with running_processes(TOKENIZER) as running:
+        await render(running, "")
+        yield running
+
+
+async def render(processes: SideProcesses, source: str, tenant: str = "a") -> dict[str, str]:
+    job = {"source": source, "special_tokens": {}, "messages": MESSAGES, "options": {}}
+    return await processes.do(JobKind.TEMPLATE, job, tenant)
+
+
+async def started(processes: SideProcesses, source: str, tenant: str = "a") -> "asyncio.Task[dict[str, str]]":
+    """Returns a job once it has taken up some time of a process."""
+    if processes.forker_pid is None:
+        await render(processes, "")
+    job = asyncio.create_task(render(processes, source, tenant))
+    while not any(sum(child.cpu_times()[:2]) > 0.05 for child in jobs_of(processes)):
+        await asyncio.sleep(0.01)
+        assert not job.done(), job.result()
+    return job
+
+
+def jobs_of(processes: SideProcesses) -> list[psutil.Process]:
+    """The processes of jobs, and those that wait for one."""
+    assert processes.forker_pid is not None
+    return psutil.Process(processes.forker_pid).children()
+
+
+async def test_a_job_ends_at_its_time_and_its_process_is_gone(processes: SideProcesses) -> None:
+    with pytest.raises(JobFailed) as failed:
+        await render(processes, FOREVER)
+    assert failed.value.end is JobEnd.TIME
+    assert not [each for each in jobs_of(processes) if sum(each.cpu_times()[:2]) > 0.05]
+    assert await render(processes, "{{ messages[0].content }}") == {"text": "x"}
+
+
+async def test_a_process_has_its_memory_and_no_more(processes: SideProcesses) -> None:
+    job = await started(processes, FOREVER)
+    (busy,) = [each for each in jobs_of(processes) if sum(each.cpu_times()[:2]) > 0.05]
+    most, _ = busy.rlimit(psutil.RLIMIT_AS)
+    assert busy.memory_info().vms <= most <= busy.memory_info().vms + MEMORY_BYTES
+    assert busy.rlimit(psutil.RLIMIT_CORE) == busy.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
+    job.cancel()
+    assert "cannot render" in (await render(processes, f"{{{{ 'a' * {MEMORY_BYTES} }}}}"))["error"]
+
+
+async def test_jobs_know_nothing_of_the_gateway_s_environment(
+    processes: SideProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_API_KEY", "secret")
+    async with running_processes(TOKENIZER) as running:
+        await started(running, FOREVER)
+        assert running.forker_pid is not None
+        for process in (psutil.Process(running.forker_pid), *jobs_of(running)):
+            assert "BATON_API_KEY" not in process.environ()
+
+
+async def test_a_job_that_nobody_waits_for_ends(processes: SideProcesses) -> None:
+    job = await started(processes, FOREVER)
+    (busy,) = [each for each in jobs_of(processes) if sum(each.cpu_times()[:2]) > 0.05]
+    job.cancel()
+    while busy.is_running() and busy.status() != psutil.STATUS_ZOMBIE:
+        await asyncio.sleep(0.01)
+    assert await render(processes, "y") == {"text": "y"}
+
+
+async def test_tenants_do_not_wait_for_each_other(processes: SideProcesses) -> None:
+    slow = [asyncio.create_task(render(processes, FOREVER, "a")) for _ in range(8)]
+    await asyncio.sleep(0.01)
+    done, _ = await asyncio.wait(
+        [*slow, asyncio.create_task(render(processes, "b", "b"))], return_when="FIRST_COMPLETED"
+    )
+    assert [task.result() for task in done] == [{"text": "b"}]
+    long = asyncio.create_task(render(processes, FOREVER, "b"))
+    with pytest.raises(JobFailed):
+        await long
+    assert sum(task.done() for task in slow) < len(slow), "long jobs of one tenant are not behind all of another's"
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
+
+
+async def test_a_process_that_is_killed_fails_its_job_alone(processes: SideProcesses) -> None:
+    job = await started(processes, FOREVER)
+    for each in jobs_of(processes):
+        each.kill()
+    with pytest.raises(JobFailed) as failed:
+        await job
+    assert failed.value.end is JobEnd.DIED
+    assert await render(processes, "y") == {"text": "y"}
+
+
+async def test_a_forker_that_is_killed_is_replaced(processes: SideProcesses) -> None:
+    first = processes.forker_pid
+    assert first is not None
+    job, left = await started(processes, FOREVER), jobs_of(processes)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(Exception, match=r"^$"):
+        await job
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in left):
+        await asyncio.sleep(0.01)
+    assert await render(processes, "y") == {"text": "y"}
+    assert processes.forker_pid != first
+
+
+async def test_signals_to_the_whole_group_leave_the_forker(processes: SideProcesses) -> None:
+    assert processes.forker_pid is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(processes.forker_pid, number)
+    assert await render(processes, "y") == {"text": "y"}
+
+
+def test_nothing_is_left_of_a_gateway_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        forker = psutil.Process(int(parent.stdout.readline()))
+        beside = [forker, *forker.children()]
+        assert len(beside) >= 3
+        parent.kill()
+    gone, alive = psutil.wait_procs(beside, timeout=20)
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE], gone
