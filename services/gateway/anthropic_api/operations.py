@@ -5,7 +5,7 @@ from services.gateway.anthropic_api.errors import STATUS_OVERLOADED, MessagesEnv
 from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
 from services.gateway.http.operation import READING, Operation
 
-_TOKENIZING = (*READING, 404, STATUS_OVERLOADED)
+_TOKENIZING = (*READING, 404, 429, STATUS_OVERLOADED)
 
 MESSAGES = Operation(
     summary="The assistant's next message in Anthropic's form, whole or as a stream",
@@ -13,7 +13,7 @@ MESSAGES = Operation(
     answer=AnswerMessage,
     error=MessagesError,
     chunk=MessageEvent,
-    errors=(*_TOKENIZING, 429, 504),
+    errors=(*_TOKENIZING, 504),
     id_headers=MessagesEnvelope.id_headers,
 )
 COUNT_TOKENS = Operation(

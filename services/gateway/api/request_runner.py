@@ -126,14 +126,26 @@ class RequestRunner(Generic[Request]):
             raise from_generation_error(error, request.prompt_param) from error
 
     async def tokenize(self, request: Request, record: RequestRecord, caller: Caller) -> list[Prompt]:
-        """Returns the prompts, at least one, each of at least one token. Raises ApiError.        """
-        return await self._tokenize(request, await self.max_model_len(), caller)
+        """Returns the prompts, at least one, each of at least one token. They count against the caller's limits.
+
+        Raises ApiError.
+        """
+        await caller.check(record)
+        prompts = await self._tokenize(request, await self.max_model_len(), caller)
+        await _count(prompts, record, caller)
+        return prompts
 
     async def capsules(self, request: Request, record: RequestRecord, caller: Caller) -> tuple[Capsule, ...]:
-        """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError."""
+        """Returns what workers would be sent: the capsules of all choices, ordered by prompt. Raises ApiError.
+
+        The prompts count against the caller's limits.
+        """
+        await caller.check(record)
         max_model_len = await self.max_model_len()
         prompts = await self._tokenize(request, max_model_len, caller)
-        return await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
+        capsules = await self._capsules(request, prompts, request.n or 1, max_model_len, caller)
+        await _count(prompts, record, caller)
+        return capsules
 
     async def max_model_len(self) -> int:
         """Returns the context length of the workers, in tokens. Raises ApiError where no worker comes in time."""
@@ -159,10 +171,8 @@ class RequestRunner(Generic[Request]):
         if num_sequences > MAX_SEQUENCES:
             raise invalid(f"'n' times the number of prompts must be at most {MAX_SEQUENCES}.", "n")
         vocab_size = self.model.vocab_size
-        bad_words, grammar = (
-            await self._bad_words(request.bad_words or []),
-            await self._grammar(request, prompts[0], caller),
-        )
+        bad_words = await self._bad_words(request.bad_words or [])
+        grammar = await self._grammar(request, prompts[0], caller)
         first = resolve_sampling(
             request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
         )
@@ -235,6 +245,13 @@ class RequestRunner(Generic[Request]):
 def _fingerprint(model: str) -> str:
     served = f"{version('baton-serve')} {model}"
     return f"fp_{blake2b(served.encode(), digest_size=5).hexdigest()}"
+
+
+async def _count(prompts: Sequence[Prompt], record: RequestRecord, caller: Caller) -> None:
+    """Counts prompts that nothing is generated for against the caller's limits. Raises ApiError, 429."""
+    record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    async with caller.admit(record):
+        pass
 
 
 async def _let_others_run(num_made: int) -> None:

@@ -12,8 +12,8 @@ from services.gateway.api.validation import Neutral
 JSON = "application/json"
 
 READING = (400, 408, 413, 415, 431, 500)  # errors of every route that reads a body
-TOKENIZING = (400, 404, 408, 413, 415, 431, 500, 503)  # of one that also needs the model
-GENERATING = (*TOKENIZING, 429, 504)  # of one that also generates
+TOKENIZING = (400, 404, 408, 413, 415, 429, 431, 500, 503)  # of one that also needs the model
+GENERATING = (*TOKENIZING, 504)  # of one that also generates
 
 Schema = dict[str, Any]
 

@@ -148,7 +148,7 @@ def _parameters(route: DescribedRoute) -> Iterator[Schema]:
         yield {"name": name, "in": "path", "required": True, "schema": schema}
     for name, schema in route.operation.query.items():
         yield {"name": name, "in": "query", "schema": schema}
-    if 429 in route.operation.errors:
+    if {429, 504} <= set(route.operation.errors):
         yield _SLO
 
 

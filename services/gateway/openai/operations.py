@@ -112,7 +112,7 @@ DETOKENIZE = Operation(
     summary="The text of token ids",
     bodies={DetokenizeRequest: {}},
     answer=DetokenizeAnswer,
-    errors=(*READING, 404),
+    errors=(*READING, 404, 429),
 )
 TOKENIZER_INFO = Operation(summary="What the model says of its tokenizer", answer=TokenizerInfo)
 MODELS = Operation(summary="The model that is served, in a list", answer=ModelList)

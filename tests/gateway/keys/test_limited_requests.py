@@ -10,11 +10,14 @@ from typing import Any
 import anthropic
 import grpc
 import httpx2
+import numpy as np
 import pytest
+from starlette.routing import Route
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
-from services.gateway.api.generation import Refusal
+from services.gateway.api.generation import Delta, Refusal
+from services.gateway.http.application import Application
 from services.gateway.http.operation import ErrorAnswer
 from services.gateway.keys.authentication import Keys
 from services.gateway.keys.changes import add_key
@@ -23,12 +26,29 @@ from services.gateway.keys.file import read_keys
 from services.gateway.keys.local_quotas import LocalQuotas
 from services.gateway.keys.quota import KeyQuota
 from services.gateway.keys.rates import WINDOW_S
+from services.protocol.outcomes import FinishReason
 from tests.gateway.keys.key_files import bearer
 from tests.gateway.running_api import MODEL, Api, running_api
 from tests.gateway.scripted_generator import Script
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 MESSAGE = {**CHAT, "max_tokens": 5}
+TEXT = {"model": MODEL, "prompt": "Hi"}
+
+# By path: a body. All of these cost the gateway something.
+COUNTED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TEXT,
+    "/v1/embeddings": {"model": MODEL, "input": "Hi"},
+    "/v1/messages": MESSAGE,
+    "/v1/messages/count_tokens": CHAT,
+    "/v1/responses": {"model": MODEL, "input": "Hi", "store": False},
+    "/v1/chat/completions/render": CHAT,
+    "/v1/completions/render": TEXT,
+    "/tokenize": TEXT,
+    "/detokenize": {"model": MODEL, "tokens": [5, 6]},
+}
+NOT_COUNTED = {"/v1/responses/{response_id}/cancel"}  # ends work, and has no body
 
 
 class Limited:
@@ -45,6 +65,7 @@ class Limited:
         self.by_few_tokens = key(tokens_per_minute=2)
         self.by_tokens = key(tokens_per_minute=60)
         self.by_number = key(max_concurrent=1)
+        self.by_path = {path: key(requests_per_minute=2, tokens_per_minute=10_000) for path in (*COUNTED, "grpc")}
         self.free = key()
         self.refused: list[Refusal] = []
         store = LocalQuotas()
@@ -200,3 +221,54 @@ async def test_a_client_that_leaves_makes_room(limited: tuple[Api, Limited]):
         assert not running.done(), running.result().text
     assert (await post(api, keys.by_number)).json()["error"]["message"].endswith("1 requests at once.")
     running.cancel()
+
+
+@pytest.mark.parametrize("path", COUNTED)
+async def test_whatever_costs_the_gateway_work_counts(limited: tuple[Api, Limited], path: str):
+    api, keys = limited
+    if path == "/v1/embeddings":
+        vector = np.ones(4, np.float32)
+        api.generator.script = Script([Delta([], None, FinishReason.LENGTH, 0, embedding=vector)])
+    names = ("x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}")
+    name = names["messages" in path]
+    left = []
+    for status in (200, 200, 429):
+        answer = await api.http.post(path, json=COUNTED[path], headers=bearer(keys.by_path[path]))
+        assert answer.status_code == status, answer.text
+        left.append([int(answer.headers[name.format(what="remaining", unit=unit)]) for unit in ("requests", "tokens")])
+    assert [requests for requests, _ in left] == [1, 0, 0]
+    assert 10_000 > left[0][1] > left[1][1], "tokens, too"
+    assert 0 < int(answer.headers["retry-after"]) <= 60
+
+
+async def test_every_route_that_takes_a_body_counts(limited: tuple[Api, Limited]):
+    app, _ = limited[0].applications
+    assert isinstance(app, Application)
+    posts = {each.path for each in app.router.routes if isinstance(each, Route) and "POST" in (each.methods or ())}
+    assert posts == COUNTED.keys() | NOT_COUNTED
+
+
+async def test_calls_that_tokenize_count(limited: tuple[Api, Limited]):
+    api, keys = limited
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await api.start_grpc()}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+
+        async def call() -> str:
+            metadata = (("authorization", f"Bearer {keys.by_path['grpc']}"),)
+            running = stub.Tokenize(inference_pb2.TokenizeRequest(text="Hi"), metadata=metadata)
+            await running
+            return dict(await running.trailing_metadata())["x-ratelimit-remaining-requests"]
+
+        assert [await call(), await call()] == ["1", "0"]
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_requests_that_only_tokenize_are_refused_before_any_work(limited: tuple[Api, Limited]):
+    api, keys = limited
+    long = {"model": MODEL, "prompt": "much " * 20_000}
+    for path in ("/tokenize", "/v1/completions/render"):
+        key = bearer(keys.by_path[path])
+        assert [(await api.http.post(path, json=TEXT, headers=key)).status_code for _ in range(2)] == [200, 200]
+        assert (await api.http.post(path, json=long, headers=key)).status_code == 429
