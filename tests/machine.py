@@ -17,6 +17,7 @@ import pytest
 AMX, NO_AMX, BFLOAT16, GCC = "AMX", "no AMX", "AVX-512 with bfloat16", "gcc"
 TWO_CORES, GPU, NO_GPU = "two cores", "a CUDA device", "no CUDA device"
 REDIS = "redis-server"  # a distribution's, which knows TLS
+FAKETIME = "libfaketime"
 NAMESPACES = "permission to make namespaces"  # of networks and mounts
 
 _REASON = "this machine lacks: "
@@ -60,12 +61,18 @@ FEATURES: dict[str, Callable[[], bool]] = {
     NO_AMX: lambda: not _has_amx(),
     BFLOAT16: lambda: flags().issuperset(_BFLOAT16_FLAGS),
     REDIS: lambda: shutil.which(REDIS) is not None,
+    FAKETIME: lambda: faketime_library() is not None,
     NAMESPACES: lambda: _permits("unshare", "--net", "--mount", "true"),
     GCC: lambda: shutil.which(GCC) is not None,
     TWO_CORES: lambda: len(os.sched_getaffinity(0)) >= 2,
     GPU: _has_gpu,
     NO_GPU: lambda: not _has_gpu(),
 }
+
+
+def faketime_library() -> Path | None:
+    """The library that gives a process another wall clock, as distributions install it; None: it is not there."""
+    return next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)
 
 
 def has(feature: str) -> bool:

@@ -1,6 +1,7 @@
 """A real Redis server of one's own, which can be killed, frozen and emptied."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import redis
 
 from services.launcher.ports import free_ports
 from services.prefix_index.embedded import server_command
+from tests.machine import FAKETIME, faketime_library, require
 
 _SLOTS = 16384
 
@@ -24,13 +26,41 @@ def _free_port() -> int:
             return port
 
 
-class RedisServer:
-    """A `redis-server` on loopback without persistence."""
+class FakeClock:
+    """A wall clock for processes that are started under it, which can be set while they run."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset_s = 0.0
+        self.step(0)
+
+    def step(self, seconds: float) -> None:
+        """Sets the clock forth, or back where `seconds` is below 0."""
+        self._offset_s += seconds
+        written = self._file.with_suffix(".new")
+        written.write_text(f"{self._offset_s:+f}")
+        written.replace(self._file)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for a process that is to live by this clock; timeouts of its system calls stay real."""
+        require(FAKETIME)
+        return {
+            "LD_PRELOAD": str(faketime_library()),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+class RedisServer:
+    """A `redis-server` on loopback without persistence. clock: that by which it lives; None: the machine's."""
+
+    def __init__(self, directory: Path, *options: str, clock: FakeClock | None = None) -> None:
         self.port = _free_port()
         self._directory = directory
         self._options = options
+        self._environment = {**os.environ, **({} if clock is None else clock.environment)}
         self.admin = redis.Redis(port=self.port)
         self.start()
 
@@ -42,7 +72,7 @@ class RedisServer:
         """Starts it, or starts it again, empty."""
         command = [*server_command(""), "--bind", "127.0.0.1", "--port", str(self.port)]
         command += ["--dir", str(self._directory), *self._options]
-        self.process = subprocess.Popen(command)
+        self.process = subprocess.Popen(command, env=self._environment)
         deadline = time.monotonic() + 60
         while True:
             with contextlib.suppress(redis.ConnectionError):
@@ -86,10 +116,45 @@ def age_packed(server: RedisServer, key: str, seconds: float) -> None:
     server.admin.eval(_AGE, 1, key, seconds)
 
 
+# The times, in us, of what is used of limits: of buckets as text, of leases by name in one value.
+_STEP_LIMITS = """
+local by, kept = ARGV[1] * 1000000, redis.call('GET', KEYS[1])
+if tonumber(kept) then
+  local moment, rest = string.match(kept, '^(%d+)(.*)$')
+  kept = string.format('%.0f', moment + by) .. rest
+elseif kept ~= 'counted' and kept ~= 'settled' then
+  local found = cmsgpack.unpack(kept)
+  for name, ends in pairs(found) do
+    found[name] = ends + by
+  end
+  kept = cmsgpack.pack(found)
+end
+redis.call('SET', KEYS[1], kept, 'KEEPTTL')
+"""
+
+
+def step_limits(server: RedisServer, seconds: float) -> None:
+    """Has all times that Redis keeps of limits be later by so much, or earlier where it is below 0."""
+    for key in server.admin.keys("baton:limits:*"):
+        server.admin.eval(_STEP_LIMITS, 1, key, seconds)
+
+
+_STEP_LEASES = """
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  redis.call('ZINCRBY', KEYS[1], ARGV[1] * 1000, id)
+end
+"""
+
+
+def step_leases(server: RedisServer, key: str, seconds: float) -> None:
+    """Has all leases of a sorted set, in ms, end later by so much, or earlier where it is below 0."""
+    server.admin.eval(_STEP_LEASES, 1, key, seconds)
+
+
 @contextlib.contextmanager
-def running_redis(directory: Path, *options: str) -> Iterator[RedisServer]:
-    """A server for the life of the context."""
-    server = RedisServer(directory, *options)
+def running_redis(directory: Path, *options: str, clock: FakeClock | None = None) -> Iterator[RedisServer]:
+    """A server for the life of the context. clock: as RedisServer's."""
+    server = RedisServer(directory, *options, clock=clock)
     try:
         yield server
     finally:

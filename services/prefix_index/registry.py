@@ -6,7 +6,8 @@ ran out is dead, and its entries in the index are swept. Everything in here is a
 """
 
 import asyncio
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import cast
 
@@ -30,6 +31,7 @@ from services.prefix_index.redis_client import (
 LEASE_S = 10.0
 RENEW_EVERY_S = 2.0
 _SWEEP_LOCK_S = 60  # renewed on the way
+_LONGEST_SWEEP_S = 2.0 * _SWEEP_LOCK_S  # a lock lasts longer where its owner died and the server's clock was set back
 _SCAN_PAGE = 100  # trees
 _SWEEP_PAUSE_S = 0.001  # after each tree
 _NUMBERS = ("worker_id", "block_size", "num_blocks")  # fields of a record; all others are strings
@@ -69,8 +71,15 @@ class WorkerRecord:
 class Registry:
     """The registry's calls. Each raises one of redis_client.UNREACHABLE when there is no Redis to answer."""
 
-    def __init__(self, client: Client, malformed: MalformedEntries | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        malformed: MalformedEntries | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._client = client
+        self._clock = clock
+        self._locked_since: float | None = None  # the sweep, by others, as far as this process knows
         self.malformed = malformed or MalformedEntries()
         self._unreadable: set[bytes] = set()  # of which that was said
         self._register = client.script("register")
@@ -99,7 +108,9 @@ class Registry:
         """Takes the entries of dead publications out, unless another worker is at it; returns how many were dead."""
         redis, within_limit = self._client.redis, self._client.within_limit
         dead = cast("set[bytes]", await within_limit(redis.smembers(DEAD)))  # this client decodes nothing
-        if not dead or not await within_limit(redis.set(SWEEPER, "", nx=True, ex=_SWEEP_LOCK_S)):
+        if not dead:
+            self._locked_since = None
+        if not dead or not await self._locked():
             return 0
         packed = b"".join(filter(None, map(self._packed, dead)))
         trees = aiter(redis.scan_iter(match=TREES, count=_SCAN_PAGE))
@@ -114,6 +125,18 @@ class Registry:
         await within_limit(redis.delete(SWEEPER))
         log.info("swept the prefix index", dead=len(dead), trees=swept)
         return len(dead)
+
+    async def _locked(self) -> bool:
+        """Keeps other workers from sweeping. False: one is at it. Two at a time would do no harm."""
+        now = self._clock()
+        overdue = self._locked_since is not None and now - self._locked_since > _LONGEST_SWEEP_S
+        call = self._client.redis.set(SWEEPER, "", nx=not overdue, ex=_SWEEP_LOCK_S)
+        if await self._client.within_limit(call):
+            self._locked_since = None
+            return True
+        if self._locked_since is None:
+            self._locked_since = now
+        return False
 
     async def _sweep_tree(self, tree: str, packed: bytes) -> None:
         cursor = b"0"

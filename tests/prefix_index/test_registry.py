@@ -1,13 +1,10 @@
 """The registry over a real Redis."""
 
-import asyncio
-
 import orjson
 import pytest
 import structlog
 
 from kvtransfer.ids import WorkerId
-from services.prefix_index import registry as registry_module
 from services.prefix_index.publication import pack_id
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, UNREACHABLE, Client, connect
@@ -59,21 +56,18 @@ async def test_who_leaves_is_dead_at_once(server: RedisServer, client: Client):
     assert server.admin.smembers(DEAD) == {id.hex().encode()}
 
 
-async def test_a_lease_that_runs_out_ends_with_a_sweep(
-    server: RedisServer, client: Client, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_lease_that_runs_out_ends_with_a_sweep(server: RedisServer, client: Client):
     registry, chain = Registry(client), chain_of(700)
     alice, bob = IndexPublisher(client, ALICE), IndexPublisher(client, BOB)
-    monkeypatch.setattr(registry_module, "LEASE_S", 0.2)
     await begin(registry, alice.id, ALICE)
-    monkeypatch.setattr(registry_module, "LEASE_S", 60.0)
+    await begin(registry, bob.id, BOB)
     for publisher, length in ((alice, 700), (bob, 300)):
         publisher.change(chain[0], chain[:length], [])
         await publisher.flush()
-    await asyncio.sleep(0.3)
-    assert await registry.workers() == []
+    server.admin.zadd(LEASES, {alice.id.hex(): 0})
+    assert await registry.workers() == [record_of(BOB)]
     assert await registry.sweep() == 0  # nobody noticed so far
-    await begin(registry, bob.id, BOB)
+    assert await registry.renew(bob.id, record_of(BOB), confirmed=True)
     assert await registry.sweep() == 1
     assert await index_on(client).depths(chain) == {BOB: 300}
     # a worker that was frozen learns that it has to begin anew
@@ -144,3 +138,16 @@ async def test_a_record_with_a_field_of_another_type_is_left_out(
     damaged = orjson.loads(record_of(BOB).to_json()) | wrong
     server.admin.hset(RECORDS, pack_id(BOB, 0).hex(), orjson.dumps(damaged))
     assert await registry.workers() == [record_of(ALICE)]
+
+
+@pytest.mark.parametrize("key", [RECORDS, LEASES, DEAD])
+async def test_what_is_of_another_type_hides_no_worker(server: RedisServer, client: Client, key: str):
+    """It is not Baton's, and is replaced."""
+    registry, id = Registry(client), pack_id(ALICE, 0)
+    await begin(registry, id, ALICE)
+    server.admin.delete(key)
+    server.admin.set(key, "text")
+    await begin(registry, pack_id(ALICE, 1), ALICE)
+    await registry.leave([id])
+    assert await registry.workers() == [record_of(ALICE)]
+    assert server.admin.smembers(DEAD) == {id.hex().encode()}

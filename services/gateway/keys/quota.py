@@ -131,6 +131,6 @@ def _refusal(refusal: Refusal, wait_s: float, limits: RateLimits, tokens: int) -
     if refusal is Refusal.KEY_TOKENS and limit is not None and tokens > limit:
         message += f" The prompt alone has {tokens} tokens: it can never be let in."
         wait_s = WINDOW_S
-    wait_s = wait_s or _NO_TIME_S
+    wait_s = min(wait_s or _NO_TIME_S, WINDOW_S)  # who waits longer, for an answer beyond the limit, asks each minute
     headers = {"retry-after": str(max(1, math.ceil(wait_s))), "retry-after-ms": str(math.ceil(wait_s * 1000))}
     return ApiError(429, message, code="rate_limit_exceeded", type=kind, headers=headers)

@@ -24,6 +24,7 @@ TIMEOUT_S = 0.05  # a gateway counts alone what Redis has not answered by then
 INTERVAL_S = 2.0  # between two beats
 GATEWAY_LEASE_S = 10.0  # a gateway that does not say that it lives counts for so long
 LEASE_S = 30.0  # a request of a gateway that died counts as running for so long
+_LEASE_MS = int(LEASE_S * 1000)
 _RENEWED_AFTER_S = 10.0
 _MAX_UNANSWERED = 10_000
 _AT_ONCE = 100  # requests that are undone in one round trip
@@ -34,7 +35,7 @@ log = structlog.get_logger()
 
 
 class RedisQuotas:
-    """A QuotaStore in Redis. num_gateways: how many live, as Redis last said."""
+    """A QuotaStore in Redis. num_gateways: how many live, as Redis said lately."""
 
     def __init__(self, client: Client, breaker: CircuitBreaker, clock: Callable[[], float] = time.monotonic) -> None:
         names = ("limits", "settle", "undo", "renew", "gateways")
@@ -46,6 +47,8 @@ class RedisQuotas:
         self._counted_alone = LocalQuotas(clock)
         self._id = secrets.token_hex(8)
         self.num_gateways = 1
+        self._beaten = False
+        self._complete_from = 0.0  # Redis knows all gateways again by then, where it lost them
         self._crowded: set[str] = set()  # keys that had too many requests running, as Redis last said
         self._renewed: dict[str, tuple[Ask, float]] = {}  # by lease, of requests that run: when it was renewed
         self._unanswered: dict[str, Ask] = {}  # by lease: Redis may have counted these after all
@@ -85,7 +88,7 @@ class RedisQuotas:
         if taken.alone or (began := self._breaker.let_through()) is None:
             return
         try:
-            await self._settle(_keys(ask), [ask.limits.tokens_per_minute or 0, generated, ask.lease])
+            await self._settle(_keys(ask), [ask.limits.tokens_per_minute or 0, generated, ask.lease, _LEASE_MS])
             self._answered()
         except UNREACHABLE as error:
             self._unreachable(began, error)
@@ -102,20 +105,34 @@ class RedisQuotas:
             return
         try:
             lease_ms = int(GATEWAY_LEASE_S * 1000)
-            self.num_gateways = int(await self._gateways([_GATEWAYS], [self._id, lease_ms]))
+            number, known = await self._gateways([_GATEWAYS], [self._id, lease_ms])
+            self._note_gateways(int(number), bool(known))
             await self._renew_leases()
             await self._undo_unanswered()
             self._answered()
         except UNREACHABLE as error:
             self._unreachable(began, error)
 
+    def _note_gateways(self, number: int, known: bool) -> None:
+        """Counts as gateways those too that Redis lost, until they had time to say again that they live.
+
+        known: Redis had the lease of this one.
+        """
+        now = self._clock()
+        if not known and self._beaten:
+            self._complete_from = now + GATEWAY_LEASE_S
+        self._beaten = True
+        self.num_gateways = number if now >= self._complete_from else max(number, self.num_gateways)
+
     async def _renew_leases(self) -> None:
         now, due = self._clock(), defaultdict(list)
         for ask, renewed in self._renewed.values():
             if now - renewed >= _RENEWED_AFTER_S:
                 due[_running(ask)].append(ask)
-        lease_ms = int(LEASE_S * 1000)
-        await _each(self._renew, [([key], [lease_ms, *(ask.lease for ask in asks)]) for key, asks in due.items()])
+        calls: list[ScriptCall] = []
+        for key, asks in due.items():
+            calls.append(([key, *map(_counted, asks)], [_LEASE_MS, *(ask.lease for ask in asks)]))
+        await _each(self._renew, calls)
         asked = [ask for asks in due.values() for ask in asks]
         self._renewed |= {ask.lease: (ask, now) for ask in asked if ask.lease in self._renewed}  # others have ended
 
@@ -124,7 +141,7 @@ class RedisQuotas:
             calls: list[ScriptCall] = []
             for ask in batch:
                 rates = (ask.limits.requests_per_minute or 0, ask.limits.tokens_per_minute or 0)
-                calls.append((_keys(ask), [*rates, ask.tokens, ask.lease]))
+                calls.append((_keys(ask), [*rates, ask.tokens, ask.lease, _LEASE_MS]))
             await _each(self._undo, calls)
             for ask in batch:
                 self._unanswered.pop(ask.lease, None)
@@ -139,7 +156,7 @@ class RedisQuotas:
         if (began := self._breaker.let_through()) is None:
             return None
         wanted = (ask.limits.requests_per_minute, ask.limits.tokens_per_minute, ask.limits.max_concurrent)
-        arguments: list[str | int] = [*(limit or 0 for limit in wanted), ask.tokens, ask.lease, int(LEASE_S * 1000)]
+        arguments: list[str | int] = [*(limit or 0 for limit in wanted), ask.tokens, ask.lease, _LEASE_MS]
         try:
             answer = await self._take(_keys(ask), [*arguments, int(only_look)])
         except (*UNREACHABLE, asyncio.CancelledError) as error:
@@ -189,3 +206,7 @@ def _keys(ask: Ask) -> list[str]:
 
 def _running(ask: Ask) -> str:
     return _keys(ask)[2]
+
+
+def _counted(ask: Ask) -> str:
+    return _keys(ask)[3]

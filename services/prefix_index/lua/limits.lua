@@ -26,7 +26,7 @@ if text(KEYS[4]) == 'counted' then
 end
 local leases, running = {}, 0
 if ARGV[3] ~= '0' then
-  leases, running = read_leases(KEYS[3])
+  leases, running = read_leases(KEYS[3], ARGV[6])
   if running >= tonumber(ARGV[3]) then
     return answer(1, 0)
   end

@@ -11,8 +11,30 @@
 -- Returns     1; or 0 when the id ought to have a lease and has none: then it is dead
 --
 -- 0 is returned until the worker takes another id: an answer that gets lost must not be the only one.
+--
+-- Workers renew several times in a lease. Where none has for half a lease, none could: the server was away or stood
+-- still, or its clock was set forward. Then all leases begin anew. None ends later than one that begins now: the clock
+-- was set back since.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local lasts = tonumber(ARGV[3])
+
+-- Deletes a key of another type: none of ours, and in the way.
+local function clear(key, command, ...)
+  local answer = redis.pcall(command, key, ...)
+  if type(answer) == 'table' and string.find(answer.err or '', 'WRONGTYPE', 1, true) then
+    redis.call('DEL', key)
+  end
+end
+
+clear(KEYS[1], 'HGET', '')
+clear(KEYS[2], 'ZSCORE', '')
+clear(KEYS[3], 'SREM', '')
+local heard = redis.call('ZRANGEBYSCORE', KEYS[2], now + lasts / 2, '+inf', 'LIMIT', 0, 1)
+local since = #heard == 0 and '-inf' or '(' .. now + lasts
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], since, '+inf')) do
+  redis.call('ZADD', KEYS[2], now + lasts, id)
+end
 local lost = ARGV[4] == '1' and not redis.call('ZSCORE', KEYS[2], ARGV[1])
 local past = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now)
 for index = 5, #ARGV do
@@ -30,5 +52,5 @@ if lost then
   return 0
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1])
+redis.call('ZADD', KEYS[2], now + lasts, ARGV[1])
 return 1

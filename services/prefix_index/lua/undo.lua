@@ -6,11 +6,12 @@
 -- ARGV[2]   tokens per minute; 0: no limit
 -- ARGV[3]   tokens of the prompt
 -- ARGV[4]   the name of the request's lease
+-- ARGV[5]   how long leases last, in ms
 if text(KEYS[4]) ~= 'counted' then
   return 0
 end
 redis.call('DEL', KEYS[4])
-local leases = read_leases(KEYS[3])
+local leases = read_leases(KEYS[3], ARGV[5])
 leases[ARGV[4]] = nil
 keep_leases(KEYS[3], leases)
 

@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.gateway.api.errors import ApiError
 from services.gateway.api.limits_left import duration
+from services.gateway.api.request_record import RequestRecord
 from services.gateway.keys.local_quotas import LocalQuotas
+from services.gateway.keys.quota import KeyQuota
 from services.gateway.keys.rates import fill, remaining
 from tests.gateway.keys.asks import ask
 
@@ -75,3 +78,16 @@ def test_the_parts_of_all_gateways_are_together_no_more_than_the_limit(limit: in
             taken += 1
     assert taken == max(limit // share, 1) * share
     assert taken <= max(limit, share)
+
+
+async def test_nobody_is_told_to_wait_longer_than_a_window():
+    """An answer took ten minutes' worth: the key stays closed so long, and is asked again each minute."""
+    now = [0.0]
+    store = LocalQuotas(lambda: now[0])
+    first = ask(1, 1, tokens_per_minute=10)
+    await store.settle(first, await store.take(first), 100)
+    quota = KeyQuota("key-0", first.limits, store, lambda refusal: None)
+    for now[0], waits in ((0.0, "60"), (400.0, "60"), (500.0, "52")):
+        with pytest.raises(ApiError) as refused:
+            await quota.check(RequestRecord("r"))
+        assert refused.value.headers["retry-after"] == waits
