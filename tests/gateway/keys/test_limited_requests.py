@@ -257,7 +257,8 @@ async def test_calls_that_tokenize_count(limited: tuple[Api, Limited]):
             metadata = (("authorization", f"Bearer {keys.by_path['grpc']}"),)
             running = stub.Tokenize(inference_pb2.TokenizeRequest(text="Hi"), metadata=metadata)
             await running
-            return dict(await running.trailing_metadata())["x-ratelimit-remaining-requests"]
+            remaining: str = dict(await running.trailing_metadata())["x-ratelimit-remaining-requests"]
+            return remaining
 
         assert [await call(), await call()] == ["1", "0"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
