@@ -114,6 +114,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "parts": ({"split.count": 3, "general.architecture": None}, "is one of 3 parts: join them first"),
     "mistyped parts": ({"split.count": "x"}, "is one of x parts"),
     "a list": ({"general.name": None, "llama.rope.scaling.type": ["yarn"]}, "is not supported"),
+    "another kind of file": ({"general.type": "adapter"}, "general.type 'adapter' is not supported"),
     "too many blocks": ({"llama.block_count": 2**31}, "2147483648 blocks cannot be of"),
 }
 
@@ -175,9 +176,12 @@ def test_lists_that_no_model_has_are_refused_before_they_take_memory(tmp_path: P
         ("tokenizer.ggml.add_bos_token", "false", "add_bos_token is not true or false"),
         ("tokenizer.ggml.token_type", [1, 1], "320 tokens have 2 kinds"),
         ("tokenizer.ggml.merges", None, "tokenizer.ggml.merges is missing or no list of str"),
+        ("tokenizer.ggml.remove_extra_whitespaces", True, "tokenizer.ggml.remove_extra_whitespaces True is not"),
+        ("tokenizer.ggml.precompiled_charsmap", [1, 2], r"tokenizer.ggml.precompiled_charsmap \[1, 2\] is not"),
+        ("tokenizer.ggml.normalizer.lowercase", True, "tokenizer.ggml.normalizer.lowercase True is not supported"),
     ],
 )
-def test_a_vocabulary_that_contradicts_itself_is_refused(
+def test_a_tokenizer_that_contradicts_itself_or_has_unknown_entries_is_refused(
     key: str, value: object, words: str, tmp_path: Path, checkpoint: Path
 ) -> None:
     path = write_gguf(tmp_path / "model.gguf", checkpoint, change={key: value})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.protocol.model_files.base import ModelError
-from services.protocol.model_files.info import GenerationDefaults, model_digest, read_model_info
+from services.protocol.model_files.info import SAMPLING_RANGES, GenerationDefaults, model_digest, read_model_info
 from services.protocol.model_files.open import open_model
 
 CONFIG = {"vocab_size": 320, "max_position_embeddings": 512, "eos_token_id": 1}
@@ -39,10 +39,31 @@ def test_a_top_k_of_zero_is_off(tmp_path: Path) -> None:
     assert read_model_info(open_model(model_dir(tmp_path, CONFIG, {"top_k": 0}))).generation.top_k == -1
 
 
+NOT_APPLIED = {
+    "bad_words_ids": [[3]], "begin_suppress_tokens": [3], "constraints": [1], "dola_layers": "high",
+    "epsilon_cutoff": 3e-4, "eta_cutoff": 3e-4, "exponential_decay_length_penalty": [5, 1.1], "force_words_ids": [[3]],
+    "forced_bos_token_id": 3, "forced_eos_token_id": 3, "guidance_scale": 1.5, "max_length": 20, "max_new_tokens": 20,
+    "max_time": 1.0, "min_length": 5, "min_new_tokens": 5, "no_repeat_ngram_size": 2, "num_beams": 4,
+    "num_return_sequences": 2, "penalty_alpha": 0.6, "sequence_bias": {"1": 2}, "stop_strings": ["END"],
+    "suppress_tokens": [3], "token_healing": True, "top_h": 0.4, "typical_p": 0.9, "watermarking_config": {"bias": 2.0},
+}  # fmt: skip
+
+
 def test_settings_that_are_not_applied_are_named(tmp_path: Path) -> None:
-    values = {"no_repeat_ngram_size": 0, "suppress_tokens": [3], "sequence_bias": {"1": 2}}
+    """Those that nobody knows too; not those that are read, or that change nothing."""
+    values = {"no_repeat_ngram_size": 0, "suppress_tokens": [3], "made_up": 1, "typical_p": 1.0, "bos_token_id": 4}
     found = read_model_info(open_model(model_dir(tmp_path, CONFIG, values))).generation
-    assert found.not_applied == ("suppress_tokens", "sequence_bias")
+    assert found.not_applied == ("suppress_tokens", "made_up")
+
+
+def test_each_setting_of_transformers_is_read_or_named_or_known_to_mean_nothing(tmp_path: Path) -> None:
+    """A setting that a later version brings is none of these until somebody has looked at it."""
+    from transformers import GenerationConfig
+
+    others = GenerationConfig().to_dict().keys() - NOT_APPLIED.keys() - SAMPLING_RANGES.keys() - {"eos_token_id"}
+    values = NOT_APPLIED | dict.fromkeys(others, "changed")
+    found = read_model_info(open_model(model_dir(tmp_path, CONFIG, values))).generation
+    assert set(found.not_applied) == NOT_APPLIED.keys()
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def read_gguf_config(header: GgufHeader, rotary_factors: tuple[float, ...] | Non
     where, metadata = header.path.name, header.metadata
     if (parts := metadata.get("split.count", 1)) != 1:
         raise ModelError(f"{where} is one of {parts} parts: join them first (llama-gguf-split --merge)")
+    if (kind := metadata.get("general.type", "model")) != "model":
+        raise ModelError(f"{where}: general.type {kind!r} is not supported (only 'model')")
     name = header.text("general.architecture")
     if name not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)

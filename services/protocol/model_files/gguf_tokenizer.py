@@ -25,6 +25,15 @@ _NAMES = {  # a special token's name in chat templates, and in the file
     "cls_token": "cls",
     "mask_token": "mask",
 }
+_START = "tokenizer.ggml."
+# Entries that are read, here or in gguf_config.py, and entries that mean nothing for texts without a gap to fill.
+_KNOWN = frozenset(
+    {"model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token", "add_eos_token", "add_space_prefix"}
+    | {f"{name}_token_id" for name in (*_NAMES.values(), "eot", "eom")}
+    | {"eos_token_ids", "token_type_count", "prefix_token_id", "suffix_token_id", "middle_token_id"}
+    | {f"fim_{name}_token_id" for name in ("pre", "suf", "mid", "pad", "rep", "sep")}
+)
+_ONLY = {"add_sep_token": False, "remove_extra_whitespaces": False}  # entries that are supported with one value alone
 # Words of Qwen2, with digits one at a time, and of Llama 3, with up to three at a time.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
@@ -108,6 +117,7 @@ def token_kinds(header: GgufHeader) -> list[int]:
 def make_tokenizer(header: GgufHeader) -> bytes:
     """Makes a tokenizer.json of the file's tokenizer. Raises ModelError if it is of another kind."""
     where, model = header.path.name, header.text("tokenizer.ggml.model")
+    _check_known(header)
     if model == "gpt2":
         name = header.text("tokenizer.ggml.pre")
         if name is None:
@@ -128,6 +138,13 @@ def make_tokenizer(header: GgufHeader) -> bytes:
         "post_processor": _post_processor(header, adds_bos),
     }
     return json.dumps(made, ensure_ascii=False).encode()
+
+
+def _check_known(header: GgufHeader) -> None:
+    for key, value in header.metadata.items():
+        name = key.removeprefix(_START)
+        if key.startswith(_START) and name not in _KNOWN and (name not in _ONLY or value != _ONLY[name]):
+            raise ModelError(f"{header.path.name}: {key} {value!r:.60} is not supported")
 
 
 def _byte_level(header: GgufHeader, words: _Words) -> dict[str, Any]:

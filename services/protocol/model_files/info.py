@@ -27,7 +27,7 @@ class GenerationDefaults:
     top_k: int | None = None  # -1: off
     min_p: float | None = None
     repetition_penalty: float | None = None
-    not_applied: tuple[str, ...] = ()  # settings of generation_config.json that matter and are not supported
+    not_applied: tuple[str, ...] = ()  # settings of generation_config.json that nobody reads and that may matter
 
 
 SAMPLING_RANGES: dict[str, Callable[[float], bool]] = {
@@ -119,20 +119,66 @@ def _number(values: Settings, key: str, where: str, in_range: Callable[[float], 
     return float(value)
 
 
+# Settings of generation_config.json that need not be read, by the reason.
+_MEAN_NOTHING = {
+    "names and versions": {"_from_model_config", "transformers_version"},
+    "tokens that the tokenizer's files name, or that another kind of model has": {
+        "bos_token_id", "pad_token_id", "decoder_start_token_id", "encoder_no_repeat_ngram_size",
+        "encoder_repetition_penalty",
+    },
+    "sampling values apply whatever it is, as in vLLM": {"do_sample"},
+    "the same answers, computed in another way": {
+        "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight", "assistant_lookbehind",
+        "cache_config", "cache_implementation", "compile_config", "continuous_batching_config", "disable_compile",
+        "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size", "num_assistant_tokens",
+        "num_assistant_tokens_schedule", "prefill_chunk_size", "prompt_lookup_num_tokens", "speculation_type",
+        "target_lookbehind", "use_cache", "use_mtp",
+    },
+    "what a call of `transformers` returns beside the tokens": {
+        "output_attentions", "output_hidden_states", "output_logits", "output_scores", "return_dict_in_generate",
+        "return_legacy_cache",
+    },
+    "nothing is to be removed, or to be scaled to 1, before a token is drawn": {
+        "remove_invalid_values", "renormalize_logits",
+    },
+    "details of a search by beams, which num_beams asks for": {
+        "diversity_penalty", "early_stopping", "length_penalty", "num_beam_groups",
+    },
+    "in GGUF files, details of what another setting asks for": {
+        "mirostat_eta", "mirostat_tau", "penalty_last_n", "xtc_threshold",
+    },
+}  # fmt: skip
+
+# Further settings that are not applied, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "no_repeat_ngram_size": (None, 0),
-    "bad_words_ids": (None, []),
-    "suppress_tokens": (None, []),
-    "begin_suppress_tokens": (None, []),
-    "forced_bos_token_id": (None,),
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "guidance_scale": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "penalty_alpha": (0,),
+    "sequence_bias": ([], {}),
+    "stop_strings": ([],),
+    "suppress_tokens": ([],),
+    "token_healing": (False,),
+    "typical_p": (1,),
     # In GGUF files:
-    "penalty_repeat": (None, 1.0),
-    "mirostat": (None, 0),
-    "xtc_probability": (None, 0.0),
-    "forced_eos_token_id": (None,),
-    "sequence_bias": (None, [], {}),
+    "mirostat": (0,),
+    "penalty_repeat": (1,),
+    "xtc_probability": (0,),
 }
+_NEED_NOT_BE_APPLIED = frozenset({"eos_token_id", *SAMPLING_RANGES}.union(*_MEAN_NOTHING.values()))
 
 
 def _not_applied(values: Settings) -> tuple[str, ...]:
-    return tuple(key for key, neutral in _NEUTRAL.items() if values.get(key) not in neutral)
+    """Returns the names of settings that nobody reads and that may change an answer."""
+    return tuple(
+        key
+        for key, value in values.items()
+        if key not in _NEED_NOT_BE_APPLIED and value is not None and value not in _NEUTRAL.get(key, ())
+    )
