@@ -22,6 +22,12 @@ numba.config.CPU_FEATURES = ISA.target_features(host_features())
 njit = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
+def call_intrinsic(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Builds the call of an LLVM intrinsic that stands for instructions of some processors; result: its LLVM type."""
+    function_type = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
+
+
 def _pointer_to(element: Any) -> Any:
     @intrinsic
     def pointer(_context: Any, _address: Any) -> Any:

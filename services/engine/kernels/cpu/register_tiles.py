@@ -36,7 +36,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from services.engine.kernels.cpu.compiled import MachineCode, compiled
-from services.engine.kernels.cpu.intrinsics import ALL_CACHES, FOR_SCATTERED, ISA, build_prefetch, njit
+from services.engine.kernels.cpu.intrinsics import (
+    ALL_CACHES,
+    FOR_SCATTERED,
+    ISA,
+    build_prefetch,
+    call_intrinsic,
+    njit,
+)
 from services.engine.kernels.cpu.vectors import LANES, BFloat16s
 
 COLUMNS, STEP_BYTES, ROW_BYTES = 32, 128, 128
@@ -375,11 +382,6 @@ class TileBuilder:
         builder = self._builder
         if self._arithmetic.multiplies_pairs:
             pairs = BFloat16s(2 * LANES)
-            operands = [sums, builder.bitcast(a, pairs), builder.bitcast(b, pairs)]
-            return self._call("llvm.x86.avx512bf16.dpbf16ps.512", operands)
-        return self._call("llvm.fma.v16f32", [a, b, sums])
-
-    def _call(self, name: str, operands: list[Any]) -> Any:
-        builder = self._builder
-        function_type = ir.FunctionType(_FLOATS, [operand.type for operand in operands])
-        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), operands)
+            a, b = builder.bitcast(a, pairs), builder.bitcast(b, pairs)
+            return call_intrinsic(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, a, b)
+        return call_intrinsic(builder, "llvm.fma.v16f32", _FLOATS, a, b, sums)

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import ConcreteTemplate, infer, infer_global, signature
 from numba.extending import lower_builtin, models, register_model
 
-from services.engine.kernels.cpu.intrinsics import ISA
+from services.engine.kernels.cpu.intrinsics import ISA, call_intrinsic
 
 LANES = 16
 
@@ -94,11 +94,6 @@ _operator(operator.sub, "fsub")
 _operator(operator.mul, "fmul")
 
 
-def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    function_type = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), arguments)
-
-
 def _load(builder: Any, address: Any, type_: Any) -> Any:
     return builder.load(builder.inttoptr(address, type_.as_pointer()), align=2)
 
@@ -171,7 +166,7 @@ def store_twice_bfloat16s(builder: Any, address: Any, first: Any, second: Any) -
         for at, value in ((address, first), (builder.add(address, address.type(2 * LANES)), second)):
             store_bfloat16s(builder, at, value)
         return
-    rounded = _call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", BFloat16s(2 * LANES), second, first)
+    rounded = call_intrinsic(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", BFloat16s(2 * LANES), second, first)
     _store(builder, address, builder.bitcast(rounded, ir.VectorType(_HALF, 2 * LANES)))
 
 
@@ -185,7 +180,7 @@ def spread(builder: Any, value: Any) -> Any:
 @builtin(floats, floats, floats, floats)
 def multiply_add(builder: Any, first: Any, second: Any, third: Any) -> Any:
     """Returns first * second + third, rounded once."""
-    return _call(builder, "llvm.fma.v16f32", _FLOATS, first, second, third)
+    return call_intrinsic(builder, "llvm.fma.v16f32", _FLOATS, first, second, third)
 
 
 @builtin(floats, floats, floats)
@@ -217,9 +212,9 @@ def where_above(builder: Any, first: Any, second: Any, value: Any, otherwise: An
 def above_whole(builder: Any, value: Any) -> Any:
     """Returns value - floor(value)."""
     if not ISA.has_avx512:
-        return builder.fsub(value, _call(builder, "llvm.floor.v16f32", _FLOATS, value))
+        return builder.fsub(value, call_intrinsic(builder, "llvm.floor.v16f32", _FLOATS, value))
     name, every = "llvm.x86.avx512.mask.reduce.ps.512", ir.IntType(LANES)(-1)
-    return _call(builder, name, _FLOATS, value, _WORD(1), value, every, _CURRENT_ROUNDING)
+    return call_intrinsic(builder, name, _FLOATS, value, _WORD(1), value, every, _CURRENT_ROUNDING)
 
 
 @builtin(floats, floats, floats)
@@ -233,11 +228,11 @@ def times_power(builder: Any, value: Any, exponent: Any) -> Any:
         low, high = (ir.Constant(_FLOATS, [float(most)] * LANES) for most in (-126, 126))
         exponent = builder.select(builder.fcmp_ordered(">", exponent, low), exponent, low)
         exponent = builder.select(builder.fcmp_ordered("<", exponent, high), exponent, high)
-        whole = builder.fptosi(_call(builder, "llvm.floor.v16f32", _FLOATS, exponent), _WORDS)
+        whole = builder.fptosi(call_intrinsic(builder, "llvm.floor.v16f32", _FLOATS, exponent), _WORDS)
         bits = builder.add(builder.bitcast(value, _WORDS), builder.shl(whole, _words(23)))
         return builder.bitcast(bits, _FLOATS)
     name, every = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(LANES)(-1)
-    return _call(builder, name, _FLOATS, value, exponent, value, every, _CURRENT_ROUNDING)
+    return call_intrinsic(builder, name, _FLOATS, value, exponent, value, every, _CURRENT_ROUNDING)
 
 
 @builtin(types.void, int64, floats, floats)
@@ -322,7 +317,7 @@ def add_products_of_pairs(builder: Any, sums: Any, first: Any, second: Any) -> A
     """Returns sums + first * second, whose lanes are two bfloat16 each. Needs a processor with such an instruction."""
     assert ISA.has_bfloat16
     pairs = [builder.bitcast(value, BFloat16s(2 * LANES)) for value in (first, second)]
-    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
+    return call_intrinsic(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, sums, *pairs)
 
 
 @builtin(types.void, int64, int64, int64)
@@ -373,7 +368,7 @@ def _upper_halves(builder: Any, words: Any) -> Any:
 
 def _rounded(builder: Any, value: Any) -> Any:
     """Rounds to 16 bfloat16, by an instruction that treats subnormal float32 as 0."""
-    rounded = _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", BFloat16s(LANES), value)
+    rounded = call_intrinsic(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", BFloat16s(LANES), value)
     return builder.bitcast(rounded, _HALVES)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import int64, types
-from numba.core import cgutils
 from numba.extending import intrinsic
+
+from services.engine.kernels.cpu.intrinsics import call_intrinsic
 
 _BYTE, _LONG = ir.IntType(8), ir.IntType(64)
 _ADDRESS = ir.PointerType(_BYTE)
@@ -27,8 +28,7 @@ def tile_config() -> np.ndarray:
 
 def _call(context: Any, builder: Any, name: str, values: list[Any]) -> Any:
     """Builds the call of an LLVM intrinsic that returns nothing."""
-    function_type = ir.FunctionType(ir.VoidType(), [value.type for value in values])
-    builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
+    call_intrinsic(builder, name, ir.VoidType(), *values)
     return context.get_dummy_value()
 
 
