@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.kernels.emulated_amx import build
+from tests.engine.kernels.emulation import build
 from tests.machine import BFLOAT16, GCC, NO_AMX, needs
 
 pytestmark = [needs(BFLOAT16), needs(GCC)]
