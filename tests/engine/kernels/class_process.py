@@ -7,13 +7,26 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from services.config import CPU_ISA_VARIABLE
+from services.engine.kernels.cpu.isa import ISAS, Isa, host_features, may_use_amx
 from tests.engine.kernels.machine_code import keep_assembly
 from tests.forkserver import FORKSERVER
+
+
+def runnable() -> list[Isa]:
+    """Classes that this processor can be, the highest first."""
+    features = host_features()
+    able = [isa for isa in ISAS if all(features.get(name) for name in isa.features)]
+    return [isa for isa in able if not isa.has_amx or may_use_amx(os.environ)]
 
 
 def run_as(isa: str, function: str, *arguments: Any) -> Any:
     """What a function, `module:name`, returns in a process in which kernels are of this class."""
     return _in_process(_choose, isa, function, arguments)
+
+
+def run_emulated(isa: str, function: str, *arguments: Any) -> Any:
+    """The same for a class that this processor may not be: `emulation` does what it lacks."""
+    return _in_process(_emulate, isa, function, arguments)
 
 
 def compile_for(isa: str, function: str, *arguments: Any) -> Any:
@@ -47,6 +60,14 @@ def _run(pipe: Connection, prepare: Any, isa: str, function: str, arguments: tup
 
 def _choose(isa: str) -> None:
     os.environ[CPU_ISA_VARIABLE] = isa
+
+
+def _emulate(isa: str) -> None:
+    """Without optimizations, since kernels take longer to compile than to run."""
+    os.environ["NUMBA_OPT"] = "0"  # numba reads it when it is imported
+    from tests.engine.kernels.emulation import emulate
+
+    emulate(isa)
 
 
 def _pretend(name: str) -> None:

@@ -3,7 +3,6 @@
 A step that falls back on torch's products or attention computes the same, slower. So what ran is looked at.
 """
 
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.engine.kernels.cpu.isa import ISAS, Isa, host_features, may_use_amx
+from services.engine.kernels.cpu.isa import Isa
 from tests.checkpoints import write_checkpoint
-from tests.engine.kernels.class_process import run_as
+from tests.engine.kernels.class_process import run_as, runnable
 from tests.engine.kernels.machine_code import above_class, instructions, multiply_adds, tile_products
 from tests.engine.kernels.proof import Proof, prove
 from tests.engine.oracle import Reference, prompts_of
@@ -39,13 +38,6 @@ PRODUCTS_BY_AMX = {"amx.matmul.make_matmul", "amx.decode_attention._make_kernel"
 FLOAT32_BOUND = 1e-4
 # bfloat16: so do some thirty roundings come out differently. 8 units in the last place of a logit of 4.3.
 BFLOAT16_BOUND = 0.25
-
-
-def runnable() -> list[Isa]:
-    """Classes that this processor can be, the highest first."""
-    features = host_features()
-    able = [isa for isa in ISAS if all(features.get(name) for name in isa.features)]
-    return [isa for isa in able if not isa.has_amx or may_use_amx(os.environ)]
 
 
 def in_float32() -> list[Isa]:

@@ -23,7 +23,7 @@ from services.engine.kernels.cpu.head_rows import clear, make_read, make_read_ro
 from services.engine.kernels.cpu.intrinsics import ISA, float64_of, float_pointer, int_pointer, njit
 from services.engine.kernels.cpu.per_item import NUM_ITEMS, per_item, places
 from services.engine.kernels.cpu.register_tiles import Arithmetic, arithmetic_of
-from services.engine.kernels.cpu.tile_products import TileProducts, register_products
+from services.engine.kernels.cpu.tile_products import QUERIES, TileProducts, register_products
 from services.engine.kernels.cpu.tile_softmax import (
     LIMITS,
     LOWEST,
@@ -36,7 +36,6 @@ from services.engine.kernels.cpu.tile_softmax import (
 from services.engine.kernels.cpu.vectors import LANES, divide, load_floats, spread, store_floats, transpose
 
 _CHUNK = 128  # keys whose scores are kept at a time
-_PAIR = 2 * LANES  # queries at a time
 _LINE, _ROW_BYTES = 64, 128  # bytes of 16 words; of a row of 32 words
 _LN_2 = math.log(2)
 
@@ -48,6 +47,7 @@ class TileAttention:
         """Compiles the kernel. group: query heads of a KV head, at most the rows of a tile."""
         products = _make_products(dtype, head_dim, block_size)
         assert group <= products.max_rows
+        assert _CHUNK % products.key_step == 0
         self.config = products.config
         self.max_tokens = products.max_rows // group  # of one tile
         self.scratch_bytes = _Memory(dtype, products.max_rows, head_dim).bytes  # for one thread
@@ -63,9 +63,9 @@ class _Memory:
         self.sums = 0
         self.queries = self.sums + max_rows * depth * 4
         self.keys = self.queries + max_rows * self.row
-        self.values = self.keys + (max_rows + _PAIR) * self.row
-        self.staged = self.values + (max_rows + _PAIR) * self.row  # 32 rows of words, or 16 of float32
-        self.scores = self.staged + _PAIR * depth * 4
+        self.values = self.keys + (max_rows + QUERIES) * self.row
+        self.staged = self.values + (max_rows + QUERIES) * self.row  # 32 rows of words, or 16 of float32
+        self.scores = self.staged + QUERIES * depth * 4
         self.states = self.scores + _CHUNK * _ROW_BYTES
         self.spans = self.states + max_rows // LANES * STATE_BYTES  # for 16 queries: lowest and highest limit
         self.saved = self.spans + max_rows // LANES * 8
@@ -118,7 +118,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
     def begin_rows(a: Any, first_row: int, last_row: int, head: int, begun: bool, memory: int) -> int:
         """Prepares all queries of the tile. Returns the highest limit."""
         spans, end = int_pointer(memory + spans_at), int64(0)
-        for i in range((last_row - first_row + _PAIR - 1) // _PAIR * 2):
+        for i in range((last_row - first_row + QUERIES - 1) // QUERIES * 2):
             lowest, highest = begin_queries(
                 a,
                 first_row + i * LANES,
@@ -174,7 +174,7 @@ def _make_kernel(dtype: str, head_dim: int, group: int, block_size: int) -> Any:
         tile, head = num_tiles - 1 - item // kv_heads, item % kv_heads  # a row's last tokens, which see most, first
         starts = int_pointer(a[arg.starts])
         first_row, last_row = int64(starts[tile]) * group, int64(starts[tile + 1]) * group
-        num_pairs = (last_row - first_row + _PAIR - 1) // _PAIR
+        num_pairs = (last_row - first_row + QUERIES - 1) // QUERIES
         table = int_pointer(a[arg.tables] + int64(int_pointer(a[arg.rows])[tile]) * a[arg.table_width] * 4)
         begin = int64(int_pointer(a[arg.first_keys])[tile])
         keys = a[arg.pool] + head * a[arg.head_stride] * size

@@ -5,6 +5,7 @@ sums   [head_dim, 32] += values, a word of each     x  weights, [keys, 32], or i
                          column for a step
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ import numpy as np
 from services.engine.kernels.cpu.head_rows import clear, padded
 from services.engine.kernels.cpu.intrinsics import njit
 from services.engine.kernels.cpu.register_tiles import Arithmetic, multiply_rows
-from services.engine.kernels.cpu.vectors import interleave_pairs
+from services.engine.kernels.cpu.vectors import LANES, interleave_pairs
 
+QUERIES = 2 * LANES  # that are multiplied at a time
 _KEY_STEP = 4
 _LINE = 64  # bytes
 _MOST_ROWS = 512
@@ -25,7 +27,7 @@ class TileProducts:
     """Functions that kernels call, for one head_dim, and their limits. Counts of keys are multiples of key_step."""
 
     key_step: int
-    max_rows: int  # query tokens of a tile times their heads; also the keys of a segment
+    most_rows: int  # for which the caches have room
     # Arguments of a `make_read_rows` function, with room for 32 rows before the target. Zeros fill up to key_step keys.
     read_values: Any
     multiply_keys: Any  # keys, queries, scores, count
@@ -33,6 +35,16 @@ class TileProducts:
     begin: Any  # address of 64 bytes that it fills for `end`, address of `config`
     end: Any  # the arguments of `begin`
     config: np.ndarray
+
+    @property
+    def max_rows(self) -> int:
+        """Returns the query tokens of a tile times their heads; also the keys of a segment.
+
+        Products take QUERIES rows and key_step keys at a time. So this is a multiple of both: no product then reads or
+        writes beyond a tile's memory, or takes keys behind a segment for its own.
+        """
+        whole = math.lcm(QUERIES, self.key_step)
+        return self.most_rows // whole * whole
 
 
 def register_products(head_dim: int, read_rows: Any, *, as_pairs: bool) -> TileProducts:
@@ -52,7 +64,7 @@ def register_products(head_dim: int, read_rows: Any, *, as_pairs: bool) -> TileP
 
     return TileProducts(
         key_step=_KEY_STEP,
-        max_rows=_MOST_ROWS,
+        most_rows=_MOST_ROWS,
         read_values=(_make_read_pairs if as_pairs else _make_read_singles)(read_rows, row_bytes),
         multiply_keys=multiply_keys,
         multiply_values=multiply_values,

@@ -28,7 +28,7 @@ def amx_products(head_dim: int, read_rows: Any) -> TileProducts:
     depth = padded(head_dim)
     return TileProducts(
         key_step=_BLOCK,
-        max_rows=max(256, 65536 // depth),  # with a segment of the same number of keys: half of a large L2 cache
+        most_rows=max(256, 65536 // depth),  # with a segment of as many keys: half of a large L2 cache
         read_values=_make_read_values(read_rows, depth),
         multiply_keys=_make_multiply_keys(depth),
         multiply_values=_make_multiply_values(depth),
