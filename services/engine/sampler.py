@@ -45,8 +45,9 @@ def sample(logits: Tensor, batch: SamplingBatch, mask: Mask = _BY_TORCH.mask) ->
             _mask(logits, batch.edits.masks, mask)
     chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))  # torch's own takes ten times as long on a CPU
     if not batch.all_greedy:
-        rows = np.flatnonzero(batch.temperature > 0)
-        chosen[torch.from_numpy(rows)] = _draw(logits, batch, rows)
+        drawn = np.flatnonzero((batch.temperature > 0) & (batch.top_k != 1))  # the best one is the likeliest
+        rows = torch.from_numpy(drawn)
+        chosen[rows] = _draw(logits, batch, drawn, chosen[rows])
     logprobs = _logprobs(raw, chosen, batch.num_logprobs, batch.named) if batch.any_logprobs else None
     return StepOutput(chosen.to(torch.int32).numpy(), logprobs)
 
@@ -128,40 +129,44 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return mixed
 
 
-def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray) -> Tensor:
-    """Draws tokens, int64[M], for the M rows that have a temperature."""
+def _draw(logits: Tensor, batch: SamplingBatch, rows: np.ndarray, likeliest: Tensor) -> Tensor:
+    """Draws tokens, int64[M], for the M rows that have a temperature. likeliest: int64[M], their likeliest tokens.
+
+    As in vLLM, min_p is a share of the likeliest of all tokens, top_k counts what min_p leaves, and top_p is a share of
+    the weight that both leave.
+    """
     temperature = torch.from_numpy(np.maximum(batch.temperature[rows], MIN_TEMPERATURE).astype(np.float32))[:, None]
     warm = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows)]
     weights = (warm - warm.amax(dim=-1, keepdim=True)).div_(temperature).exp_()  # the likeliest token weighs 1
     uniform = torch.from_numpy(uniforms(batch.seed[rows], batch.position[rows]))
     top_k, top_p, min_p = batch.top_k[rows], batch.top_p[rows], torch.from_numpy(batch.min_p[rows].astype(np.float32))
+    if min_p.any():
+        weights.masked_fill_(weights < min_p[:, None], 0)
     sorting = ((top_k > 0) & (top_k < weights.shape[1])) | (top_p < 1)
     chosen = torch.empty(len(rows), dtype=torch.int64)
     plain, filtered = torch.from_numpy(np.flatnonzero(~sorting)), torch.from_numpy(np.flatnonzero(sorting))
     if len(plain):
-        kept = weights[plain] if len(filtered) else weights
-        if min_p.any():
-            kept = kept.masked_fill(kept < min_p[plain, None], 0)
-        chosen[plain] = _invert(kept, uniform[plain])
+        chosen[plain] = _invert(weights[plain] if len(filtered) else weights, uniform[plain])
     if len(filtered):
         k = torch.from_numpy(np.where(top_k[sorting] > 0, top_k[sorting], weights.shape[1]).astype(np.int64))
-        p = torch.from_numpy(top_p[sorting].astype(np.float32))
-        filters = _Filters(k, p, min_p[filtered])
+        filters = _Filters(k, torch.from_numpy(top_p[sorting].astype(np.float32)), likeliest[filtered])
         chosen[filtered] = _draw_filtered(weights[filtered], filters, uniform[filtered])
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Filters:
-    """The filters of M rows. Weights are relative to a row's likeliest token."""
+    """The filters of M rows, and the token of a row in which they leave one alone. Weights of others are 0 already
+    where min_p excludes them.
+    """
 
     top_k: Tensor  # int64[M], the vocabulary's size at most
     top_p: Tensor  # float32[M]
-    min_p: Tensor  # float32[M]
+    likeliest: Tensor  # int64[M]
 
     def of(self, rows: Tensor) -> "_Filters":
         """Returns the filters of some rows, int64[N]."""
-        return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+        return _Filters(self.top_k[rows], self.top_p[rows], self.likeliest[rows])
 
 
 def _draw_filtered(weights: Tensor, filters: _Filters, uniform: Tensor) -> Tensor:
@@ -184,6 +189,8 @@ def _draw_filtered(weights: Tensor, filters: _Filters, uniform: Tensor) -> Tenso
 def _draw_sorted(best: Tensor, ids: Tensor, total: Tensor, vocab: int, filters: _Filters, uniform: Tensor) -> Tensor:
     """Draws tokens from weights in falling order (`best`, of the tokens `ids`); all `vocab` weights add up
     to `total`.
+
+    Equal weights come in any order. Where one token is left, that is the likeliest, as without a temperature.
     """
     sums = best.to(torch.float64).cumsum(dim=-1)
     last = (filters.top_k - 1).clamp_(max=best.shape[1] - 1)[:, None]
@@ -191,9 +198,10 @@ def _draw_sorted(best: Tensor, ids: Tensor, total: Tensor, vocab: int, filters: 
     # The best tokens up to the one with which their weights reach top_p.
     keep = (sums - best) < (filters.top_p * after_top_k)[:, None]
     keep &= torch.arange(best.shape[1]) < filters.top_k[:, None]
-    keep &= best >= filters.min_p[:, None]
     keep[:, 0] = True
-    return ids.gather(1, _invert(best.masked_fill(~keep, 0), uniform)[:, None]).squeeze(1)
+    kept = best.masked_fill(~keep, 0)
+    chosen = ids.gather(1, _invert(kept, uniform)[:, None]).squeeze(1)
+    return torch.where((kept > 0).sum(dim=-1) > 1, chosen, filters.likeliest)
 
 
 def _invert(weights: Tensor, uniform: Tensor) -> Tensor:

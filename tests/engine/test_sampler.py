@@ -119,11 +119,76 @@ def test_a_tiny_temperature_is_greedy_in_effect() -> None:
         ({"top_k": 4, "top_p": 0.7}, 2),  # 0.7 of the 0.85 that top_k left: 0.595
         ({"top_k": 6, "min_p": 0.2}, 5),
         ({"top_p": 0.97, "min_p": 0.05}, 6),  # 0.05 * 0.35 = 0.0175 would keep seven
-        ({"top_p": 0.7, "min_p": 0.5}, 2),  # top_p's share is of all tokens, not of those above min_p
+        ({"top_p": 0.7, "min_p": 0.5}, 2),  # 0.7 of the 0.6 that min_p leaves: 0.42
+        ({"top_p": 0.5, "min_p": 0.5}, 1),  # 0.5 of these 0.6: the likeliest alone
+        ({"top_k": 4, "top_p": 0.55, "min_p": 0.5}, 1),  # of 0.6 again: min_p leaves fewer than top_k
     ],
 )
 def test_filters_keep_exactly_the_likeliest(settings: dict[str, Any], kept: int) -> None:
     assert_drawn_from(counts(PROBABILITIES, **settings), PROBABILITIES[:kept] + [0.0] * (8 - kept))
+
+
+def expected_distribution(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """Computes each token's probability by vLLM's order of filters, in float64; no two logits may be equal."""
+    weights = np.exp((logits - logits.max()) / temperature)
+    weights[weights < min_p] = 0
+    falling = np.argsort(-weights, kind="stable")
+    weights[falling[top_k if top_k > 0 else len(logits) :]] = 0
+    sums = np.cumsum(weights[falling])
+    weights[falling[sums - weights[falling] >= top_p * sums[-1]]] = 0
+    share: np.ndarray = weights / weights.sum()
+    return share
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_mixes_of_filters_draw_by_the_distribution_of_the_reference(seed: int) -> None:
+    """Rare tokens are counted together; the bound is near the 99.99 % point of chi-square."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, int(rng.choice([5, 40, 1500]))).astype(np.float32)
+    mix: dict[str, Any] = {
+        "temperature": float(rng.choice([0.3, 0.8, 1.0, 1.7])),
+        "top_k": int(rng.choice([-1, 1, 2, 7, 30])),
+        "top_p": float(rng.choice([1.0, 0.97, 0.6, 0.2, 1e-9])),
+        "min_p": float(rng.choice([0.0, 0.02, 0.2, 0.6])),
+    }
+    wanted = 2000 * expected_distribution(logits.astype(np.float64), **mix)
+    rows = torch.from_numpy(logits).repeat(2000, 1)
+    drawn = sample(rows, batch(2000, seed=rng.integers(0, 2**63, 2000), **mix)).token_ids
+    found = np.bincount(drawn, minlength=len(logits))
+    assert found[wanted == 0].sum() == 0, mix
+    often = wanted >= 8
+    found = np.append(found[often], found[~often].sum())
+    wanted = np.append(wanted[often], wanted[~often].sum())
+    degrees = max(1, len(wanted) - 1)
+    square = ((found - wanted) ** 2 / np.maximum(wanted, 1)).sum()
+    assert square < degrees + 4 * np.sqrt(2 * degrees) + 8, mix
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("alone", [{"top_k": 1}, {"top_p": 1e-9}], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_filter_that_leaves_one_token_leaves_that_of_a_greedy_row(
+    seed: int, alone: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Of equal logits, and of those that differ by less than a weight shows, beside any other settings."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(0, 1e-3 if seed % 3 == 0 else 1, (300, 50)).astype(np.float32))
+    if seed % 3 == 1:
+        logits = logits.round()
+    logits = (logits + float(rng.choice([0, -9]))).to(dtype)
+    others = {
+        "temperature": rng.choice([1e-6, 0.7, 2.0], 300),
+        "top_p": rng.choice([1, 0.5], 300),
+        "min_p": rng.choice([0, 0.3, 1], 300),
+        "seed": rng.integers(0, 2**63, 300),
+    }
+    edits = edits_of(SamplingParams(max_tokens=9, repetition_penalty=1.3, logit_bias=((5, 2.0),)), num_prompt=1)
+    tokens = [rng.integers(0, 50, 6).astype(np.int32) for _ in range(300)]
+    rows = [(row, edits, tokens[row], np.zeros(0, np.int32)) for row in range(0, 300, 2)]
+    edited = {"edits": gather_edits(rows, 300)}
+    greedy = sample(logits.clone(), batch(300, temperature=0, **edited)).token_ids
+    drawn = sample(logits.clone(), batch(300, **(others | alone), **edited)).token_ids
+    assert drawn.tolist() == greedy.tolist()
 
 
 @pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 1500}, {"top_k": 2500, "top_p": 0.8}])

@@ -1,6 +1,7 @@
 """Sampling in Triton: each token against an oracle, the oracle against the CPU's sampler and against probabilities."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,10 +38,11 @@ def test_the_oracle_keeps_what_the_cpus_sampler_keeps(settings: Settings) -> Non
     """Uniform numbers next to each other draw every token that has a weight."""
     logits = np.random.default_rng(0).normal(0, 1, 50)
     weights = torch.from_numpy(np.exp((logits - logits.max()) / settings.temperature)).float()
+    weights[weights < settings.min_p] = 0
     uniform = torch.linspace(0, 1 - 2**-20, 4000)
     top_k = torch.full((4000,), settings.top_k if settings.top_k > 0 else 50)
-    top_p, min_p = torch.full((4000,), settings.top_p), torch.full((4000,), settings.min_p)
-    drawn = sampler._draw_filtered(weights.expand(4000, -1), sampler._Filters(top_k, top_p, min_p), uniform)
+    filters = sampler._Filters(top_k, torch.full((4000,), settings.top_p), torch.full((4000,), int(logits.argmax())))
+    drawn = sampler._draw_filtered(weights.expand(4000, -1), filters, uniform)
     assert sorted(set(drawn.tolist())) == np.flatnonzero(kept(logits, settings)).tolist()
 
 
@@ -48,6 +50,23 @@ def test_equals_of_the_last_kept_token_are_kept() -> None:
     logits = np.array([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
     assert kept(logits, Settings(top_k=2)).tolist() == [False, True, True, True, True, False]
     assert kept(logits, Settings(top_p=0.6)).tolist() == [False, True, True, True, True, False]
+    assert kept(np.array([1.0, 3.0, 3.0]), Settings(top_k=2, min_p=1.0)).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize("alone", [{"top_k": 1}, {"top_p": 1e-9}, {"top_k": 1, "top_p": 0.5}], ids=str)
+def test_a_filter_that_leaves_one_token_leaves_that_of_a_greedy_row(
+    device: torch.device, alone: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Of equal logits: few of them, and as many as make no list of the best."""
+    rng = np.random.default_rng(6)
+    logits = cases.random_logits(rng, "ties", 12, 5000).to(dtype)
+    logits[8:] = torch.randint(0, 2, (4, 5000), generator=torch.Generator().manual_seed(1)).to(dtype)
+    logits[8:, :7] = 0
+    rows = [
+        Settings(temperature=(0.6, 2.0)[row % 2], min_p=(0, 0.3)[row % 3 // 2], seed=row, **alone) for row in range(12)
+    ]
+    assert checks.drawn(logits, rows, device) == logits.float().numpy().argmax(axis=1).tolist()
 
 
 def test_the_oracle_rejects_a_filter_that_is_off_by_one() -> None:

@@ -54,17 +54,18 @@ def kept(logits: np.ndarray, settings: Settings, slack: float = 0.0) -> np.ndarr
     """Computes bool[vocab]: tokens that may be chosen; with `slack` above 0 also those that nearly may, below 0 without
     those that only just may."""
     weights = np.exp(log_weights(logits, settings.temperature))
+    weights[(weights < settings.min_p * (1 - slack)) & (logits < logits.max())] = 0
     order = np.argsort(-logits, kind="stable")
-    falling = weights[order]
-    last = len(logits) - 1
     k = settings.top_k if 0 < settings.top_k < len(logits) else len(logits)
+    last = k - 1
     if settings.top_p < 1:
-        sums = np.cumsum(falling)
+        sums = np.cumsum(weights[order])
         reached = np.flatnonzero(sums[:k] >= settings.top_p * sums[k - 1] * (1 + slack))
         last = int(reached[0]) if len(reached) else k - 1
-    last = min(last, k - 1)
-    with_ties = logits >= logits[order[last]]
-    result: np.ndarray = with_ties & ((weights >= settings.min_p * (1 - slack)) | (logits == logits.max()))
+    if last == 0 and settings.is_filtered:
+        result: np.ndarray = np.arange(len(logits)) == order[0]
+        return result
+    result = (logits >= logits[order[last]]) & ((weights > 0) | (logits == logits.max()))
     return result
 
 

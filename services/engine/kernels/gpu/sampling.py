@@ -107,9 +107,10 @@ def draw(logits: Tensor, params: DeviceSampling, out: Tensor) -> None:
     """Writes a token for each row: float32, bfloat16 or float16 [N, vocab] -> int32[N].
 
     Rows may lie apart; a row's logits are contiguous. Rows with temperature 0 are greedy. For others a token weighs
-    exp((logit - highest logit) / temperature), and the filters keep, in this order: the top_k best tokens; of these the
-    smallest number of best ones whose weight reaches top_p of the weight of those top_k; tokens that weigh at least
-    min_p. Tokens that tie with the last one that top_k or top_p keeps are kept as well.
+    exp((logit - highest logit) / temperature), and the filters keep, in this order: tokens that weigh at least min_p;
+    of these the top_k best ones; of those the smallest number of best ones whose weight reaches top_p of theirs. Tokens
+    that tie with the last one that top_k or top_p keeps are kept as well; but if that is the best one, the row is
+    greedy.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:

@@ -4,11 +4,12 @@ import triton
 import triton.language as tl
 
 from services.engine.kernels.gpu.sampling_noise import exponential, stream_of
-from services.engine.kernels.gpu.sampling_scan import is_filtered
+from services.engine.kernels.gpu.sampling_scan import is_filtered, is_greedy
 from services.engine.kernels.gpu.sampling_search import (
     LIST_SIZE,
     MAX_FOUND,
     collect,
+    first_with_key,
     key_of_rank,
     largest_reaching,
     listed,
@@ -69,10 +70,9 @@ def choose_draw(
     here = tiles < num_tiles
     tile_top = tl.load(tops + row * num_tiles + tiles, mask=here, other=float("-inf"))
     top = tl.max(tile_top, axis=0)
-    warmth = tl.load(temperature + row)
-    cold = coldness(warmth)
+    cold = coldness(tl.load(temperature + row))
     lower = below(tile_top, top, cold)
-    if warmth <= 0:
+    if is_greedy(temperature, top_k, row, FILTERED):
         token = tl.load(tokens + row * num_tiles + tiles, mask=here, other=vocab)
         tl.store(out + row, first(here & (tile_top == top), token, vocab))
     elif is_filtered(top_k, top_p, min_p, row, vocab, FILTERED):
@@ -119,7 +119,10 @@ def _choose_filtered(
     SHIFT: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
 ) -> tl.tensor:
-    """Chooses a token among those that the filters keep; if the list of the best holds all of these, from the list."""
+    """Chooses a token among those that the filters keep; if the list of the best holds all of these, from the list.
+
+    Tokens that min_p does not keep weigh nothing.
+    """
     wanted = tl.where(k > 0, k, _WANTED)
     wanted = tl.minimum(wanted, tl.maximum(tl.cdiv(vocab, GROUP) // 2, MAX_FOUND // GROUP))
     num_found, bound, complete = collect(row, vocab, group_tops, wanted, lists, SHIFT, ALL_GROUPS)
@@ -127,13 +130,22 @@ def _choose_filtered(
     weights = tl.where(here, tl.exp(below(logits, top, cold)), 0.0)
     reaches_p = (p < 1) & (tl.sum(weights, axis=0) >= p * weight)
     reaches_least = tl.min(tl.where(here, weights, 1.0), axis=0) < least
-    enough = tl.where(k > 0, num_found >= k, reaches_p | reaches_least) | (num_found == vocab)
+    all_listed = num_found == vocab
+    enough = tl.where(k > 0, num_found >= k, reaches_p | reaches_least) | all_listed
     high = key_of(top, SHIFT) + 1
     if complete & enough:
         keys = tl.where(here, key_of(logits, SHIFT), NO_KEY)
-        bound = _bound_in_list(keys, weights, top, cold, weight, k, p, bound, high, SHIFT)
-        time = _race_times(stream, tokens, weights, (keys >= bound) & (weights >= least))
-        chosen = first(time == tl.min(time, axis=0), tokens, vocab)
+        weights = tl.where(weights >= least, weights, 0.0)
+        if (p < 1) & (least > 0) & (k == 0):
+            weight = tl.sum(weights, axis=0)
+            if (reaches_least | all_listed) == 0:
+                _, weight = sums_from(row, vocab, top, cold, tl.full((), NO_KEY + 1, tl.int32), least, SHIFT)
+        bound, weight = _bound_in_list(keys, weights, top, cold, weight, k, p, least, bound, high, SHIFT)
+        if (p < 1) & (p * weight <= 1):
+            chosen = first(keys == high - 1, tokens, vocab)
+        else:
+            time = _race_times(stream, tokens, weights, keys >= bound)
+            chosen = first(time == tl.min(time, axis=0), tokens, vocab)
     else:
         chosen = _choose_in_row(row, vocab, top, cold, weight, k, p, least, stream, SHIFT)
     return chosen
@@ -148,21 +160,31 @@ def _bound_in_list(
     weight: tl.tensor,
     k: tl.tensor,
     p: tl.tensor,
+    least: tl.tensor,
     bound: tl.tensor,
     high: tl.tensor,
     SHIFT: tl.constexpr,
-) -> tl.tensor:
-    """Returns the lowest key that top_k and top_p keep. All tokens that they keep are listed."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """Returns the lowest key that top_k and top_p keep, and the weight of which top_p is a share. All tokens that they
+    keep are listed.
+    """
     if k > 0:
         ones = tl.where(keys > NO_KEY, 1.0, 0.0)
         target = k.to(tl.float32)
         bound = largest_reaching(keys, ones, target, target, bound, high)
         beyond = tl.sum(tl.where(keys >= bound, ones, 0.0), axis=0) - target  # tokens that tie with the last one
-        tied = tl.exp(below(logit_of(bound, SHIFT), top, cold))
+        tied = _weight_of(bound, top, cold, least, SHIFT)
         weight = tl.sum(tl.where(keys >= bound, weights, 0.0), axis=0) - beyond * tied
     if p < 1:
         bound = largest_reaching(keys, weights, p * weight, p * weight, bound, high)
-    return bound
+    return bound, weight
+
+
+@triton.jit
+def _weight_of(key: tl.tensor, top: tl.tensor, cold: tl.tensor, least: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:
+    """Returns the weight of a token with this key: 0 below `least`."""
+    weight = tl.exp(below(logit_of(key, SHIFT), top, cold))
+    return tl.where(weight >= least, weight, 0.0)
 
 
 @triton.jit
@@ -188,12 +210,16 @@ def _choose_in_row(
     last = key_of(top, SHIFT)
     if k > 0:
         bound = key_of_rank(row, vocab, k, last + 1, SHIFT)
-        num_kept, weight = sums_from(row, vocab, top, cold, bound, SHIFT)
-        weight -= (num_kept - k).to(tl.float32) * tl.exp(below(logit_of(bound, SHIFT), top, cold))
+        num_kept, weight = sums_from(row, vocab, top, cold, bound, least, SHIFT)
+        weight -= (num_kept - k).to(tl.float32) * _weight_of(bound, top, cold, least, SHIFT)
+    elif (p < 1) & (least > 0):
+        _, weight = sums_from(row, vocab, top, cold, bound, least, SHIFT)
     chosen = vocab
+    if (p < 1) & (p * weight <= 1):
+        chosen = first_with_key(row, vocab, last, SHIFT)
     while chosen == vocab:
         winner, key = _race(row, vocab, top, cold, bound, least, stream, SHIFT)
-        _, above = sums_from(row, vocab, top, cold, key + 1, SHIFT)
+        _, above = sums_from(row, vocab, top, cold, key + 1, least, SHIFT)
         bound = key + 1
         chosen = tl.where((p < 1) & (above >= p * weight) & (key < last), vocab, winner)
     return chosen

@@ -38,6 +38,16 @@ def is_filtered(
 
 
 @triton.jit
+def is_greedy(temperature: tl.tensor, top_k: tl.tensor, row: tl.tensor, FILTERED: tl.constexpr) -> tl.tensor:
+    """Returns True if a row gets its likeliest token: it has no temperature, or top_k leaves no other."""
+    cold = tl.load(temperature + row) <= 0
+    if FILTERED:
+        return cold | (tl.load(top_k + row) == 1)
+    else:
+        return cold
+
+
+@triton.jit
 def scan_greedy(
     logits: tl.tensor,  # [N, vocab], rows `stride` apart
     stride: tl.tensor,
@@ -81,7 +91,7 @@ def scan_draw(
     top = highest(found)
     place = row * tl.num_programs(0) + tile
     tl.store(tops + place, top)
-    if warmth <= 0:
+    if is_greedy(temperature, top_k, row, FILTERED):
         tl.store(tokens + place, first_in_tile(found == top, ids, vocab))
     elif is_filtered(top_k, top_p, min_p, row, vocab, FILTERED):
         tl.store(group_tops + place * GROUPS + tl.arange(0, GROUPS), tl.max(found, axis=1))

@@ -160,9 +160,17 @@ def _counts_from(
 
 @triton.jit
 def sums_from(
-    row: tl.tensor, vocab: tl.tensor, top: tl.tensor, cold: tl.tensor, bound: tl.tensor, SHIFT: tl.constexpr
+    row: tl.tensor,
+    vocab: tl.tensor,
+    top: tl.tensor,
+    cold: tl.tensor,
+    bound: tl.tensor,
+    least: tl.tensor,
+    SHIFT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Returns the number of a row's tokens with a key from `bound` on, int32, and the sum of their weights."""
+    """Returns the number of a row's tokens with a key from `bound` on, int32, and the sum of their weights that are
+    `least` or more.
+    """
     lanes = tl.arange(0, _BLOCK)
     counts = tl.zeros((_BLOCK,), tl.int32)
     weights = tl.zeros((_BLOCK,), tl.float32)
@@ -171,5 +179,19 @@ def sums_from(
         logits = tl.load(row + start + lanes, mask=inside, other=float("-inf")).to(tl.float32)
         taken = inside & (key_of(logits, SHIFT) >= bound)
         counts += taken.to(tl.int32)
-        weights += tl.where(taken, tl.exp(below(logits, top, cold)), 0.0)
+        weight = tl.exp(below(logits, top, cold))
+        weights += tl.where(taken & (weight >= least), weight, 0.0)
     return tl.sum(counts, axis=0), tl.sum(weights, axis=0)
+
+
+@triton.jit
+def first_with_key(row: tl.tensor, vocab: tl.tensor, key: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:
+    """Returns the first of a row's tokens that have this key; one has it."""
+    lanes = tl.arange(0, _BLOCK)
+    found = tl.full((_BLOCK,), 2**31 - 1, tl.int32)
+    for start in range(0, vocab, _BLOCK):
+        tokens = start + lanes
+        inside = tokens < vocab
+        keys = key_of(tl.load(row + tokens, mask=inside, other=float("-inf")).to(tl.float32), SHIFT)
+        found = tl.minimum(found, tl.where(inside & (keys == key), tokens, 2**31 - 1))
+    return tl.min(found, axis=0)
