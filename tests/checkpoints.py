@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -107,3 +107,12 @@ def _randomize(name: str, parameter: torch.Tensor, generator: torch.Generator) -
         parameter.copy_(0.1 * noise)
     else:
         parameter.copy_(2.5 * noise / parameter.shape[1] ** 0.5)
+
+
+def plant(directory: Path, tensor: str, row: int, value: float) -> Path:
+    """Overwrites one row of a tensor in a checkpoint of one file; returns the directory."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    tensors[tensor][row] = value
+    save_tensors(path, tensors)
+    return directory

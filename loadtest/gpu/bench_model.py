@@ -14,7 +14,7 @@ from loadtest.gpu.shapes import BLOCK_SIZE
 from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.kv_scales import unit_scales
 from services.engine.models.registry import load_weights, num_parameters, open_tensors, parse_model_config
-from services.engine.runner.base import SamplingBatch, StepInput
+from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
 from services.engine.runner.gpu.device import Device
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
@@ -49,7 +49,8 @@ class BenchModel:
         """Makes a runner over a pool full of random numbers: zeros take less power, and so less time."""
         free_memory(self.device.torch)
         layout = self.layout(kv_dtype)
-        pool = torch.empty(num_blocks, layout.block_bytes, dtype=torch.uint8, device=self.device.torch)
+        num_all = spare_blocks(num_blocks, BLOCK_SIZE).stop
+        pool = torch.empty(num_all, layout.block_bytes, dtype=torch.uint8, device=self.device.torch)
         _randomize(pool.view(-1).view(kv_dtype or self.dtype))
         scales = unit_scales(self.config) if kv_dtype == FP8 else None
         return GpuRunner(

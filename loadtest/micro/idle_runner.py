@@ -16,6 +16,7 @@ class IdleRunner:
     """A `Runner` whose steps take `step_s` and no core. Each row of a batch gets its own number as its token."""
 
     window: int | None = None
+    spare_blocks = range(0)
 
     def __init__(
         self, num_blocks: int, step_s: float = 0.0, *, layout: KvLayout = SMALLEST, vocab_size: int = 1 << 30

@@ -50,6 +50,7 @@ class _MarkingRunner:
     def __init__(self, inner: Runner, marks: Marks) -> None:
         self.layout = inner.layout
         self.num_blocks = inner.num_blocks
+        self.spare_blocks = inner.spare_blocks
         self.vocab_size = inner.vocab_size
         self.embedding_size = inner.embedding_size
         self.window = inner.window

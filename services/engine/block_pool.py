@@ -44,7 +44,7 @@ class BlockPool:
         if count > self.available:
             return None
         while self._num_free < count:
-            self._evict_oldest()
+            self.evict(self._evictable.oldest)
         self._num_free -= count
         self.num_used = max(self.num_used, self.num_blocks - self._num_free)
         blocks = self._free[self._num_free : self._num_free + count][::-1].copy()
@@ -89,8 +89,9 @@ class BlockPool:
         assert not self.cache.is_node[free].any()
         assert self.cache.is_node[evictable].all()
 
-    def _evict_oldest(self) -> None:
-        for block in self.cache.subtree(self._evictable.oldest):
+    def evict(self, top: int) -> None:
+        """Takes a cached block and all below it out of the cache. Those that are not referenced become free."""
+        for block in self.cache.subtree(top):
             self.cache.remove(block)
             if self._evictable.has(block):
                 self._evictable.remove_one(block)

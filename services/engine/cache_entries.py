@@ -55,7 +55,8 @@ class CacheEntries:
         batch = self._batch
         end = min(num_blocks, int(batch.num_entered[slot]))
         for block in batch.block_table[slot, batch.num_ready[slot] : end].tolist():
-            self._cache.make_ready(block)
+            if self._cache.is_pending(block):  # else it was withdrawn with one above it
+                self._cache.make_ready(block)
         batch.num_ready[slot] = max(end, int(batch.num_ready[slot]))
 
     def enter_filled(self, slots: np.ndarray) -> None:
@@ -70,6 +71,16 @@ class CacheEntries:
         left = self._enter_one_each(slots[usual], entered[usual])
         for slot in (*left, *slots[~usual].tolist()):
             self._enter_filled(slot)
+
+    def withdraw(self, slot: int) -> None:
+        """Takes all blocks of a slot out of the cache, those that it found there or freed too, and all that lies below
+        them; nothing of the slot is entered any more.
+        """
+        batch, cache = self._batch, self._cache
+        cached = [block for block in batch.blocks(slot) if cache.contains(block)]
+        if cached:
+            self._pool.evict([cached[0], *cache.ancestors(cached[0])][-1])
+        batch.done[slot] = 0
 
     def leave(self, slot: int) -> None:
         """Enters what a slot that ends has filled, and removes its pending nodes, which nobody would make ready."""

@@ -26,6 +26,7 @@ from services.engine.prefix_cache import PrefixCache
 from services.engine.request import Request
 from services.engine.runner.base import CarriedTokens, Runner, StepInput, StepOutput
 from services.engine.scheduler import Scheduler, StepPlan
+from services.engine.self_check import SelfCheck
 from services.engine.sequences import Sequences
 from services.engine.token_rows import TokenRows
 from services.protocol.frames import TokenLogprobs
@@ -62,6 +63,9 @@ class Engine:
         self._under_way: deque[Launched] = deque()
         self._decoding = TokenRows(batch, batch.slots_in(Phase.DECODE))  # of the last step that only decoded
         self.computed_tokens = 0  # by all steps, of prompts and answers
+        self.num_not_finite = 0  # requests that failed because something was not finite
+        self.check = SelfCheck(runner, max_model_len)  # repeated when something is not finite, if it has learned
+        self._expelled: list[Request] = []  # to be failed once the runner was checked
         self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
 
     def submit(self, request: Request) -> None:
@@ -122,6 +126,8 @@ class Engine:
         So a sequence gets one token at most. Returns False when there is nothing to compute, and nothing under way.
 
         on_computing: see `StepInput`. It is also called before the engine waits for a step that was launched earlier.
+
+        Raises SelfCheckError if something was not finite and the runner is at fault; no output of this step is right.
         """
         depth = 0 if self.sequences.batch.any_follows else self._depth
         if len(self._under_way) <= depth:
@@ -135,7 +141,19 @@ class Engine:
         if on_computing is not None:
             on_computing()
         self._collect()
+        if self._expelled:
+            self._fail_expelled()
         return True
+
+    def _fail_expelled(self) -> None:
+        """Fails the requests for which something was not finite, when the runner has shown that it computes right."""
+        while self._under_way:  # whatever runs may have read the same; the runner is free then
+            self._collect()
+        self.check.repeat()
+        for request in self._expelled:
+            self.sequences.fail(request, FailureCode.NOT_FINITE, "the model computed numbers that are not finite")
+        self.num_not_finite += len(self._expelled)
+        self._expelled = []
 
     def take_outputs(self) -> EngineOutputs:
         """Returns what happened since the last call."""
@@ -195,6 +213,10 @@ class Engine:
         launched, output = self._under_way.popleft(), self.runner.collect()
         sequences, batch = self.sequences, self.sequences.batch
         sequences.frees.step_collected()
+        for row in output.not_finite.tolist():
+            slot = int(launched.slots[row])
+            if batch.serial[slot] == launched.serials[row]:
+                self._expelled.append(sequences.expel(slot))
         for slot, error in launched.rows.lost():
             sequences.fail(batch.request(slot), FailureCode.UNSUPPORTED, f"its grammar: {error}")
         if batch.num_closed != launched.num_closed:

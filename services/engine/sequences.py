@@ -153,6 +153,15 @@ class Sequences:
         self.free(request.id)
         self._outputs.failed.append(FailedRequest(request.id.gateway, Failure(request.id.handle, code, detail)))
 
+    def expel(self, slot: int) -> Request:
+        """Frees a slot whose numbers are not finite, with nothing of its blocks left in the prefix cache; returns its
+        request, for the caller to fail.
+        """
+        request = self.batch.request(slot)
+        self.entries.withdraw(slot)
+        self.free(request.id)
+        return request
+
     def fail_expired(self, now: float) -> None:
         """Fails requests past their deadline. Handoffs under way are ended by their own state machines."""
         batch = self.batch

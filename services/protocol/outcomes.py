@@ -21,3 +21,4 @@ class FailureCode(IntEnum):
     OVER = 5  # the handle was over before
     UNSUPPORTED = 6  # this role cannot run it
     DRAINING = 7  # the worker is about to end; costs no attempt; see versions.py
+    NOT_FINITE = 8  # what the model computed for it is not finite, on a worker that computes right otherwise

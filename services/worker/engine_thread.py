@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from services.engine.self_check import SelfCheckError
 from services.worker.core import WorkerCore
 from services.worker.core_state import CoreOutputs
 
@@ -91,6 +92,9 @@ class EngineThread:
                 self.num_rounds += 1
                 self.longest_round_s = max(self.longest_round_s, self._clock() - began)
             self._send_held()
+        except SelfCheckError as error:
+            self._send_held()
+            self._on_fatal(str(error))
         except Exception:
             # A failed step leaves garbage in blocks that others may read: this worker_id is over.
             log.exception("the engine failed")

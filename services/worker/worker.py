@@ -34,6 +34,7 @@ from services.engine.engine import Engine
 from services.engine.guidance import Guidance
 from services.engine.runner.base import Runner
 from services.engine.scheduler import Scheduler
+from services.engine.self_check import SelfCheckError
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
 from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS
@@ -96,7 +97,8 @@ class WorkerParts:
 class Worker:
     """Serves from `start` to `stop`. `ended` is set when it is time for that: to the reason, where it had to fail.
 
-    `drain` is the way to end it without loss; `end` the short one.
+    `drain` is the way to end it without loss; `end` the short one. Raises WorkerError where the runner does not pass
+    its self-check.
     """
 
     def __init__(self, parts: WorkerParts) -> None:
@@ -111,6 +113,10 @@ class Worker:
             pipeline_depth=parts.pipeline_depth,
             guidance=parts.guidance,
         )
+        try:
+            engine.check.learn()
+        except SelfCheckError as error:
+            raise WorkerError(str(error)) from error
         pool = engine.sequences.pool
         generations = pool.generations
         # A transport may reach memory by process id, and those are used again: no two lives share generations.

@@ -156,11 +156,15 @@ def make_engine(
     vocab_size: int = 1000,
     window: int | None = None,
     depth: int = 0,
+    nan_token: int | None = None,
 ) -> Driven:
     """An engine with the decode policy, unless told otherwise. With a pipeline, steps run as late as they may."""
-    return Driven(
+    runner = SimulatedRunner(
+        num_blocks, block_size, vocab_size=vocab_size, window=window, late=depth > 0, nan_token=nan_token
+    )
+    driven = Driven(
         Engine(
-            SimulatedRunner(num_blocks, block_size, vocab_size=vocab_size, window=window, late=depth > 0),
+            runner,
             scheduler or DecodeScheduler(64, prefill_chunk=16),
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -168,6 +172,8 @@ def make_engine(
             pipeline_depth=depth,
         )
     )
+    driven.engine.check.learn()
+    return driven
 
 
 def reference(

@@ -1,5 +1,7 @@
 """Sampling: the filters exactly, the distribution statistically, the randomness reproducibly."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 import torch
 
 from services.engine.logit_edits import edits_of, gather_edits
-from services.engine.runner.base import NamedLogprobs, SamplingBatch
-from services.engine.sampler import NUM_CANDIDATES, _invert, sample, uniforms
+from services.engine.runner.base import NOT_FINITE, NamedLogprobs, SamplingBatch, TokenMasks
+from services.engine.sampler import NUM_CANDIDATES, _invert, sample, score, uniforms
 from services.protocol.sampling import SamplingParams
 
 PROBABILITIES = [0.35, 0.25, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01]
@@ -90,11 +92,33 @@ def test_greedy_finds_the_first_of_the_highest_in_every_dtype(dtype: torch.dtype
     """Rounding makes ties, and with a shift down all are negative."""
     logits = (torch.randn(5, 500, generator=torch.Generator().manual_seed(1)) * 3 + shift).to(dtype)
     logits[0] = 0.0
-    logits[1, 17] = float("inf")
-    logits[2] = float("-inf")
+    logits[1, 17] = torch.finfo(dtype).max
+    logits[2] = torch.finfo(dtype).min
     logits[2, 3] = -0.0
     expected = logits.to(torch.float32).argmax(-1).tolist()
     assert sample(logits.clone(), batch(5, temperature=0)).token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": [0, 1, 1, 0]}, {"top_k": 3, "top_p": 0.5}])
+def test_a_row_with_a_logit_that_is_not_finite_gets_no_token(
+    settings: dict[str, Any], all_of_them: bool, value: float, dtype: torch.dtype
+) -> None:
+    """Not even where that logit is banned or masked. A row of which tokens are only banned is no such row."""
+    logits = torch.randn(4, 70, generator=torch.Generator().manual_seed(2)).to(dtype)
+    clean = logits.clone()
+    logits[2, slice(None) if all_of_them else 41] = value
+    edits = gather_edits([(row, None, np.zeros(1, np.int32), np.array([41, 5], np.int32)) for row in (1, 2)], 4)
+    bits = np.full((2, 3), 0xFFFF, dtype=np.uint32)  # without token 41
+    masks = TokenMasks(np.array([2, 3]), lambda: bits)
+    for edit in (None, edits, replace(edits, masks=masks), replace(gather_edits([], 4), masks=masks)):
+        found = sample(logits.clone(), batch(4, **settings, edits=edit)).token_ids
+        expected = sample(clean.clone(), batch(4, **settings, edits=edit)).token_ids
+        expected[2] = NOT_FINITE
+        assert found.tolist() == expected.tolist()
+    assert np.isnan(score(logits, np.zeros(4, np.int32), 2).sampled).tolist() == [False, False, True, False]
 
 
 def test_a_tiny_temperature_is_greedy_in_effect() -> None:

@@ -14,13 +14,15 @@ from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.registry import load_weights, open_tensors, parse_model_config
-from services.engine.runner.base import SamplingBatch, StepInput
+from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.load_plan import kv_layout
+from services.engine.self_check import SelfCheck
 from services.prefill.scheduler import PrefillScheduler
 from services.protocol.model_files.open import open_model
-from tests.checkpoints import write_checkpoint
+from services.protocol.outcomes import FailureCode
+from tests.checkpoints import plant, write_checkpoint
 from tests.engine.harness import Driven
 from tests.engine.oracle import Reference, prompts_of
 from tests.engine.stepping import run_greedy
@@ -53,7 +55,8 @@ def make_runner(
     with open_tensors(directory, config, device.torch) as tensors:
         weights = load_weights(tensors, config, dtype)
     layout = kv_layout(config, block_size, dtype if kv_scales is None else torch.float8_e4m3fn)
-    pool = torch.full((num_blocks, layout.block_bytes), 0xFF, dtype=torch.uint8, device=device.torch)
+    num_all = spare_blocks(num_blocks, block_size).stop
+    pool = torch.full((num_all, layout.block_bytes), 0xFF, dtype=torch.uint8, device=device.torch)
     steps = StepLimits(**{"max_num_seqs": 5, "max_num_batched_tokens": 256, "max_model_len": 256} | limits)
     return GpuRunner(config, weights, pool, layout, device, steps, kv_scales=kv_scales)
 
@@ -228,3 +231,32 @@ def test_warm_up_leaves_a_runner_that_computes_the_same(allow_trial_steps: Calla
     assert [row.generated for row in run_greedy(warm, prompts, 4, chunk=12)] == [
         row.generated for row in run_greedy(make_runner(directory), prompts, 4, chunk=12)
     ]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter: of NaN, which is what is tested
+def test_what_is_not_finite_fails_the_request_that_has_it(tmp_path: Path) -> None:
+    """A token with NaN for an embedding, in prompts of one chunk and of two, sampled, scored, edited and embedded."""
+    directory = write_checkpoint(tmp_path / "model", tie_word_embeddings=False)
+    runner = make_runner(plant(directory, "model.embed_tokens.weight", 300, float("nan")))
+    limits: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 256, "eos_token_ids": ()}
+    driven = Driven(Engine(runner, DecodeScheduler(16, prefill_chunk=16), **limits, pipeline_depth=1))
+    sound = driven.submit([7, 8, 9], 2)
+    failing = [
+        driven.submit([*range(10), 300, *range(10)], 5, temperature=1.0, top_k=5),
+        driven.submit([300, 4], 5, num_prompt_logprobs=1, logit_bias=((3, -100.0),), allowed_token_ids=(2, 3)),
+    ]
+    driven.run()
+    assert driven.tokens == {sound: Reference(directory).run([7, 8, 9], 2)[0]}
+    driven.engine = Engine(runner, PrefillScheduler(16), **limits)
+    failing += [driven.embed([300, *range(20)], pooling) for pooling in (Pooling.LAST, Pooling.MEAN)]
+    driven.run()
+    assert sorted(failure.handle for failure in driven.failures) == failing
+    assert {failure.code for failure in driven.failures} == {FailureCode.NOT_FINITE}
+    driven.assert_baseline()
+
+
+def test_a_check_passes_again_and_touches_no_block_of_the_pool(tmp_path: Path) -> None:
+    runner = make_runner(write_checkpoint(tmp_path / "model", num_hidden_layers=1), num_blocks=3)
+    SelfCheck(runner, 12).learn()
+    assert (runner._pool[:3] == 0xFF).all()
+    assert not (runner._pool[3] == 0xFF).all()

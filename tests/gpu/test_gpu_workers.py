@@ -25,7 +25,7 @@ def make_worker(role: WorkerRole, directory: Path) -> Worker:
             make_transports=make_transports(TransportName.GRPC),
             fingerprint="one model",
             eos_token_ids=(),
-            max_model_len=128,
+            max_model_len=44,  # of which the self-check computes all, slowly in the interpreter
             max_num_seqs=4,
             pipeline_depth=1,
         )

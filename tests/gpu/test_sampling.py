@@ -118,7 +118,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: torch.device) -> None:
     together = checks.drawn(logits, SETTINGS, device)
     for row, settings in enumerate(SETTINGS):
         out = torch.full((1,), -1, dtype=torch.int32, device=device)
-        draw(logits[row : row + 1].to(device), cases.on_device([settings], device), out)
+        draw(logits[row : row + 1].to(device), cases.on_device([settings], device), out, edited=True)
         assert out.tolist() == [together[row]]
 
 
@@ -130,15 +130,23 @@ def test_a_row_without_preference_still_gets_a_token(device: torch.device, value
 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_greedy_finds_the_first_of_the_highest(device: torch.device, dtype: torch.dtype) -> None:
-    """In the second tile, at infinity, and with 0 and -0."""
-    logits = torch.full((4, 4200), -3.0)
+    """In the second tile, and with 0 and -0 where all others are banned."""
+    logits = torch.full((3, 4200), -3.0)
     logits[0, [4150, 4190]] = 2.0
-    logits[1, 17] = math.inf
-    logits[2] = -math.inf
-    logits[2, 5], logits[2, 9] = -0.0, 0.0
-    out = torch.full((4,), -1, dtype=torch.int32, device=device)
-    greedy(logits.to(dtype).to(device), out)
-    assert out.tolist() == [4150, 17, 5, 0]
+    logits[1] = -math.inf
+    logits[1, 5], logits[1, 9] = -0.0, 0.0
+    out = torch.full((3,), -1, dtype=torch.int32, device=device)
+    greedy(logits.to(dtype).to(device), out, edited=True)
+    assert out.tolist() == [4150, 5, 0]
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), list(zip([1, 64, 4097], cases.DTYPES, strict=True)))
+def test_a_row_with_a_number_that_is_not_finite_gets_no_token(
+    device: torch.device, vocab: int, dtype: torch.dtype
+) -> None:
+    """Wherever the number is, and whatever is sampled; not so what lies behind the vocabulary, or what is banned."""
+    rng = np.random.default_rng(vocab)
+    assert checks.check_not_finite(rng, vocab, dtype, device).ok
 
 
 def test_edits_are_those_of_the_cpus_sampler(device: torch.device) -> None:

@@ -1,13 +1,16 @@
 """The seam between the step loop and the runner that executes a step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from kvtransfer.block_memory import BlockMemory
 from kvtransfer.layout import KvLayout
+
+NO_ROWS = np.zeros(0, dtype=np.int64)
+NOT_FINITE = -1  # in the place of a token
 
 
 def _nothing() -> None:
@@ -189,10 +192,19 @@ class StepOutput:
     later.
     """
 
-    token_ids: np.ndarray  # int32[N]
+    token_ids: np.ndarray  # int32[N]; -1: the row's logits, before edits, are not all finite
     logprobs: StepLogprobs | None
-    scored: StepLogprobs | None = None  # for the S successors
+    scored: StepLogprobs | None = None  # for the S successors; NaN: logits are not all finite
     pooled: np.ndarray | None = None  # float32[P, embedding_size]: sums of hidden states, after the last norm
+    not_finite: np.ndarray = field(default_factory=lambda: NO_ROWS)  # int64[M], rows of the step: see `not_finite.py`
+
+
+CHECK_TOKENS = 112  # of a runner's self-check: a prompt for the kernels of many tokens, and some to decode
+
+
+def spare_blocks(num_blocks: int, block_size: int) -> range:
+    """Returns the ids of a runner's spare blocks, which have room for the self-check."""
+    return range(num_blocks, num_blocks + -(-CHECK_TOKENS // block_size))
 
 
 class Runner(Protocol):
@@ -200,6 +212,7 @@ class Runner(Protocol):
 
     layout: KvLayout
     num_blocks: int
+    spare_blocks: range  # ids of blocks beside these, for `SelfCheck` alone; none: nothing is computed
     vocab_size: int
     embedding_size: int  # numbers of a token's hidden state, after the last norm
     window: int | None  # positions that a token sees, its own included; earlier blocks are not read. None: all

@@ -12,7 +12,16 @@ import numpy as np
 
 from kvtransfer.block_memory import HostBlocks
 from kvtransfer.layout import KvLayout
-from services.engine.runner.base import LogitEdits, SamplingBatch, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import (
+    NOT_FINITE,
+    LogitEdits,
+    SamplingBatch,
+    StepInput,
+    StepLogprobs,
+    StepOutput,
+    spare_blocks,
+)
+from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -20,7 +29,8 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 class SimulatedRunner:
     """A `Runner` whose KV is the tokens themselves: K holds token ids, V their positions, as float32.
 
-    With `late`, a step runs as late as possible: when it is collected, or when a block is copied after it.
+    With `late`, a step runs as late as possible: when it is collected, or when a block is copied after it. nan_token:
+    a token whose embedding is NaN, so that nothing is finite that is computed of it or after it.
     """
 
     def __init__(
@@ -31,14 +41,17 @@ class SimulatedRunner:
         vocab_size: int = 1000,
         window: int | None = None,
         late: bool = False,
+        nan_token: int | None = None,
     ) -> None:
         self.layout = KvLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=block_size, dtype="float32")
         self.num_blocks = num_blocks
+        self.spare_blocks = spare_blocks(num_blocks, block_size)
         self.vocab_size = vocab_size
         self.embedding_size = 2
         self.window = window
-        self._pool = np.zeros((num_blocks, 2, block_size), dtype=np.float32)
-        self._memory = HostBlocks(self._pool.reshape(num_blocks, -1).view(np.uint8))
+        self._pool = np.zeros((self.spare_blocks.stop, 2, block_size), dtype=np.float32)
+        self._memory = HostBlocks(self._pool[:num_blocks].reshape(num_blocks, -1).view(np.uint8))
+        self.nan_token = nan_token
         self._late = late
         self._launched: deque[StepInput] = deque()  # steps that did not run yet
         self._ran: deque[StepOutput] = deque()
@@ -77,7 +90,7 @@ class SimulatedRunner:
         """Writes this step's KV, then reads whole sequences back through their block tables."""
         token_ids = step.token_ids.copy()
         if step.carried is not None:
-            token_ids[step.carried.queries] = self._sampled[step.carried.sampled]
+            token_ids[step.carried.queries] = np.maximum(self._sampled[step.carried.sampled], 0)
         assert token_ids.min() >= 0
         counts = np.diff(step.query_starts)
         rows = np.repeat(np.arange(len(counts)), counts)
@@ -90,22 +103,52 @@ class SimulatedRunner:
             self._settle(tokens, step.sampling.edits)
         elif step.sampling.edits is not None:
             tokens = self._edited(tokens, step.sampling.edits)
-        return StepOutput(tokens, self._logprobs(tokens, step), self._score(step), self._pooled(step))
+        output = StepOutput(tokens, self._logprobs(tokens, step), self._score(step), self._pooled(step))
+        if self.nan_token is not None:
+            self._spoil(output, step, self.nan_token)
+        return output
+
+    def _spoil(self, output: StepOutput, step: StepInput, nan_token: int) -> None:
+        """Puts NaN, and NOT_FINITE for tokens, where the NaN token is seen."""
+
+        def spoilt(queries: np.ndarray) -> np.ndarray:
+            rows = np.searchsorted(step.query_starts, queries, side="right") - 1
+            tokens = self._content(step.block_tables[rows])[..., 0]
+            found = (tokens == nan_token) & self._seen(tokens.shape[1], step.positions[queries])
+            anywhere: np.ndarray = found.any(axis=1)
+            return anywhere
+
+        output.token_ids[spoilt(last_queries(step, step.sample_rows))] = NOT_FINITE
+        if step.scored is not None and output.scored is not None:
+            output.scored.sampled[spoilt(step.scored.queries)] = np.nan
+        if step.pooled is not None and output.pooled is not None:
+            for index, (start, end) in enumerate(pairwise(step.pooled.starts.tolist())):
+                if spoilt(step.pooled.queries[start:end]).any():
+                    output.pooled[index] = np.nan
+        watched = ~spoilt(last_queries(step, watched_rows(step)))
+        output.not_finite = rows_not_finite(step, output, watched)
 
     def _followers(self, tables: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Returns the tokens that follow these positions of the sequences with these block tables, int32[N]."""
-        shape = (len(tables), tables.shape[1] * self.layout.block_size, 2)
-        content = self._pool[tables].transpose(0, 1, 3, 2).reshape(shape)  # by row and position: token, position
+        content = self._content(tables)
         mixed = (content[..., 0].astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
         mixed = (mixed ^ (mixed >> np.uint64(29))) * (content[..., 1].astype(np.uint64) * np.uint64(2) + np.uint64(1))
-        everywhere, last = np.arange(mixed.shape[1]), positions[:, None]
-        seen = everywhere <= last
-        if self.window is not None:
-            seen &= everywhere > last - self.window
-        mixed[~seen] = 0
+        mixed[~self._seen(mixed.shape[1], positions)] = 0
         digest = mixed.sum(axis=1, dtype=np.uint64) * _MULTIPLIER
         followers: np.ndarray = ((digest >> np.uint64(33)) % np.uint64(self.vocab_size)).astype(np.int32)
         return followers
+
+    def _content(self, tables: np.ndarray) -> np.ndarray:
+        """Returns token and position at each place of the sequences with these tables, float32[N, places, 2]."""
+        shape = (len(tables), tables.shape[1] * self.layout.block_size, 2)
+        content: np.ndarray = self._pool[tables].transpose(0, 1, 3, 2).reshape(shape)
+        return content
+
+    def _seen(self, num_places: int, positions: np.ndarray) -> np.ndarray:
+        """Returns which places a token at each of these positions sees, bool[N, places]."""
+        everywhere, last = np.arange(num_places), positions[:, None]
+        seen: np.ndarray = everywhere <= last
+        return seen if self.window is None else seen & (everywhere > last - self.window)
 
     def _moved_by_chance(self, tokens: np.ndarray, sampling: SamplingBatch) -> np.ndarray:
         """Moves tokens of rows with a temperature by a function of seed and position."""

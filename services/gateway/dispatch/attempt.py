@@ -44,6 +44,7 @@ class HandoffOutcome(StrEnum):
     FAILED_OVER = "failed_over"
     FAILED_UNSUPPORTED = "failed_unsupported"
     FAILED_DRAINING = "failed_draining"
+    FAILED_NOT_FINITE = "failed_not_finite"
 
     @classmethod
     def failed_with(cls, code: FailureCode) -> "HandoffOutcome":

@@ -360,6 +360,8 @@ class Ledger:
         retries = entry.retries
         if code is FailureCode.DEADLINE:
             self.close(entry, Expired("the request's deadline passed"))
+        elif code is FailureCode.NOT_FINITE:
+            self.close(entry, Failed("the model computed numbers that are not finite"))  # it would anywhere
         elif code is FailureCode.NOT_NOW and worker is not None:
             retries.refuse(worker, self._clock())
             entry.wake()

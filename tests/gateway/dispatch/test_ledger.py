@@ -373,6 +373,19 @@ def test_a_workers_deadline_is_the_requests(bench: Bench):
     assert bench.aborted() == [D.id]
 
 
+@pytest.mark.parametrize(("worker", "first_rows"), [(P, 0), (D, 1), (D, 3)], ids=["prefill", "first", "later"])
+def test_what_is_not_finite_would_not_be_elsewhere_either(bench: Bench, worker: Candidate, first_rows: int):
+    """The worker has checked that it computes right. What was delivered before can still be taken."""
+    entry = bench.started()
+    for position in range(first_rows):
+        bench.say(D, 1, len(PROMPT) + position, [position])
+    bench.fail(worker, 1, FailureCode.NOT_FINITE)
+    assert isinstance(entry.error(), Failed)
+    assert taken(entry) == list(range(first_rows))
+    assert bench.ends == {"not_finite": 1}
+    assert bench.aborted() == [(D if worker is P else P).id]
+
+
 def test_a_deadline_says_whether_there_was_a_worker(bench: Bench):
     running, waiting = bench.started(), bench.open()
     bench.ledger.on_deadline(running)

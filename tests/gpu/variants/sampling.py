@@ -23,7 +23,7 @@ def variants() -> list[Variant]:
         *of_launch("greedy", lambda: greedy(raw, ids)),
         *of_launch("free", lambda: draw(raw, free, ids)),
         *of_launch("filtered", lambda: draw(raw, filtered, ids)),
-        *of_launch("filtered, edited", lambda: draw(edited, filtered, ids)),
+        *of_launch("filtered, edited", lambda: draw(edited, filtered, ids, edited=True)),
         *of_launch("logprobs", lambda: logprobs(raw, ids, ids, 20)),
         *of_launch("edits", lambda: edit_logits(edited, edits)),
     ]

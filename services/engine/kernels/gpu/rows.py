@@ -148,13 +148,15 @@ def fill_tokens_kernel(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(ids + at, mask=at < count, other=0)
     sampled = tl.load(previous - 1 - token, mask=(at < count) & (token < 0), other=0)
+    sampled = tl.maximum(sampled, 0)
     tl.store(out + at, tl.where(token < 0, sampled, token).to(tl.int64), mask=at < count)
 
 
 def fill_tokens(ids: Tensor, previous: Tensor) -> Tensor:
     """Returns ids, int32[T], as int64[T]. An entry e < 0 stands for previous[-1 - e], of int32[N].
 
-    Such entries are tokens that the previous step samples, and that the host does not know yet.
+    Such entries are tokens that the previous step samples, and that the host does not know yet. If that is -1, because
+    logits were not finite, the sequence ends as soon as the host knows, and until then it goes on with token 0.
     """
     out = torch.empty_like(ids, dtype=torch.int64)
     fill_tokens_into(ids, previous, out)

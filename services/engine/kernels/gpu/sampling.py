@@ -88,10 +88,11 @@ def edit_logits(logits: Tensor, edits: DeviceEdits) -> None:
         )
 
 
-def greedy(logits: Tensor, out: Tensor) -> None:
+def greedy(logits: Tensor, out: Tensor, *, edited: bool = False) -> None:
     """Writes the first of each row's highest logits: float32, bfloat16 or float16 [N, vocab] -> int32[N].
 
-    Rows may lie apart; a row's logits are contiguous.
+    Rows may lie apart; a row's logits are contiguous. A row with a logit that is not finite gets -1. edited: logits may
+    be -inf; only NaN counts as not finite.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:
@@ -99,18 +100,18 @@ def greedy(logits: Tensor, out: Tensor) -> None:
     num_tiles = triton.cdiv(vocab, TILE)
     tops = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=logits.device)
-    scan_greedy[(num_tiles, num_rows)](logits, logits.stride(0), vocab, tops, tokens)
+    scan_greedy[(num_tiles, num_rows)](logits, logits.stride(0), vocab, tops, tokens, edited)
     choose_greedy[(num_rows,)](vocab, num_tiles, tops, tokens, out, triton.next_power_of_2(num_tiles), num_warps=1)
 
 
-def draw(logits: Tensor, params: DeviceSampling, out: Tensor) -> None:
+def draw(logits: Tensor, params: DeviceSampling, out: Tensor, *, edited: bool = False) -> None:
     """Writes a token for each row: float32, bfloat16 or float16 [N, vocab] -> int32[N].
 
     Rows may lie apart; a row's logits are contiguous. Rows with temperature 0 are greedy. For others a token weighs
     exp((logit - highest logit) / temperature), and the filters keep, in this order: tokens that weigh at least min_p;
     of these the top_k best ones; of those the smallest number of best ones whose weight reaches top_p of theirs. Tokens
     that tie with the last one that top_k or top_p keeps are kept as well; but if that is the best one, the row is
-    greedy.
+    greedy. edited, and logits that are not finite: see `greedy`.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:
@@ -123,7 +124,7 @@ def draw(logits: Tensor, params: DeviceSampling, out: Tensor) -> None:
     all_groups = triton.next_power_of_2(triton.cdiv(vocab, GROUP.value))
     settings = params.temperature, params.top_k, params.top_p, params.min_p, params.seed, params.position
     found = tops, amounts, tokens, group_tops
-    scan_draw[(num_tiles, num_rows)](logits, logits.stride(0), vocab, *settings, *found, filtered, num_warps=8)
+    scan_draw[(num_tiles, num_rows)](logits, logits.stride(0), vocab, *settings, *found, filtered, edited, num_warps=8)
     choose_draw[(num_rows,)](
         logits,
         logits.stride(0),
@@ -146,7 +147,8 @@ def logprobs(logits: Tensor, chosen: Tensor, widths: Tensor, width: int) -> Devi
     """Returns logprobs under softmax(logits): of the chosen tokens and of the K = min(width, vocab) likeliest ones.
 
     logits: float32, bfloat16 or float16 [N, vocab]; rows may lie apart, a row's logits are contiguous. chosen:
-    int32[N]. widths: int32[N]; rows with a width below 0 get zeros. `width` is the highest of them, or 0.
+    int32[N]. widths: int32[N]; rows with a width below 0 get zeros. `width` is the highest of them, or 0. In a row with
+    a logit that is not finite, the chosen token's logprob is NaN.
     """
     num_rows, vocab = logits.shape
     width, device = min(width, vocab), logits.device

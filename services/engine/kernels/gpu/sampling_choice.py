@@ -26,18 +26,27 @@ _BLOCK = tl.constexpr(2048)
 def choose_greedy(
     vocab: tl.tensor,
     num_tiles: tl.tensor,
-    tops: tl.tensor,  # float32[N, tiles]
+    tops: tl.tensor,  # float32[N, tiles]: see `scan_greedy`
     tokens: tl.tensor,  # int32[N, tiles]
     out: tl.tensor,  # int32[N]
     TILES: tl.constexpr,  # a power of two, not below num_tiles
 ) -> None:
-    """Chooses the first of the highest logits."""
+    """Chooses the first of the highest logits; -1 if one is not finite."""
     row = tl.program_id(0)
     tiles = tl.arange(0, TILES)
     here = tiles < num_tiles
     top = tl.load(tops + row * num_tiles + tiles, mask=here, other=float("-inf"))
-    token = tl.load(tokens + row * num_tiles + tiles, mask=here, other=vocab)
-    tl.store(out + row, first(top == tl.max(top, axis=0), token, vocab))
+    if _any_nan(top):
+        tl.store(out + row, -1)
+    else:
+        token = tl.load(tokens + row * num_tiles + tiles, mask=here, other=vocab)
+        tl.store(out + row, first(top == tl.max(top, axis=0), token, vocab))
+
+
+@triton.jit
+def _any_nan(numbers: tl.tensor) -> tl.tensor:
+    """Returns True if one of the numbers is NaN."""
+    return tl.max((numbers != numbers).to(tl.int32), axis=0) > 0
 
 
 @triton.jit(do_not_specialize_on_alignment=["temperature", "top_k", "top_p", "min_p", "seed", "position", "out"])
@@ -64,15 +73,19 @@ def choose_draw(
     TILES: tl.constexpr,
     ALL_GROUPS: tl.constexpr,
 ) -> None:
-    """Chooses a token for every row."""
+    """Chooses a token for every row; -1 for one with a logit that is not finite."""
     row = tl.program_id(0)
     tiles = tl.arange(0, TILES)
     here = tiles < num_tiles
     tile_top = tl.load(tops + row * num_tiles + tiles, mask=here, other=float("-inf"))
+    strange = _any_nan(tile_top)
+    tile_top = tl.where(strange, 0.0, tile_top)
     top = tl.max(tile_top, axis=0)
     cold = coldness(tl.load(temperature + row))
     lower = below(tile_top, top, cold)
-    if is_greedy(temperature, top_k, row, FILTERED):
+    if strange:
+        tl.store(out + row, -1)
+    elif is_greedy(temperature, top_k, row, FILTERED):
         token = tl.load(tokens + row * num_tiles + tiles, mask=here, other=vocab)
         tl.store(out + row, first(here & (tile_top == top), token, vocab))
     elif is_filtered(top_k, top_p, min_p, row, vocab, FILTERED):

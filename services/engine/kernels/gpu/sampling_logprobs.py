@@ -17,7 +17,7 @@ def choose_likeliest(
     stride: tl.tensor,
     vocab: tl.tensor,
     num_tiles: tl.tensor,
-    chosen: tl.tensor,  # int32[N]
+    chosen: tl.tensor,  # int32[N]; -1: a logit is not finite
     widths: tl.tensor,  # int32[N]; below 0: the row gets zeros
     width: tl.tensor,  # of the outputs; at most `vocab`
     tops: tl.tensor,  # float32[N, tiles]: see `scan_softmax`
@@ -44,7 +44,7 @@ def choose_likeliest(
         top = tl.max(tile_top, axis=0)
         log_sum = tl.log(tl.sum(amount * tl.exp(below(tile_top, top, 1.0)), axis=0))
         logits += row.to(tl.int64) * stride
-        own = tl.load(logits + tl.load(chosen + row)).to(tl.float32)
+        own = tl.load(logits + tl.maximum(tl.load(chosen + row), 0)).to(tl.float32)
         tl.store(sampled + row, below(own, top, 1.0) - log_sum)
         if width > 0:
             group_tops += row.to(tl.int64) * groups_stride

@@ -16,7 +16,9 @@ from services.engine.kernels.gpu.sampling_tiles import (
     highest,
     load_tile,
     lowest,
+    marked,
     total,
+    without_strange,
 )
 
 
@@ -52,15 +54,17 @@ def scan_greedy(
     logits: tl.tensor,  # [N, vocab], rows `stride` apart
     stride: tl.tensor,
     vocab: tl.tensor,
-    tops: tl.tensor,  # float32[N, tiles]: highest logits
+    tops: tl.tensor,  # float32[N, tiles]: highest logits; NaN: one is not finite
     tokens: tl.tensor,  # int32[N, tiles]: the first token with that logit
+    EDITED: tl.constexpr,  # whether logits may be -inf
 ) -> None:
     """Finds the highest logit of each tile."""
     tile, row = tl.program_id(0), tl.program_id(1)
     found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
+    found, strange = without_strange(found, ids, vocab, EDITED)
     top = highest(found)
     place = row * tl.num_programs(0) + tile
-    tl.store(tops + place, top)
+    tl.store(tops + place, marked(top, strange))
     tl.store(tokens + place, first_in_tile(found == top, ids, vocab))
 
 
@@ -75,11 +79,12 @@ def scan_draw(
     min_p: tl.tensor,  # float32[N]
     seed: tl.tensor,  # int64[N]
     position: tl.tensor,  # int64[N]
-    tops: tl.tensor,  # float32[N, tiles]: highest logits
+    tops: tl.tensor,  # float32[N, tiles]: highest logits; NaN: one is not finite
     amounts: tl.tensor,  # float32[N, tiles]: filtered rows' sums of weights; without filters the lowest race time
     tokens: tl.tensor,  # int32[N, tiles]: greedy rows' first highest; without filters the one with that time
     group_tops: tl.tensor,  # float32[N, tiles * GROUPS]: of filtered rows, the highest logit of each group
     FILTERED: tl.constexpr,  # whether any row is filtered
+    EDITED: tl.constexpr,  # whether logits may be -inf
 ) -> None:
     """Finds each tile's candidate for a greedy row or one without filters, and its sums for a row with filters.
 
@@ -87,10 +92,11 @@ def scan_draw(
     """
     tile, row = tl.program_id(0), tl.program_id(1)
     found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
+    found, strange = without_strange(found, ids, vocab, EDITED)
     warmth = tl.load(temperature + row)
     top = highest(found)
     place = row * tl.num_programs(0) + tile
-    tl.store(tops + place, top)
+    tl.store(tops + place, marked(top, strange))
     if is_greedy(temperature, top_k, row, FILTERED):
         tl.store(tokens + place, first_in_tile(found == top, ids, vocab))
     elif is_filtered(top_k, top_p, min_p, row, vocab, FILTERED):
@@ -112,16 +118,18 @@ def scan_softmax(
     vocab: tl.tensor,
     widths: tl.tensor,  # int32[N]; below 0: the row is skipped
     tops: tl.tensor,  # float32[N, tiles]: highest logits
-    amounts: tl.tensor,  # float32[N, tiles]: sums of weights
+    amounts: tl.tensor,  # float32[N, tiles]: sums of weights; NaN: a logit is not finite
     group_tops: tl.tensor,  # float32[N, tiles * GROUPS]: the highest logit of each group
 ) -> None:
     """Computes each tile's share of logprobs, and the groups' highest logits for a search of the likeliest tokens."""
     tile, row = tl.program_id(0), tl.program_id(1)
     if tl.load(widths + row) >= 0:
         found, ids = load_tile(logits + row.to(tl.int64) * stride, tile, vocab)
+        found, strange = without_strange(found, ids, vocab, False)
         group_top = tl.max(found, axis=1)
         top = tl.max(group_top, axis=0)
         place = row * tl.num_programs(0) + tile
         tl.store(group_tops + place * GROUPS + tl.arange(0, GROUPS), group_top)
         tl.store(tops + place, top)
-        tl.store(amounts + place, total(tl.where(ids < vocab, tl.exp(below(found, top, 1.0)), 0.0)))
+        amount = total(tl.where(ids < vocab, tl.exp(below(found, top, 1.0)), 0.0))
+        tl.store(amounts + place, marked(amount, strange))

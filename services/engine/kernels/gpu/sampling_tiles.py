@@ -35,6 +35,27 @@ def load_tile(row: tl.tensor, tile: tl.tensor, vocab: tl.tensor) -> tuple[tl.ten
 
 
 @triton.jit
+def without_strange(
+    tile: tl.tensor, tokens: tl.tensor, vocab: tl.tensor, EDITED: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Returns a tile with 0 in the place of logits that are not finite, and whether there are any, as 0 or 1.
+
+    Edited logits may be -inf, and a row that was not finite before has NaN. Those behind the vocabulary are -inf.
+    """
+    if EDITED:
+        strange = tile != tile
+    else:
+        strange = (tokens < vocab) & ((tl.abs(tile) < float("inf")) == 0)  # also for NaN
+    return tl.where(strange, 0.0, tile), tl.max(tl.max(strange.to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
+def marked(amount: tl.tensor, strange: tl.tensor) -> tl.tensor:
+    """Returns a tile's number, or NaN if a logit of the tile is not finite."""
+    return tl.where(strange > 0, float("nan"), amount)
+
+
+@triton.jit
 def highest(tile: tl.tensor) -> tl.tensor:
     """Returns the largest element of a two-dimensional tensor."""
     return tl.max(tl.max(tile, axis=1), axis=0)
@@ -54,9 +75,7 @@ def total(tile: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def first_in_tile(chosen: tl.tensor, tokens: tl.tensor, vocab: tl.tensor) -> tl.tensor:
-    """Returns the lowest of the two-dimensional `tokens` that are chosen. If none is, as with NaN alone, the last
-    token.
-    """
+    """Returns the lowest of the two-dimensional `tokens` that are chosen. If none is, the last token."""
     return tl.minimum(lowest(tl.where(chosen, tokens, _NO_TOKEN)), vocab - 1)
 
 

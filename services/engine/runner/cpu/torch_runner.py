@@ -16,10 +16,11 @@ from services.engine.huge_pages import allocate
 from services.engine.kernels.load import make_operations
 from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.registry import make_model
-from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput, spare_blocks
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.leased_operations import LeasedOperations
 from services.engine.runner.load_plan import kv_layout
+from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
 from services.engine.runner.pooled import pooled_sums
 from services.engine.sampler import sample, score
 
@@ -42,11 +43,13 @@ class TorchRunner:
     ) -> None:
         self.layout = kv_layout(config, block_size, weights.dtype)
         self.num_blocks = num_blocks
+        self.spare_blocks = spare_blocks(num_blocks, block_size)
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window
-        self._memory = HostBlocks(allocate(num_blocks * self.layout.block_bytes).reshape(num_blocks, -1))
-        pool = torch.from_numpy(self._memory.array).view(-1).view(weights.dtype).view(self.layout.shape(num_blocks))
+        blocks = allocate(self.spare_blocks.stop * self.layout.block_bytes).reshape(self.spare_blocks.stop, -1)
+        self._memory = HostBlocks(blocks[:num_blocks])
+        pool = torch.from_numpy(blocks).view(-1).view(weights.dtype).view(self.layout.shape(len(blocks)))
         self._cores = cores
         self._attention = CpuAttention(
             pool,
@@ -96,14 +99,17 @@ class TorchRunner:
         if step.on_computing is not None:
             step.on_computing()
         token_ids, positions = torch.from_numpy(step.token_ids).to(torch.int64), torch.from_numpy(step.positions)
-        sampled = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
+        sampled = last_queries(step, step.sample_rows)
         if step.scored is None and np.array_equal(sampled, np.arange(len(token_ids))):
-            return sample(self._model.all_logits(token_ids, positions, plan), step.sampling, self._mask)
+            output = sample(self._model.all_logits(token_ids, positions, plan), step.sampling, self._mask)
+            output.not_finite = rows_not_finite(step, output)
+            return output
         scored = sampled[:0] if step.scored is None else step.scored.queries
         pooled = sampled[:0] if step.pooled is None else step.pooled.queries
-        queries = torch.from_numpy(np.concatenate([sampled, scored, pooled]))
-        hidden, *others = self._model.forward(token_ids, positions, plan, queries).split(
-            (len(sampled), len(scored), len(pooled))
+        watched = last_queries(step, watched_rows(step))
+        queries = torch.from_numpy(np.concatenate([sampled, scored, pooled, watched]))
+        hidden, *others, last = self._model.forward(token_ids, positions, plan, queries).split(
+            (len(sampled), len(scored), len(pooled), len(watched))
         )
         if len(sampled):
             output = sample(self._model.logits(hidden), step.sampling, self._mask)
@@ -113,6 +119,7 @@ class TorchRunner:
             output.scored = self._score(others[0], step.scored)
         if step.pooled is not None:
             output.pooled = pooled_sums(others[1], step.pooled).numpy()
+        output.not_finite = rows_not_finite(step, output, last.isfinite().all(dim=1).numpy())
         return output
 
     def _score(self, hidden: torch.Tensor, scored: ScoredTokens) -> StepLogprobs:

@@ -25,11 +25,20 @@ from services.engine.kernels.gpu.rows import fill_tokens
 from services.engine.models.base import ModelConfig, Weights
 from services.engine.models.kv_scales import KvScales
 from services.engine.models.registry import make_model
-from services.engine.runner.base import LogitEdits, SamplingBatch, ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import (
+    LogitEdits,
+    SamplingBatch,
+    ScoredTokens,
+    StepInput,
+    StepLogprobs,
+    StepOutput,
+    spare_blocks,
+)
 from services.engine.runner.gpu.device import Device, Fetched, Recorded
 from services.engine.runner.gpu.device_blocks import DeviceBlocks
 from services.engine.runner.gpu.sampler import GpuSampler, Wanted, score
 from services.engine.runner.gpu.step_buffer import StepBuffer
+from services.engine.runner.not_finite import last_queries, rows_not_finite, watched_rows
 from services.engine.runner.pooled import pooled_sums
 
 _SCORED_AT_ONCE = 256  # tokens of prompts that are scored at once
@@ -58,12 +67,12 @@ class StepLimits:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Launched:
     """A step under way. It fetches ids, three tensors of logprobs if any are wanted, three for each part of the scored
-    tokens, and sums of hidden states if any are pooled.
+    tokens, sums of hidden states if any are pooled, and which watched rows are finite if any are watched.
     """
 
+    step: StepInput
     fetched: Fetched
-    any_logprobs: bool
-    any_pooled: bool
+    any_watched: bool
 
 
 class GpuRunner:
@@ -80,18 +89,21 @@ class GpuRunner:
         *,
         kv_scales: KvScales | None = None,
     ) -> None:
-        """pool: uint8[num_blocks, block_bytes]. kv_scales: present if the layout's dtype is float8_e4m3fn."""
+        """pool: uint8[num_blocks and spare ones, block_bytes]. kv_scales: present if the layout's dtype is
+        float8_e4m3fn.
+        """
         fp8 = None
         if kv_scales is not None:
             fp8 = Fp8Kv(torch.stack((kv_scales.k, kv_scales.v), dim=1).to(device.torch), weights.dtype)
         self.layout = layout
-        self.num_blocks = len(pool)
+        self.num_blocks = len(pool) - len(spare_blocks(0, layout.block_size))
+        self.spare_blocks = spare_blocks(self.num_blocks, layout.block_size)
         self.vocab_size = config.vocab_size
         self.embedding_size = config.output_size
         self.window = config.window
         self._limits = limits
         self._pool = pool
-        self._blocks = DeviceBlocks(pool)
+        self._blocks = DeviceBlocks(pool[: self.num_blocks])
         self._device = device
         self._buffer = StepBuffer(device)
         self._attention = TritonAttention(
@@ -135,11 +147,15 @@ class GpuRunner:
     def collect(self) -> StepOutput:
         """See `Runner.collect`."""
         launched = self._under_way.popleft()
+        step = launched.step
         token_ids, *rest = launched.fetched.arrays()
-        pooled = rest.pop() if launched.any_pooled else None
+        watched = rest.pop() if launched.any_watched else None
+        pooled = None if step.pooled is None else rest.pop()
         parts = [StepLogprobs(*rest[at : at + 3]) for at in range(0, len(rest), 3)]
-        logprobs = parts.pop(0) if launched.any_logprobs else None
-        return StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None, pooled)
+        logprobs = parts.pop(0) if step.sampling.any_logprobs else None
+        output = StepOutput(token_ids, logprobs, StepLogprobs.joined(parts) if parts else None, pooled)
+        output.not_finite = rows_not_finite(step, output, watched)
+        return output
 
     def warm_up(self) -> None:
         """Runs a step of each kind, which compiles kernels and records steps. Overwrites KV of block 0."""
@@ -171,7 +187,7 @@ class GpuRunner:
             self._last.hold_back()
         sampled = self._sampler.sample(logits, wanted)
         self._last = self._device.fetch([*sampled, *others])
-        return _Launched(self._last, step.sampling.any_logprobs, step.pooled is not None)
+        return _Launched(step, self._last, any_watched=not each_gets_one and len(watched_rows(step)) > 0)
 
     def _decode(self, step: StepInput, num_rows: int) -> tuple[Tensor, Wanted, list[Tensor]]:
         """Computes one token of each row, by the recording for so many rows or a few more."""
@@ -201,14 +217,14 @@ class GpuRunner:
 
     def _compute(self, step: StepInput) -> tuple[Tensor, Wanted, list[Tensor]]:
         """Computes any step. Returns the logits of the rows that get a token, and what else is fetched of the step: the
-        scores of tokens to be scored, and sums of hidden states.
+        scores of tokens to be scored, sums of hidden states, and which rows without a token are finite.
         """
         buffer, scored, pooled = self._buffer, step.scored, step.pooled
         buffer.begin()
         ids, positions = buffer.put(_with_carried(step)), buffer.put(step.positions)
-        last = step.query_starts[step.sample_rows + 1].astype(np.int64) - 1
-        wanted_of = [last] + [some.queries for some in (scored, pooled) if some is not None]
-        queries = buffer.put(last if len(wanted_of) == 1 else np.concatenate(wanted_of))
+        last, watched = last_queries(step, step.sample_rows), last_queries(step, watched_rows(step))
+        wanted_of = [last] + [some.queries for some in (scored, pooled) if some is not None] + [watched]
+        queries = buffer.put(np.concatenate(wanted_of))
         successors = None if scored is None else buffer.put(scored.successors)
         plan = self._attention.prepare(_queries(step), self.window)
         wanted = self._sampler.stage(step.sampling, buffer)
@@ -217,7 +233,9 @@ class GpuRunner:
         end = len(last) if scored is None else len(last) + len(scored.queries)
         others = [] if scored is None else self._score(hidden[len(last) : end], successors, scored)
         if pooled is not None:
-            others.append(pooled_sums(hidden[end:], pooled))
+            others.append(pooled_sums(hidden[end : end + len(pooled.queries)], pooled))
+        if len(watched):
+            others.append(hidden[-len(watched) :].isfinite().all(dim=1))
         return self._model.logits(hidden[: len(last)]), wanted, others
 
     def _score(self, hidden: Tensor, successors: Tensor, scored: ScoredTokens) -> list[Tensor]:

@@ -11,6 +11,7 @@ from services.engine.kernels.gpu.fp8_linear import Fp8Product
 from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights, num_parameters
+from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
 from services.engine.runner.gpu.memory import CardMemory, check_weights_fit, kv_budget
@@ -61,7 +62,8 @@ def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:
 
 
 def _runner(plan: LoadPlan, weights: Weights, device: CudaDevice, num_blocks: int) -> GpuRunner:
-    pool = torch.zeros(num_blocks, plan.layout.block_bytes, dtype=torch.uint8, device=plan.device)
+    num_all = spare_blocks(num_blocks, plan.engine.block_size).stop
+    pool = torch.zeros(num_all, plan.layout.block_bytes, dtype=torch.uint8, device=plan.device)
     limits = StepLimits(
         max_num_seqs=plan.engine.max_num_seqs,
         max_num_batched_tokens=plan.engine.max_num_batched_tokens,

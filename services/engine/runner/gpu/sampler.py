@@ -60,19 +60,20 @@ class GpuSampler:
         )
 
     def sample(self, logits: Tensor, wanted: Wanted) -> list[Tensor]:
-        """Samples one token for each row of logits, [N, vocab]. Returns int32[N], and logprobs if they are wanted, as
-        `score`.
+        """Samples one token for each row of logits, [N, vocab]. Returns int32[N], NOT_FINITE for rows whose logits are
+        not all finite, and logprobs if they are wanted, as `score`.
         """
-        sampled, raw = self.sampled[: len(logits)], logits
+        sampled, raw, edited = self.sampled[: len(logits)], logits, wanted.edits is not None
         if wanted.edits is not None:
             logits = logits.to(torch.float32, copy=True)
             edit_logits(logits, wanted.edits)
-        if wanted.masks is not None:
-            mask_logits(logits, wanted.masks)
+            if wanted.masks is not None:
+                mask_logits(logits, wanted.masks)
+            mark_not_finite(raw, logits)
         if wanted.params is None:
-            greedy(logits, sampled)
+            greedy(logits, sampled, edited=edited)
         else:
-            draw(logits, wanted.params, sampled)
+            draw(logits, wanted.params, sampled, edited=edited)
         if wanted.widths is None:
             return [sampled]
         found = _logprobs(raw, sampled, wanted.widths, wanted.width)
@@ -125,6 +126,12 @@ def name_alternatives(logits: Tensor, named: DeviceNamed, found: list[Tensor]) -
     own = logits[named.rows].to(torch.float32).log_softmax(dim=-1).gather(1, named.token_ids)
     top_ids[named.rows, : own.shape[1]] = named.token_ids.to(torch.int32)
     top[named.rows, : own.shape[1]] = own
+
+
+def mark_not_finite(raw: Tensor, edited: Tensor) -> None:
+    """Puts NaN into the edited logits of rows whose raw ones are not all finite, for the kernels that sample to see."""
+    least, most = raw.aminmax(dim=1)
+    edited[:, 0].masked_fill_(~(most.to(torch.float32) - least).isfinite(), torch.nan)
 
 
 def mask_logits(logits: Tensor, masks: DeviceMasks) -> None:
