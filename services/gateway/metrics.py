@@ -30,6 +30,7 @@ _LOAD_GAUGES = {  # by field of Load
     "waiting": ("baton_worker_waiting", "Sequences in its queue."),
     "draining": ("baton_worker_draining", "1: it takes no new work, and ends soon."),
     "computed_tokens": ("baton_worker_computed_tokens", "Tokens that its steps computed since it started."),
+    "not_finite": ("baton_worker_not_finite", "Requests since it started whose numbers were not finite."),
     "gc_collections": ("baton_worker_gc_collections", "Garbage collections since it started."),
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }

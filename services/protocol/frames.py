@@ -70,6 +70,7 @@ class Load:
     gc_pause_us: int = 0  # their total duration
     draining: bool = False  # it takes no new work, and ends soon
     computed_tokens: int = 0  # by the engine's steps in this life, of prompts and answers
+    not_finite: int = 0  # requests in this life that failed because the model computed numbers that are not finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,7 @@ class WorkerCore:
             gc_pause_us=0 if self._gc_watch is None else round(self._gc_watch.pause_s * 1e6),
             draining=self._state.drain is not None,
             computed_tokens=self.engine.computed_tokens,
+            not_finite=self.engine.num_not_finite,
         )
 
     # Questions.

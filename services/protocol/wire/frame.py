@@ -173,6 +173,7 @@ def _pack_load(load: Load) -> worker_pb2.Load:
         gc_pause_us=load.gc_pause_us,
         draining=load.draining,
         computed_tokens=load.computed_tokens,
+        not_finite=load.not_finite,
     )
 
 
@@ -189,4 +190,5 @@ def _parse_load(packed: worker_pb2.Load) -> Load:
         gc_pause_us=packed.gc_pause_us,
         draining=packed.draining,
         computed_tokens=packed.computed_tokens,
+        not_finite=packed.not_finite,
     )
