@@ -59,7 +59,7 @@ class BatchState:
     ) -> None:
         """vocab_size: of the logits; 0: no request restricts its tokens."""
         self._guidance = guidance
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -165,7 +165,7 @@ class BatchState:
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self.logprob_ids[slot] = sampling.logprob_token_ids
         self._set_stop_ids(slot, stop_ids)
-        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance, self._vocab_size)
+        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance, self.vocab_size)
         self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)

@@ -217,8 +217,8 @@ class Engine:
             slot = int(launched.slots[row])
             if batch.serial[slot] == launched.serials[row]:
                 self._expelled.append(sequences.expel(slot))
-        for slot, error in launched.rows.lost():
-            sequences.fail(batch.request(slot), FailureCode.UNSUPPORTED, f"its grammar: {error}")
+        for slot, reason in launched.rows.lost():
+            sequences.fail(batch.request(slot), FailureCode.UNSUPPORTED, reason)
         if batch.num_closed != launched.num_closed:
             launched, output = launched.without_closed(batch, output)
         slots = launched.slots

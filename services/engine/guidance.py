@@ -20,7 +20,7 @@ The library computes without the interpreter lock (https://github.com/guidance-a
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import llguidance
 import numpy as np
@@ -61,6 +61,7 @@ class GuidedRow:
     sequence: GuidedSequence
     new_tokens: list[int]  # generated since the sequence's last row
     banned: np.ndarray  # int[n], tokens that it must not choose now, unless there is no other
+    never: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # int[n], must not in any case
 
 
 class Guidance:
@@ -98,11 +99,14 @@ class Guidance:
                 row.sequence.error = matcher.get_error()
                 masks[index] = np.uint32(0xFFFFFFFF)
                 continue
-            allowed = row.sequence.allowed
-            if allowed is not None and not _restrict(masks[index], allowed):
-                row.sequence.error = "it goes on with none of the tokens that are allowed"
-            if len(row.banned):
-                _ban(masks[index], row.banned)
+            if row.sequence.allowed is not None:
+                masks[index] &= row.sequence.allowed
+            if len(row.never):
+                masks[index] = _without(masks[index], row.never)
+            if not masks[index].any():
+                row.sequence.error = "it goes on with no token that is allowed"
+            elif len(row.banned) and (left := _without(masks[index], row.banned)).any():
+                masks[index] = left
         return masks
 
     def _follow(self, rows: Sequence[GuidedRow]) -> None:
@@ -190,7 +194,7 @@ def _settled(row: GuidedRow, likeliest: int) -> int | None:
     A mask leaves the one token by which the tokenizer would write text that the grammar forces, although the matcher
     takes others that begin it. So what is forced is looked at first.
     """
-    if row.sequence.allowed is not None or len(row.banned):
+    if row.sequence.allowed is not None or len(row.banned) or len(row.never):
         return None
     matcher = row.sequence.started()
     forced = matcher.compute_ff_tokens()
@@ -202,18 +206,8 @@ def _numbers(rows: Sequence[GuidedRow]) -> np.ndarray:
     return np.array([row.row for row in rows], dtype=np.int64)
 
 
-def _restrict(mask: np.ndarray, allowed: np.ndarray) -> bool:
-    """Leaves a mask, uint32[words], only allowed tokens. False: there are none, and the mask is as it was."""
-    both = mask & allowed
-    if not both.any():
-        return False
-    mask[:] = both
-    return True
-
-
-def _ban(mask: np.ndarray, tokens: np.ndarray) -> None:
-    """Takes tokens out of a mask, uint32[words], unless nothing is left then."""
+def _without(mask: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Returns a mask, uint32[words], without these tokens, int[n]."""
     without = mask.copy()
     np.bitwise_and.at(without, tokens // _WORD_BITS, ~(np.uint32(1) << (tokens % _WORD_BITS).astype(np.uint32)))
-    if without.any():
-        mask[:] = without
+    return without

@@ -11,7 +11,7 @@ import numpy as np
 
 from services.engine.guidance import Guidance, GuidedSequence
 from services.engine.runner.base import LogitEdits, TokenMasks
-from services.protocol.sampling import SamplingParams
+from services.protocol.sampling import BAN, SamplingParams
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
 _NO_VALUES = np.zeros(0, dtype=np.float32)
@@ -39,6 +39,7 @@ class SequenceEdits:
 
     allowed: a bit for each token that it may ever choose, as in TokenMasks; None: it may choose any, or those that its
     grammar's masks have.
+    biases: int64[B] token ids, and float32[B], what is added to their logits.
     """
 
     def __init__(
@@ -52,28 +53,27 @@ class SequenceEdits:
         self.allowed = allowed
         self.penalties = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         self._num_prompt = num_prompt
-        self._bias_tokens = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
-        self._bias = np.array([value for _, value in sampling.logit_bias], dtype=np.float32)
-        self._bad_words = sampling.bad_words
+        kept = [(token, value) for token, value in sampling.logit_bias if value > BAN]
+        self.biases = (
+            np.array([token for token, _ in kept], dtype=np.int64),
+            np.array([value for _, value in kept], dtype=np.float32),
+        )
+        self._banned = np.array(sorted(sampling.banned_token_ids), dtype=np.int64)
+        self._bad_words = [word for word in sampling.bad_words if len(word) > 1]
         self._longest = max((len(word) for word in self._bad_words), default=0)
         self._counts_tokens = sampling.counts_tokens
         self._counts: TokenCounts | None = None  # created when the sequence is first seen
-        self.names_tokens = self._counts_tokens or bool(self._bad_words) or len(self._bias) > 0
+        self.names_tokens = self._counts_tokens or bool(sampling.bad_words or sampling.logit_bias)
         # False: the edits never change.
         self.follows_tokens = self._counts_tokens or bool(self._bad_words) or guided is not None
 
-    def biases(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns int64[B] token ids and float32[B] values: the request's bias, and bans of tokens that would complete
-        a bad word.
-        """
+    def banned(self, tokens: np.ndarray) -> np.ndarray:
+        """Returns the tokens that must not come next, int64[n]: what is never to come, and ends of bad words."""
         if not self._bad_words:
-            return self._bias_tokens, self._bias
+            return self._banned
         generated = tokens[max(self._num_prompt, len(tokens) - self._longest) :].tolist()
-        banned = [word[-1] for word in self._bad_words if _ends_with(generated, word[:-1])]
-        return (
-            np.concatenate([self._bias_tokens, np.array(banned, dtype=np.int64)]),
-            np.concatenate([self._bias, np.full(len(banned), -np.inf, dtype=np.float32)]),
-        )
+        ends = [word[-1] for word in self._bad_words if _ends_with(generated, word[:-1])]
+        return np.concatenate([self._banned, np.array(ends, dtype=np.int64)])
 
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""
@@ -130,7 +130,7 @@ def gather_edits(
         if edits is not None and edits.allowed is not None:
             allowed.append((row, edits.allowed))
         if edits is not None and edits.names_tokens:
-            bias.append((row, *edits.biases(tokens)))
+            bias.append((row, *edits.biases))
             counts.append((row, *edits.counts(tokens)))
             penalties[:, row] = edits.penalties
     if allowed:
@@ -139,9 +139,16 @@ def gather_edits(
     return LogitEdits(*_packed(bias), *_packed(counts), repetition, frequency, presence, masks)
 
 
-def mask_of(token_ids: Sequence[int], vocab_size: int) -> np.ndarray:
+def is_any_left(allowed: np.ndarray | None, banned: np.ndarray, vocab_size: int) -> bool:
+    """True when there is a token that may be chosen: an allowed one (see SequenceEdits) that is not banned, int[n]."""
+    if allowed is None:
+        return len(banned) < vocab_size or len(np.unique(banned)) < vocab_size
+    return bool((allowed & ~mask_of(banned, vocab_size)).any())
+
+
+def mask_of(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
     """Returns a bit for each token of a vocabulary, set for these: uint32[ceil(vocab / 32)], lowest bit first."""
-    tokens, mask = np.array(token_ids), np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+    tokens, mask = np.array(token_ids, dtype=np.int64), np.zeros(-(-vocab_size // 32), dtype=np.uint32)
     np.bitwise_or.at(mask, tokens // 32, np.uint32(1) << (tokens % 32).astype(np.uint32))
     return mask
 

@@ -13,7 +13,7 @@ from services.engine.batch_state import (
     BatchState,
 )
 from services.engine.guidance import GuidedRow, GuidedSequence
-from services.engine.logit_edits import gather_edits
+from services.engine.logit_edits import gather_edits, is_any_left
 from services.engine.outputs import StepRows, sole_gateway
 from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, TokenMasks
 from services.protocol.outcomes import FinishReason
@@ -49,6 +49,7 @@ class TokenRows:
         self._going_on = np.zeros(len(slots), dtype=np.uint8)
         self._reported: np.ndarray | None = None  # `cached`, when all rows have reported theirs
         self._guided = _guided_rows(batch, slots) if self.features & GUIDED else []
+        self._stuck: list[tuple[int, int]] = []  # slots, and their serials, that may choose no token
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -82,12 +83,14 @@ class TokenRows:
         return finish
 
     def lost(self) -> list[tuple[int, str]]:
-        """Finds the slots whose sequence cannot go on in its grammar, each with the reason. The masks are computed."""
-        return [
-            (slot, guided.error)
+        """Finds the slots whose sequence cannot go on, each with the reason. The masks are computed."""
+        stuck = [(slot, serial, "every token that is allowed is banned") for slot, serial in self._stuck]
+        stuck += [
+            (slot, serial, f"its grammar: {guided.error}")
             for _row, slot, serial, _start, guided in self._guided
-            if guided.error and self._batch.serial[slot] == serial
+            if guided.error
         ]
+        return [(slot, reason) for slot, serial, reason in stuck if self._batch.serial[slot] == serial]
 
     def report(
         self, positions: np.ndarray, tokens: np.ndarray, finish: np.ndarray, logprobs: StepLogprobs | None
@@ -124,9 +127,14 @@ class TokenRows:
         masks = self._masks(may_stop)  # begun first, as they take longest
         rows = []
         for row in edited.tolist():
-            slot = int(slots[row])
-            banned = _NO_TOKENS if may_stop[row] or guided[row] else batch.ends(slot)
-            rows.append((row, batch.edits[slot], batch.known_tokens(slot), banned))
+            slot, edit = int(slots[row]), batch.edits[int(slots[row])]
+            tokens = batch.known_tokens(slot)
+            banned = _NO_TOKENS if edit is None else edit.banned(tokens)
+            if not guided[row]:  # of others, the masks say it
+                banned = banned if may_stop[row] else np.concatenate([banned, batch.ends(slot)])
+                if not is_any_left(None if edit is None else edit.allowed, banned, batch.vocab_size):
+                    self._stuck.append((slot, int(self.serials[row])))
+            rows.append((row, edit, tokens, banned))
         return gather_edits(rows, len(slots), masks)
 
     def _masks(self, may_stop: np.ndarray) -> TokenMasks | None:
@@ -139,7 +147,9 @@ class TokenRows:
         for row, slot, _serial, start, guided in self._guided:
             new_tokens = batch.flat_tokens[start + guided.num_followed : ends[row]].tolist()
             guided.num_followed += len(new_tokens)
-            rows.append(GuidedRow(row, guided, new_tokens, _NO_TOKENS if may[row] else batch.ends(slot)))
+            edit = batch.edits[slot]
+            never = _NO_TOKENS if edit is None else edit.banned(batch.known_tokens(slot))
+            rows.append(GuidedRow(row, guided, new_tokens, _NO_TOKENS if may[row] else batch.ends(slot), never))
         return rows[0].sequence.guidance.masks(rows)
 
 

@@ -19,6 +19,6 @@ class FailureCode(IntEnum):
     HANDOFF = 3  # the handoff ended early; a new attempt may succeed
     DEADLINE = 4  # the request's own deadline
     OVER = 5  # the handle was over before
-    UNSUPPORTED = 6  # this role cannot run it
+    UNSUPPORTED = 6  # neither this worker can run it nor another one: its fault is the request's
     DRAINING = 7  # the worker is about to end; costs no attempt; see versions.py
     NOT_FINITE = 8  # what the model computed for it is not finite, on a worker that computes right otherwise

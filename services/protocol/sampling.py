@@ -6,6 +6,7 @@ MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**31 - 1  # an int32 on the wire
 MAX_GRAMMAR = 1 << 18  # characters; gateways allow fewer
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0  # penalties in this range leave logits finite in float32
+BAN = -100.0  # as a bias, or less: the token is never chosen, whatever its logit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,22 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted from the logit of each generated token
     frequency_penalty: float = 0.0  # subtracted once for each time that the token was generated
     repetition_penalty: float = 1.0  # divides (multiplies, if negative) the logit of each token in prompt or answer
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), no id twice
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit), no id twice; see BAN
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed in what is generated
     grammar: str = ""  # of llguidance, which the whole answer matches; empty: any answer does
     allowed_token_ids: tuple[int, ...] = ()  # the only tokens that are generated; none: all are allowed
     logprob_token_ids: tuple[int, ...] = ()  # the alternatives to report, in this order; none: the likeliest
+
+    @property
+    def banned_token_ids(self) -> frozenset[int]:
+        """The tokens that are never generated: by their bias, or as bad words of one token."""
+        biased = (token for token, bias in self.logit_bias if bias <= BAN)
+        return frozenset((*biased, *(word[0] for word in self.bad_words if len(word) == 1)))
+
+    @property
+    def restricts_tokens(self) -> bool:
+        """Returns True if some tokens must not be generated, now or later."""
+        return bool(self.grammar or self.allowed_token_ids or self.logit_bias or self.bad_words)
 
     @property
     def counts_tokens(self) -> bool:

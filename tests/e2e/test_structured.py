@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from pydantic import BaseModel
 
@@ -70,6 +71,44 @@ def test_every_form_and_every_choice(stack: Stack, structured: dict[str, Any], p
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
     assert streamed == {choice.index: choice.text for choice in answer.choices}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("digits", "dash", "fields"),
+    [
+        (False, True, {}),
+        (True, False, {}),
+        (True, True, {"logit_bias": True}),
+        (True, True, {"bad_words": ["-"]}),
+    ],
+    ids=["never begun", "not gone on with", "biased", "a bad word"],
+)
+def test_a_form_without_a_token_that_may_come_is_refused_after_one_attempt(
+    stack: Stack, digits: bool, dash: bool, fields: dict[str, Any], stream: bool
+):
+    """The form begins with a digit, goes on with a dash, and ends with a digit."""
+    gateway = stack.gateway
+
+    def token(text: str) -> int:
+        tokens = gateway.client.post(
+            f"{gateway.url}/tokenize", cast_to=dict[str, Any], body={"prompt": text, "add_special_tokens": False}
+        )["tokens"]
+        assert len(tokens) == 1
+        return int(tokens[0])
+
+    body: dict[str, Any] = {"structured_outputs": {"regex": "[0-9]-[0-9]"}, **fields}
+    body["allowed_token_ids"] = [token(text) for text in "0123456789" * digits + "-" * dash]
+    if "logit_bias" in fields:
+        body["logit_bias"] = {str(token("-")): -100}
+    wanted = {**WARM, "max_tokens": 20, "prompt": prompt_of(950, 40), "extra_body": body}
+    before = gateway.metric("baton_attempts_total")
+    with pytest.raises(openai.APIError, match="The answer cannot go on") as refused:
+        list(gateway.client.completions.create(stream=stream, **wanted))
+    assert isinstance(refused.value, openai.BadRequestError) or stream
+    assert refused.value.code == "no_token_left"
+    assert gateway.metric("baton_attempts_total") == before + 1
+    wait_until(gateway.at_baseline)
 
 
 def test_an_answer_goes_on_in_its_grammar_when_its_worker_dies(stack: Stack):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
@@ -183,17 +183,100 @@ def test_a_worker_without_guidance_refuses_a_request_for_it():
     assert [(failure.handle, failure.code) for failure in driven.failures] == [(handle, FailureCode.UNSUPPORTED)]
 
 
-def test_what_else_bans_tokens_never_leads_out_of_the_grammar():
-    """Bad words ban all that a grammar allows; a least number of tokens is above what it has."""
+def test_a_least_number_of_tokens_never_leads_out_of_the_grammar():
+    """It is above what the grammar has, or within it."""
     driven = make()
-    grammar = LLMatcher.grammar_from_regex("a{3}")
-    banned = driven.submit(PROMPT, 60, grammar=grammar, bad_words=((ord("a"),),), **WARM)
-    long = driven.submit(PROMPT, 60, grammar=grammar, min_tokens=20)
+    long = driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex("a{3}"), min_tokens=20)
     longer = driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex("[ab]{2,40}"), min_tokens=20)
     driven.run()
-    assert_matches(driven, banned, "a{3}")
     assert_matches(driven, long, "a{3}")
     assert_matches(driven, longer, "[ab]{19,40}")
+
+
+A, B, C = (ord(letter) for letter in "abc")
+ABC = LLMatcher.grammar_from_regex("a(b|c)a")
+DEAD_ENDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "allowed tokens, all biased": (0, {"allowed_token_ids": (A, B), "logit_bias": ((A, -100.0), (B, -200.0))}),
+    "allowed tokens, all bad words": (0, {"allowed_token_ids": (A, B), "bad_words": ((A,), (B,))}),
+    "allowed tokens, biased or bad words": (
+        0, {"allowed_token_ids": (A, B), "logit_bias": ((A, -100.0),), "bad_words": ((B,),)},
+    ),
+    "allowed tokens that end, and a least number": (
+        0, {"allowed_token_ids": (EOS, A), "stop_token_ids": (A,), "min_tokens": 2},
+    ),
+    "an allowed token that a bad word ends after it": (1, {"allowed_token_ids": (A,), "bad_words": ((A, A),)}),
+    "the vocabulary, biased": (0, {"logit_bias": tuple((token, -100.0) for token in range(VOCAB))}),
+    "the vocabulary, as bad words": (0, {"bad_words": tuple((token,) for token in range(VOCAB))}),
+    "the vocabulary but what ends, and a least number": (
+        0, {"logit_bias": tuple((token, -100.0) for token in range(VOCAB - 1)), "min_tokens": 2},
+    ),
+    "a form, and allowed tokens beside it": (0, {"grammar": ABC, "allowed_token_ids": (B, C)}),
+    "a form, and allowed tokens that end before it": (1, {"grammar": ABC, "allowed_token_ids": (A,)}),
+    "a form, and its first token biased": (0, {"grammar": ABC, "logit_bias": ((A, -100.0),)}),
+    "a form, and its first token a bad word": (0, {"grammar": ABC, "bad_words": ((A,),)}),
+    "a form, and all that goes on biased": (1, {"grammar": ABC, "logit_bias": ((B, -100.0), (C, -100.0))}),
+    "a form, and all that goes on a bad word": (1, {"grammar": ABC, "bad_words": ((A, B), (A, C))}),
+    "a form, an allowed token, and a bad word": (
+        2, {"grammar": ABC, "allowed_token_ids": (A, B), "bad_words": ((B, A),)},
+    ),
+    "a form, and its end biased": (3, {"grammar": ABC, "logit_bias": ((EOS, -100.0),)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("num_tokens", "asked"), DEAD_ENDS.values(), ids=DEAD_ENDS)
+def test_a_sequence_that_may_choose_no_token_fails_alone(
+    num_tokens: int, asked: dict[str, Any], temperature: float, depth: int
+):
+    """Once, after the tokens that may come, and without one that must not."""
+    driven = make(depth)
+    stuck = driven.submit(PROMPT, 60, temperature=temperature, **asked)
+    good, plain = driven.submit(PROMPT, 60, grammar=GRAMMAR), driven.submit(PROMPT, 20)
+    driven.run()
+    assert [(failure.handle, failure.code) for failure in driven.failures] == [(stuck, FailureCode.UNSUPPORTED)]
+    assert len(driven.tokens.get(stuck, [])) == num_tokens
+    assert_matches(driven, good)
+    assert driven.tokens[plain] == alone(depth)
+    driven.assert_baseline()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_token_that_is_banned_comes_and_no_request_fails_while_one_may(seed: int):
+    """Forms, allowed tokens, biases and bad words as chance has them, against the rules themselves."""
+    chance = np.random.default_rng(seed)
+    letters = np.frombuffer(b"abcdef", dtype=np.uint8).astype(int).tolist()
+    pattern = "".join(f"[{''.join(chr(c) for c in chance.choice(letters, 3))}]{{1,3}}" for _ in range(3))
+    asked: dict[str, Any] = {"grammar": LLMatcher.grammar_from_regex(pattern)} if chance.random() < 0.7 else {}
+    if chance.random() < 0.6:
+        asked["allowed_token_ids"] = (*chance.choice(letters, 4, replace=False).tolist(), EOS)
+    biased = chance.choice(letters, 2, replace=False).tolist()
+    asked["logit_bias"] = tuple((token, float(chance.choice([-100.0, -99.0, 5.0]))) for token in biased)
+    asked["bad_words"] = tuple(
+        tuple(chance.choice(letters, size).tolist()) for size in chance.integers(1, 4, size=chance.integers(0, 6))
+    )
+    driven = make()
+    handle = driven.submit(PROMPT, 12, temperature=float(chance.integers(0, 2)), seed=seed, **asked)
+    driven.run()
+    tokens = driven.tokens.get(handle, [])
+    for end in range(len(tokens)):
+        assert tokens[end] in may_come(tokens[:end], asked)
+    assert len(driven.failures) == (handle not in driven.finish)
+    if driven.failures:
+        assert may_come(tokens, asked) == set()
+
+
+def may_come(tokens: list[int], asked: dict[str, Any]) -> set[int]:
+    """The tokens that may follow, one looked at after the other."""
+    allowed = set(asked.get("allowed_token_ids", range(VOCAB)))
+    allowed -= {token for token, bias in asked["logit_bias"] if bias == -100.0}
+    allowed -= {word[-1] for word in asked["bad_words"] if tuple(tokens[len(tokens) - len(word) + 1 :]) == word[:-1]}
+    if "grammar" not in asked:
+        return allowed
+    matcher = LLMatcher(LLTokenizer("byte", n_vocab=VOCAB, eos_token=EOS), asked["grammar"])
+    assert not tokens or matcher.consume_tokens(tokens)
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return allowed & set(np.flatnonzero(bits).tolist())
 
 
 def test_an_answer_that_is_cut_off_begins_as_its_grammar_does():

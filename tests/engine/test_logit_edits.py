@@ -20,9 +20,10 @@ NO_BANS = np.zeros(0, np.int32)
 def chosen(logits: torch.Tensor, sequences: list[list[int]], num_prompt: int, **sampling: Any) -> list[int]:
     """Greedy tokens under one request's edits, for sequences of which it all holds."""
     params = SamplingParams(max_tokens=99, **sampling)
-    rows = [
-        (row, edits_of(params, num_prompt), np.array(tokens, np.int32), NO_BANS) for row, tokens in enumerate(sequences)
-    ]
+    rows = []
+    for row, sequence in enumerate(sequences):
+        own, tokens = edits_of(params, num_prompt), np.array(sequence, np.int32)
+        rows.append((row, own, tokens, NO_BANS if own is None else own.banned(tokens)))
     edits = gather_edits(rows, len(sequences))
     found: list[int] = sample(logits.clone(), batch(len(sequences), temperature=0, edits=edits)).token_ids.tolist()
     return found

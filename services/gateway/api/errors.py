@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from services.gateway.api.generation import Expired, GenerationError, Overloaded, Stopping, TooLarge, Unavailable
+from services.gateway.api.generation import (
+    Expired,
+    GenerationError,
+    Overloaded,
+    Stopping,
+    TooLarge,
+    Unavailable,
+    Unsupported,
+)
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
@@ -69,6 +77,12 @@ def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError
         case TooLarge():
             message = "This request needs more KV memory than any worker has. Shorten the prompt or lower max_tokens."
             return invalid(message, prompt_param, "context_length_exceeded")
+        case Unsupported(restricted=True):
+            names = "its form, 'allowed_token_ids', 'logit_bias', 'bad_words' and 'min_tokens'"
+            return invalid(f"The answer cannot go on: {names} exclude each other.", None, "no_token_left")
+        case Unsupported():
+            message = "The workers of this server do not support what this request asks for."
+            return ApiError(501, message, code="unsupported_request")
         case Expired():
             message = "The request was not finished within its time limit."
             return ApiError(504, message, code="timeout", type=SERVER_ERROR)

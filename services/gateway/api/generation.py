@@ -32,6 +32,7 @@ class GenerationError(Exception):
     │   ├── Overloaded    there is too much other work
     │   └── Stopping      the gateway ends
     ├── TooLarge      the request fits no worker
+    ├── Unsupported   workers refuse what the request asks for
     ├── Expired       the request's deadline passed
     └── Failed        every attempt failed
     """
@@ -71,6 +72,17 @@ class Stopping(Unavailable):
 
 class TooLarge(GenerationError):
     """The prompt does not fit the KV memory of any worker."""
+
+
+class Unsupported(GenerationError):
+    """A worker refused what the request asks for, and so would any other.
+
+    restricted: the request says which tokens there may be, and may have left none.
+    """
+
+    def __init__(self, message: str, *, restricted: bool) -> None:
+        super().__init__(message)
+        self.restricted = restricted
 
 
 class Expired(GenerationError):

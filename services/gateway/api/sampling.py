@@ -46,7 +46,7 @@ def resolve_sampling(
     ):
         if any(token >= vocab_size for token in tokens):
             raise invalid(f"Token ids must be below {vocab_size}.", name)
-    return SamplingParams(
+    sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=_first(request.temperature, defaults.temperature, 1.0),
         top_p=_first(request.top_p, defaults.top_p, 1.0),
@@ -67,6 +67,11 @@ def resolve_sampling(
         allowed_token_ids=allowed,
         logprob_token_ids=alternatives,
     )
+    banned = sampling.banned_token_ids
+    if banned and all(token in banned for token in allowed or range(vocab_size)):
+        param = "allowed_token_ids" if allowed else "logit_bias" if logit_bias else "bad_words"
+        raise invalid("'logit_bias' and 'bad_words' leave no token that may be generated.", param, "no_token_left")
+    return sampling
 
 
 def seed_of_choice(seed: int, index: int) -> int:

@@ -14,7 +14,14 @@ from kvtransfer.messages import EndReason
 from kvtransfer.moved import Moved
 from services.config import WorkerRole
 from services.gateway.api.attempt_record import AttemptRecord, AtWorker, Ended
-from services.gateway.api.generation import Expired, Failed, GenerationError, GenerationRequest, Unavailable
+from services.gateway.api.generation import (
+    Expired,
+    Failed,
+    GenerationError,
+    GenerationRequest,
+    Unavailable,
+    Unsupported,
+)
 from services.gateway.dispatch.attempt import Attempt, AttemptPhase, Group, HandoffOutcome
 from services.gateway.dispatch.costs import CostModel
 from services.gateway.dispatch.entry import EntryListener, LedgerEntry
@@ -362,6 +369,9 @@ class Ledger:
             self.close(entry, Expired("the request's deadline passed"))
         elif code is FailureCode.NOT_FINITE:
             self.close(entry, Failed("the model computed numbers that are not finite"))  # it would anywhere
+        elif code is FailureCode.UNSUPPORTED:
+            restricted = entry.request.capsules[entry.choice].sampling.restricts_tokens
+            self.close(entry, Unsupported(f"a worker refused it: {attempt.record.failure}", restricted=restricted))
         elif code is FailureCode.NOT_NOW and worker is not None:
             retries.refuse(worker, self._clock())
             entry.wake()

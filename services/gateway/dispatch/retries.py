@@ -3,6 +3,7 @@
     how the last attempt ended                 its cost
     a worker refused it, or is draining        none; that worker is left alone for a while
     after progress                             none, and earlier attempts no longer count
+    a worker refused what is asked for         the request ends: any other worker would refuse it too
     a failure without progress                 one of MAX_ATTEMPTS
     a worker's end without progress            one of MAX_ATTEMPTS, and one of MAX_DEATHS
     the gateway's own stream to a living       none, where it had a token; otherwise it may be why the stream broke,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from services.config import HandoffMode, Pooling, WorkerRole
-from services.gateway.api.generation import Expired, Failed, Unavailable
+from services.gateway.api.generation import Expired, Failed, Unavailable, Unsupported
 from services.gateway.dispatch.retries import MAX_ATTEMPTS
 from services.protocol.messages import Submit
 from services.protocol.outcomes import FailureCode, FinishReason
@@ -85,15 +85,27 @@ async def test_a_worker_that_is_lost_has_the_prompt_embedded_elsewhere():
         assert delta.embedding.tolist() == [4, 5, 6]
 
 
-@pytest.mark.parametrize("code", [FailureCode.HANDOFF, FailureCode.UNSUPPORTED])
-async def test_after_failures_in_a_row_the_request_fails(code: FailureCode):
+async def test_after_failures_in_a_row_the_request_fails():
     prefill = embedding_worker()
     async with running(prefill) as stack, stack.dispatcher.generate(embedding_request(PROMPT)) as generation:
         reading = asyncio.create_task(first(generation))
         for number in range(1, MAX_ATTEMPTS + 1):
-            prefill.fail(await prefill.submit(number), code)
+            prefill.fail(await prefill.submit(number), FailureCode.HANDOFF)
         with pytest.raises(Failed):
             await reading
+
+
+async def test_what_a_worker_refuses_is_tried_nowhere_else():
+    prefill, other = embedding_worker(), other_embedding_worker()
+    async with running(prefill, other) as stack, stack.dispatcher.generate(embedding_request(PROMPT)) as generation:
+        reading = asyncio.create_task(first(generation))
+        await eventually(lambda: bool(prefill.submits or other.submits))
+        asked = prefill if prefill.submits else other
+        asked.fail(await asked.submit(), FailureCode.UNSUPPORTED)
+        with pytest.raises(Unsupported) as refused:
+            await reading
+        assert not refused.value.restricted
+        assert len(prefill.submits) + len(other.submits) == 1
 
 
 async def test_a_token_is_no_embedding():

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Pooling
 from services.gateway.api.chat_answers import ChatModel
-from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable
+from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable, Unsupported
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import StructuredOutputs, grammar_of
@@ -486,6 +486,8 @@ async def test_a_request_without_a_prompt_is_told_which_there_are(served: Served
         (Overloaded("full"), Code.RESOURCE_EXHAUSTED),
         (Unavailable("nobody"), Code.UNAVAILABLE),
         (TooLarge("large"), Code.INVALID_ARGUMENT),
+        (Unsupported("no token", restricted=True), Code.INVALID_ARGUMENT),
+        (Unsupported("not so", restricted=False), Code.UNIMPLEMENTED),
         (Expired("late"), Code.DEADLINE_EXCEEDED),
         (Failed("why, in words of ours"), Code.INTERNAL),
     ],

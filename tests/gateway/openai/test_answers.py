@@ -17,6 +17,7 @@ from services.gateway.api.generation import (
     Refusal,
     TooLarge,
     Unavailable,
+    Unsupported,
 )
 from services.protocol.frames import TokenLogprobs
 from services.protocol.model_files.info import GenerationDefaults
@@ -222,6 +223,8 @@ ERRORS: list[tuple[GenerationError, int, str]] = [
     (Unavailable("secret 10.0.0.1", retry_after_s=3), 503, "service_unavailable"),
     (Overloaded("secret 10.0.0.1", 3, Refusal.SLO), 429, "server_overloaded"),
     (TooLarge("secret 10.0.0.1"), 400, "context_length_exceeded"),
+    (Unsupported("secret 10.0.0.1", restricted=True), 400, "no_token_left"),
+    (Unsupported("secret 10.0.0.1", restricted=False), 501, "unsupported_request"),
     (Expired("secret 10.0.0.1"), 504, "timeout"),
     (Failed("secret 10.0.0.1"), 500, "internal_error"),
 ]

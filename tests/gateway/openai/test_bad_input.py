@@ -207,6 +207,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"truncation_side": "middle"}, "truncation_side", "invalid_value"),
     ({"allowed_token_ids": []}, "allowed_token_ids", "empty_array"),
     ({"allowed_token_ids": [100_000]}, "allowed_token_ids", None),
+    ({"allowed_token_ids": [5, 6], "logit_bias": {"5": -100, "6": -100}}, "allowed_token_ids", "no_token_left"),
     ({"logprob_token_ids": [5]}, "logprob_token_ids", None),
     ({"session_id": "a b"}, "session_id", None),
     ({"request_id": "x" * 129}, "request_id", None),
