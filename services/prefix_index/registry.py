@@ -15,6 +15,7 @@ import orjson
 import structlog
 
 from kvtransfer.ids import WorkerId
+from services.config.hosts import split_address
 from services.prefix_index.malformed import MalformedEntries
 from services.prefix_index.publication import unpack_id
 from services.prefix_index.redis_client import (
@@ -65,6 +66,7 @@ class WorkerRecord:
         for field in fields(cls):
             if not isinstance(values[field.name], int if field.name in _NUMBERS else str):
                 raise TypeError(f"{field.name} is {values[field.name]!r}")
+        split_address(values["address"])
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 

@@ -29,6 +29,7 @@ from services.config import (
     WorkerRole,
 )
 from services.config.engine import EngineConfig
+from services.config.hosts import AddressError, split_address
 from services.config.option import Option, OptionError, Refusal, Variable
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import SAMPLING_RANGES, sampling_defaults
@@ -40,9 +41,10 @@ def parse_workers(text: str) -> tuple[str, ...]:
     """The addresses of `host:port,host:port`. Raises OptionError."""
     addresses = tuple(part.strip() for part in text.split(",") if part.strip())
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise OptionError(f"{address!r} is not host:port")
+        try:
+            split_address(address)
+        except AddressError as error:
+            raise OptionError(str(error)) from error
     if not addresses:
         raise OptionError("name at least one worker as host:port")
     return addresses

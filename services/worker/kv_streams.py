@@ -18,10 +18,11 @@ from kvtransfer.layout import KV_PROTOCOL_VERSION
 from kvtransfer.messages import Open, Pulse, Release, ToConsumer, ToProducer
 from kvtransfer.process import ProcessIdentity
 from protos import kv_pb2, kv_pb2_grpc
+from services.config.hosts import AddressError
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import TakeFrom
 from services.protocol.wire import WireError
-from services.tls.grpc_ends import Channels
+from services.tls.grpc_ends import Channels, check_name
 from services.tls.roles import CertificateRole
 from services.worker.engine_thread import EngineThread
 from services.worker.kv_wire import (
@@ -130,7 +131,7 @@ class KvStreams:
                 log.info("no stream to a producer", address=producer.address, reason=error.details())
                 if "Connection refused" in (error.details() or ""):
                     return
-            except (TimeoutError, WireError) as error:
+            except (TimeoutError, WireError, AddressError) as error:
                 failures += 1
                 log.warning("no stream to a producer", address=producer.address, reason=str(error) or "no hello")
             except _WrongWorker:
@@ -147,6 +148,7 @@ class KvStreams:
 
     async def _run_stream(self, producer: TakeFrom) -> bool:
         """One stream, until it breaks. True: it was up."""
+        await check_name(producer.address)
         async with self._channels.open(producer.address, CertificateRole.PREFILL, CLIENT_OPTIONS) as channel:
             call = kv_pb2_grpc.KvControlStub(channel).Pair()
             await call.write(kv_pb2.ConsumerMessage(hello=self._consumer_hello()))

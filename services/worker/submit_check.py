@@ -7,7 +7,8 @@ array can have, or that asks for memory without bound, must not reach it.
 import math
 from itertools import chain
 
-from services.protocol.messages import MAX_HANDLE, Submit
+from services.config.hosts import AddressError, split_address
+from services.protocol.messages import MAX_HANDLE, Submit, TakeFrom
 from services.protocol.sampling import (
     MAX_GRAMMAR,
     MAX_REPETITION,
@@ -35,6 +36,8 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
         return "a token id outside the vocabulary"
     if not 0 < submit.timeout_s < math.inf:
         return "a timeout that is no time"
+    if isinstance(submit.handoff, TakeFrom) and not _is_address(submit.handoff.address):
+        return "a producer at no address"
     if len(capsule.cache_salt) > _MAX_SALT:
         return "too large a salt"
     if capsule.pooling is not None:
@@ -48,6 +51,14 @@ def what_is_wrong(submit: Submit, vocab_size: int) -> str | None:
     if len(sampling.grammar) > MAX_GRAMMAR:
         return "too large a grammar"
     return _wrong_choice(sampling) or _wrong_lists(sampling, vocab_size)
+
+
+def _is_address(address: str) -> bool:
+    try:
+        split_address(address)
+    except AddressError:
+        return False
+    return True
 
 
 def _wrong_embedding(submit: Submit) -> str | None:

@@ -14,6 +14,7 @@ import grpc
 import structlog
 
 from kvtransfer.ids import WorkerId
+from services.config.hosts import AddressError
 from services.process.backoff import Backoff
 from services.protocol.clock import certain_lead_s
 from services.protocol.frames import Frame
@@ -21,7 +22,7 @@ from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import BlockEvents, Command, Commands, GatewayHello, WorkerHello
 from services.protocol.versions import PROTOCOL_MAJOR, Since
 from services.protocol.wire import WireError, deserialize_worker_message, serialize_gateway_message
-from services.tls.grpc_ends import Channels
+from services.tls.grpc_ends import Channels, check_name
 from services.tls.roles import CertificateRole
 
 CONNECT = "/baton.v1.Worker/Connect"
@@ -114,6 +115,10 @@ class WorkerLink:
             await asyncio.sleep(backoff.next_s())
 
     async def _run_session(self) -> None:
+        try:
+            await check_name(self.address)
+        except AddressError as error:
+            raise LinkLost(str(error)) from error
         async with self._channels.open(self.address, CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
             session = _Session(channel.stream_stream(CONNECT)(), self._listener)
             asked_at = time.time()
