@@ -136,6 +136,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             running.append(runners.processes.run())
             if followed is not None:
                 running += [followed.follow(), *([] if quotas is None else [quotas.follow()])]
+            if parts.response_store is not None:
+                running.append(parts.response_store.follow())
             background = [group.create_task(part) for part in running]
             if redis is not None:
                 following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)

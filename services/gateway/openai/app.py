@@ -29,6 +29,7 @@ from services.gateway.openai.pages import Documents, Models, Probes, RecentReque
 from services.gateway.openai.render import RenderEndpoint
 from services.gateway.openai.responses.background_kept import BackgroundResponses
 from services.gateway.openai.responses.endpoint import ResponsesEndpoint
+from services.gateway.openai.responses.held import HeldAnswers
 from services.gateway.openai.responses.kept import KeptResponses
 from services.gateway.openai.responses.pages import ResponsePages
 from services.gateway.openai.responses.running import RunningResponses
@@ -129,8 +130,9 @@ def _probes(parts: AppParts) -> Probes:
 
 
 def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | None) -> list[Route]:
-    kept, running = KeptResponses(store, runners.side), RunningResponses()
-    background = None if store is None else BackgroundResponses(store, runners.side)
+    held, running = HeldAnswers(), RunningResponses()
+    kept = KeptResponses(store, runners.side, held)
+    background = None if store is None else BackgroundResponses(store, runners.side, held)
     create = ResponsesEndpoint(runners, limits, kept, background, running)
     pages = ResponsePages(kept, running, limits.request_timeout_s + READING_GRACE_S)
     return [

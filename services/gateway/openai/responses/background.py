@@ -16,7 +16,7 @@ from services.gateway.http.exchange import ClientGone, Exchange
 from services.gateway.openai.answer import takes_long
 from services.gateway.openai.logprobs import LogprobEntries
 from services.gateway.openai.responses.answering import Turn, failure_of, usage_of
-from services.gateway.openai.responses.background_kept import BackgroundResponses
+from services.gateway.openai.responses.background_kept import BackgroundResponse, BackgroundResponses
 from services.gateway.openai.responses.following import follow
 from services.gateway.openai.responses.output import Nobody, Output
 from services.gateway.openai.responses.response import Outcome, Status, as_begun, finished
@@ -57,13 +57,14 @@ class BackgroundAnswering:
     async def __call__(self, telling: Telling, turn: Turn, generating: AbstractAsyncContextManager[Updates]) -> None:
         """Answers the client, and returns when the response has ended. Raises ApiError where it does not begin."""
         running = telling.running
-        work = _Work(telling, Output(self._entries, Nobody()))
-        running.items = work.output.items
-        async with self._kept.leased(turn.tenant, turn.head["id"], running.cancel):
+        output = Output(self._entries, Nobody())
+        running.items = output.items
+        async with self._kept.leased(turn.tenant, turn.head["id"], turn.conversation, running.cancel) as kept:
+            work = _Work(telling, output, kept)
             try:
                 outcome = await self._outcome(work, turn, generating)
-                response = turn.ended(work.output, outcome, usage_of(telling.exchange, work.updates))
-                running.end(await self._kept.end(turn.tenant, response, turn.conversation, work.output.items))
+                response = turn.ended(output, outcome, usage_of(telling.exchange, work.updates))
+                await kept.end(response, output.items, running.end)
                 await work.told()
             finally:
                 work.close()
@@ -74,7 +75,7 @@ class BackgroundAnswering:
         try:
             with in_words_of_responses():
                 async with work.telling.running.generating(), generating as work.updates:
-                    await self._kept.begin(turn.tenant, turn.head, turn.conversation)
+                    await work.kept.begin(turn.head)
                     work.begin_telling()
                     await self._collect(work, turn)
             return finished(record.finish_reason)
@@ -95,7 +96,7 @@ class BackgroundAnswering:
             await self._side.run_if(takes_long(update), work.output.take, update)
             if num_taken == 0:
                 running.described = as_begun(turn.head, Status.IN_PROGRESS)
-                await self._kept.note_progress(turn.tenant, running.described, turn.conversation)
+                await work.kept.note_progress(running.described)
             running.note_change()
             num_taken += 1
             if num_taken % _UPDATES_AT_ONCE == 0:
@@ -105,9 +106,10 @@ class BackgroundAnswering:
 class _Work:
     """A response that is being generated, and its client, who is told at the same time."""
 
-    def __init__(self, telling: Telling, output: Output) -> None:
+    def __init__(self, telling: Telling, output: Output, kept: BackgroundResponse) -> None:
         self.telling = telling
         self.output = output
+        self.kept = kept
         self.updates: Updates | None = None
         self._task: asyncio.Task[None] | None = None
 

@@ -1,7 +1,8 @@
 """The kept responses as requests ask for them, with the errors that clients get."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -11,16 +12,13 @@ from pydantic import TypeAdapter
 from services.gateway.api.errors import ApiError, invalid, unavailable, unsupported
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.side_thread import SideThread
+from services.gateway.openai.responses.held import HeldAnswers
 from services.gateway.openai.responses.items import AnyItem, Item, num_parts
+from services.gateway.openai.responses.kept_response import KeptResponse
 from services.gateway.openai.responses.output import OutputItem
 from services.gateway.openai.responses.pieces import cut_items, pieces_of
 from services.gateway.openai.responses.response import as_failed
-from services.gateway.openai.responses.store import (
-    MAX_KEPT_BYTES,
-    KeptResponse,
-    ResponseStore,
-    StoreUnavailable,
-)
+from services.gateway.openai.responses.store import MAX_KEPT_BYTES, ResponseStore, StoreUnavailable
 
 FEW_PARTS = 128  # of items, which are handled in a millisecond or two
 
@@ -32,11 +30,12 @@ log = structlog.get_logger()
 
 
 class KeptResponses:
-    """Reads and writes a store. `store`: None keeps nothing."""
+    """Reads and writes a store, and reads what this gateway holds for it. `store`: None keeps nothing."""
 
-    def __init__(self, store: ResponseStore | None, side: SideThread) -> None:
+    def __init__(self, store: ResponseStore | None, side: SideThread, held: HeldAnswers) -> None:
         self._store = store
         self._side = side
+        self._held = held
 
     def asked(self, store: bool | None) -> bool:
         """True for a request whose response is to be kept. `store`: the request's. Raises ApiError."""
@@ -54,35 +53,46 @@ class KeptResponses:
 
     async def find(self, tenant: str, response_id: str, param: str | None = None) -> KeptResponse:
         """Returns a response. `param`: the field that names it. Raises ApiError."""
-        packed = None
-        if self._store is not None and _ID.fullmatch(response_id):
-            try:
+        packed = self._held.get(tenant, response_id)
+        if packed is None and self._store is not None and _ID.fullmatch(response_id):
+            with _translated(param):
                 packed = await self._store.get(tenant, response_id)
-            except StoreUnavailable as error:
-                raise store_unavailable(param) from error
         if packed is None:
             raise not_found(response_id, param)
-        kept = KeptResponse.unpack(packed)
-        return kept if kept.ended or await self._leased(tenant, response_id, param) else _lost(kept)
+        kept = await self._unpacked(response_id, packed, param)
+        if kept.ended:
+            return kept
+        assert self._store is not None  # it has the response
+        with _translated(param):
+            if not await self._store.claim(tenant, response_id):
+                return kept
+            packed = await self._store.update(tenant, response_id, _lost(kept).pack(), anew=False)
+        if packed is None:  # it was deleted meanwhile
+            raise not_found(response_id, param)
+        return await self._unpacked(response_id, packed, param)
+
+    async def _unpacked(self, response_id: str, packed: bytes, param: str | None) -> KeptResponse:
+        try:
+            return await self._side.run_if(takes_long(packed), KeptResponse.unpack, packed, response_id)
+        except ValueError as error:
+            raise _unreadable(response_id, error, param) from error
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Deletes a response. Raises ApiError."""
         if not (await self.find(tenant, response_id)).ended:
             raise unended(response_id, "deleted")
+        if self._held.get(tenant, response_id) is not None:
+            raise store_unavailable()
         assert self._store is not None  # it has the response
-        try:
+        with _translated():
             if not await self._store.delete(tenant, response_id):
                 raise not_found(response_id)
-        except StoreUnavailable as error:
-            raise store_unavailable() from error
 
     async def ask_for_end(self, tenant: str, response_id: str) -> None:
         """Has the gateway that generates a response in the background cancel it soon. Raises ApiError."""
         assert self._store is not None  # it has the response
-        try:
+        with _translated():
             await self._store.ask_for_end(tenant, response_id)
-        except StoreUnavailable as error:
-            raise store_unavailable() from error
 
     async def cut_items(self, response_id: str, kept: KeptResponse) -> list[OutputItem]:
         """Returns the items of a background response that has ended, as they grew. Raises ApiError."""
@@ -90,13 +100,6 @@ class KeptResponses:
             return await self._side.run(cut_items, orjson.loads(kept.response)["output"], kept.pieces)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise _unreadable(response_id, error) from error
-
-    async def _leased(self, tenant: str, response_id: str, param: str | None) -> bool:
-        assert self._store is not None  # it has the response
-        try:
-            return await self._store.leased(tenant, response_id)
-        except StoreUnavailable as error:
-            raise store_unavailable(param) from error
 
     async def input_items(self, tenant: str, response_id: str) -> list[dict[str, Any]]:
         """Returns the items that a response answers, as JSON values. Raises ApiError."""
@@ -153,6 +156,15 @@ def not_found(response_id: str, param: str | None = None) -> ApiError:
 def _unreadable(response_id: str, error: Exception, param: str | None = None) -> ApiError:
     log.warning("a kept response is not as a gateway writes it", response_id=response_id, reason=str(error))
     return not_found(response_id, param)
+
+
+@contextmanager
+def _translated(param: str | None = None) -> Iterator[None]:
+    """Raises ApiError for StoreUnavailable."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise store_unavailable(param) from error
 
 
 def store_unavailable(param: str | None = None) -> ApiError:

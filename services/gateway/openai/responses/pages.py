@@ -9,10 +9,10 @@ from services.gateway.api.errors import ApiError, invalid, unsupported
 from services.gateway.http.exchange import Exchange
 from services.gateway.openai.responses.following import follow, send_kept
 from services.gateway.openai.responses.kept import KeptResponses, not_found, unended
+from services.gateway.openai.responses.kept_response import KeptResponse
 from services.gateway.openai.responses.request import LOGPROBS
 from services.gateway.openai.responses.response import GOING_ON, Status
 from services.gateway.openai.responses.running import RunningResponse, RunningResponses
-from services.gateway.openai.responses.store import KeptResponse
 
 _CANCEL_TIMEOUT_S = 30.0
 _LOOK_EVERY_S = 0.5  # for the end of a response that another gateway generates
@@ -67,7 +67,7 @@ class ResponsePages:
         """Deletes a kept response. Raises ApiError."""
         response_id = exchange.path_params["response_id"]
         running = self._running.find(exchange.caller.tenant, response_id)
-        if running is not None and running.items is not None:
+        if running is not None and running.items is not None and not running.ended.is_set():
             raise unended(response_id, "deleted")
         await self._kept.delete(exchange.caller.tenant, response_id)
         await exchange.respond(200, orjson.dumps({"id": response_id, "object": "response", "deleted": True}))
@@ -78,7 +78,7 @@ class ResponsePages:
         running = self._running.find(exchange.caller.tenant, response_id)
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT_S):
-                if running is not None:
+                if running is not None and (running.items is None or not running.ended.is_set()):
                     cancelled = await _cancelled(response_id, running)
                 else:
                     cancelled = await self._cancelled(exchange.caller.tenant, response_id)
@@ -90,8 +90,10 @@ class ResponsePages:
         """Returns a response as it ended that no request of this gateway generates. Raises ApiError."""
         kept = await self._kept.find(tenant, response_id)
         if not kept.ended:
-            await self._kept.ask_for_end(tenant, response_id)
-            return (await self._until_ended(tenant, response_id)).response
+            while not (kept := await self._kept.find(tenant, response_id)).ended:
+                await self._kept.ask_for_end(tenant, response_id)  # again: the store may have lost the question
+                await asyncio.sleep(_LOOK_EVERY_S)
+            return kept.response
         status = orjson.loads(kept.response)["status"]
         if status != Status.CANCELLED:
             raise invalid(f"A response that is {status} cannot be cancelled.", None, "response_ended")

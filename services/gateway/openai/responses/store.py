@@ -5,75 +5,82 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.gateway.openai.responses.kept_response import UNENDED_END
+
 MAX_KEPT_BYTES = 1 << 20  # of one response with its conversation
 MAX_MEMORY_BYTES = 64 << 20  # of all that a gateway keeps itself
-LEASE_S = 10.0  # a gateway that generates a response in the background renews its lease more often
-
-UNENDED = b"unended"
-
-
-@dataclass(frozen=True, slots=True)
-class KeptResponse:
-    """A response, and the items of the conversation that it answers, both as JSON.
-
-    pieces: of a response that was generated in the background, where its texts were cut (pieces.py), or UNENDED while
-    it is being generated; empty for others.
-    """
-
-    response: bytes
-    input: bytes
-    pieces: bytes = b""
-
-    @property
-    def ended(self) -> bool:
-        """False: a gateway generates the response, or did so when it died."""
-        return self.pieces != UNENDED
-
-    def pack(self) -> bytes:
-        """Returns the bytes that a store keeps: a line each. JSON has no line breaks in it."""
-        return b"\n".join((self.response, self.input, self.pieces) if self.pieces else (self.response, self.input))
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> "KeptResponse":
-        """Returns what was packed."""
-        response, _, rest = packed.partition(b"\n")
-        items, _, pieces = rest.partition(b"\n")
-        return cls(response, items, pieces)
+LEASE_S = 10.0
+RENEW_AFTER = 0.2  # of a lease's time it is renewed
 
 
 class StoreUnavailable(Exception):
     """The store does not answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """What the owner of a lease hears when it renews it.
+
+    end_wanted: the response's end was asked for meanwhile. over: the response counts as lost, and has ended for all
+    others; the lease is not renewed. lost: nothing is kept under the response's id.
+    """
+
+    end_wanted: bool = False
+    over: bool = False
+    lost: bool = False
+
+
 class ResponseStore(Protocol):
     """Keeps bytes for each response of a tenant, for the store's lifetime.
 
-    A gateway that generates a response in the background has a lease on it, of LEASE_S from each renewal on.
+    A gateway that generates a response in the background has a lease on it. lease_s: how long it lasts from each
+    renewal on.
     """
+
+    lease_s: float
 
     async def put(self, tenant: str, response_id: str, packed: bytes) -> bool:
         """Keeps a response, in the place of one with the same id. False: it is not kept."""
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """Returns what is kept; None: nothing. Raises StoreUnavailable."""
+        """Returns what is kept; None: nothing. Raises StoreUnavailable, also where nobody knows what was kept."""
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Deletes a response. False: there was none. Raises StoreUnavailable."""
 
-    async def renew(self, tenant: str, response_id: str) -> bool:
-        """Begins or renews the lease on a response. True: its end was asked for meanwhile. Raises StoreUnavailable."""
+    async def update(self, tenant: str, response_id: str, packed: bytes, anew: bool) -> bytes | None:
+        """Keeps a background response as it is now, unless one that has ended is kept: an end is final.
 
-    async def leased(self, tenant: str, response_id: str) -> bool:
-        """Returns whether some gateway has the lease on a response. Raises StoreUnavailable."""
+        anew: also where nothing is kept. Returns what is kept then; None: nothing. Raises StoreUnavailable.
+        """
+
+    async def renew(self, tenant: str, response_id: str) -> Renewal:
+        """Begins or renews the lease on a response. Raises StoreUnavailable."""
+
+    async def claim(self, tenant: str, response_id: str) -> bool:
+        """Ends the lease of a gateway that is dead, for good. False: it lives, or nobody can tell yet.
+
+        Raises StoreUnavailable.
+        """
 
     async def ask_for_end(self, tenant: str, response_id: str) -> None:
         """Tells the gateway that has the lease, when it next renews it, to cancel. Raises StoreUnavailable."""
+
+    async def follow(self) -> None:
+        """Watches what `claim` has to know, where there is anything to watch, until cancelled."""
 
 
 class MemoryResponseStore:
     """A ResponseStore in memory. Where it is full, the oldest responses go first."""
 
-    def __init__(self, lifetime_s: float, clock: Callable[[], float], max_bytes: int = MAX_MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        lifetime_s: float,
+        clock: Callable[[], float],
+        max_bytes: int = MAX_MEMORY_BYTES,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.lease_s = lease_s
         self._lifetime_s = lifetime_s
         self._clock = clock
         self._max_bytes = max_bytes
@@ -104,22 +111,37 @@ class MemoryResponseStore:
         self._expire()
         return self._remove((tenant, response_id))
 
-    async def renew(self, tenant: str, response_id: str) -> bool:
+    async def update(self, tenant: str, response_id: str, packed: bytes, anew: bool) -> bytes | None:
+        """See ResponseStore."""
+        kept = await self.get(tenant, response_id)
+        if (kept is None and not anew) or (kept is not None and not kept.endswith(UNENDED_END)):
+            return kept
+        if not await self.put(tenant, response_id, packed):
+            raise StoreUnavailable("the response is larger than the store")
+        return packed
+
+    async def renew(self, tenant: str, response_id: str) -> Renewal:
         """See ResponseStore."""
         _, end_wanted = self._leases.pop((tenant, response_id), (0.0, False))
-        self._leases[tenant, response_id] = self._clock() + LEASE_S, False
+        self._leases[tenant, response_id] = self._clock() + self.lease_s, False
         while next(iter(self._leases.values()))[0] <= self._clock():
             self._leases.popitem(last=False)
-        return end_wanted
+        return Renewal(end_wanted, lost=(tenant, response_id) not in self._kept)
 
-    async def leased(self, tenant: str, response_id: str) -> bool:
+    async def claim(self, tenant: str, response_id: str) -> bool:
+        """See ResponseStore. Only this process has leases."""
+        return not self._leased(tenant, response_id)
+
+    async def follow(self) -> None:
         """See ResponseStore."""
+
+    def _leased(self, tenant: str, response_id: str) -> bool:
         until, _ = self._leases.get((tenant, response_id), (0.0, False))
         return self._clock() < until
 
     async def ask_for_end(self, tenant: str, response_id: str) -> None:
         """See ResponseStore."""
-        if await self.leased(tenant, response_id):
+        if self._leased(tenant, response_id):
             until, _ = self._leases[tenant, response_id]
             self._leases[tenant, response_id] = until, True
 

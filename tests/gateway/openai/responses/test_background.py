@@ -11,7 +11,8 @@ import pytest_asyncio
 from openai.types.responses import Response
 
 from services.gateway.api.generation import Failed, Overloaded, Stopping
-from services.gateway.openai.responses.store import UNENDED, KeptResponse, MemoryResponseStore
+from services.gateway.openai.responses.kept_response import UNENDED, KeptResponse
+from services.gateway.openai.responses.store import MemoryResponseStore
 from services.protocol.outcomes import FinishReason
 from tests.gateway.openai.responses.test_official_client import AwayStore, prompt_of, say
 from tests.gateway.openai.test_bad_input import assert_refused
@@ -268,7 +269,7 @@ async def test_the_response_of_a_gateway_that_died_has_failed(
     queued = await client.responses.create(model="m", input="Hi", background=True)
     packed = await store.get("default", queued.id)
     assert packed is not None
-    left = KeptResponse.unpack(packed)
+    left = KeptResponse.unpack(packed, queued.id)
     assert left.pieces == UNENDED
     await store.put("default", "resp_left", packed.replace(queued.id.encode(), b"resp_left"))
     failed = await client.responses.retrieve("resp_left")

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from services.gateway.api.generation import Failed
-from services.gateway.openai.responses.store import MemoryResponseStore, StoreUnavailable
+from services.gateway.openai.responses.store import MemoryResponseStore, Renewal, StoreUnavailable
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FinishReason
 from tests.gateway.running_api import Api, running_api
@@ -277,6 +277,8 @@ async def test_an_error_after_that_is_the_response_s_own(api: Api, client: opena
 class AwayStore:
     """A ResponseStore that does not answer, like Redis when it is gone."""
 
+    lease_s = 10.0
+
     async def put(self, tenant: str, response_id: str, packed: bytes) -> bool:
         return False
 
@@ -286,14 +288,20 @@ class AwayStore:
     async def delete(self, tenant: str, response_id: str) -> bool:
         raise StoreUnavailable
 
-    async def renew(self, tenant: str, response_id: str) -> bool:
+    async def update(self, tenant: str, response_id: str, packed: bytes, anew: bool) -> bytes | None:
         raise StoreUnavailable
 
-    async def leased(self, tenant: str, response_id: str) -> bool:
+    async def renew(self, tenant: str, response_id: str) -> Renewal:
+        raise StoreUnavailable
+
+    async def claim(self, tenant: str, response_id: str) -> bool:
         raise StoreUnavailable
 
     async def ask_for_end(self, tenant: str, response_id: str) -> None:
         raise StoreUnavailable
+
+    async def follow(self) -> None:
+        raise AssertionError("nobody follows a store in here")
 
 
 async def test_without_an_answer_of_the_store_responses_are_answered_and_not_kept():

@@ -1,20 +1,28 @@
 """One suite over every implementation of ResponseStore; and what is each one's own."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from services.gateway.openai.responses import redis_store
-from services.gateway.openai.responses import store as memory_store
 from services.gateway.openai.responses.redis_store import RedisResponseStore
-from services.gateway.openai.responses.store import MAX_KEPT_BYTES, MemoryResponseStore, ResponseStore, StoreUnavailable
+from services.gateway.openai.responses.store import (
+    MAX_KEPT_BYTES,
+    MemoryResponseStore,
+    Renewal,
+    ResponseStore,
+    StoreUnavailable,
+)
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.redis_client import connect
-from tests.redis_server import RedisServer, running_redis
+from tests.machine import FAKETIME, needs
+from tests.redis_server import FakeClock, RedisServer, running_redis
 
-LIFETIME_S = 0.5
+LIFETIME_S, LEASE_S = 0.5, 0.4
+UNENDED, LATER, ENDED = b"{}\n[]\nunended", b"{ }\n[]\nunended", b"{}\n[]\n[]"
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +33,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @pytest.fixture(params=["memory", "redis"])
 async def store(request: pytest.FixtureRequest, server: RedisServer) -> AsyncIterator[ResponseStore]:
-    """A store with a short lifetime."""
+    """A store with a short lifetime, and short leases."""
     if request.param == "memory":
-        yield MemoryResponseStore(LIFETIME_S, time.monotonic)
+        yield MemoryResponseStore(LIFETIME_S, time.monotonic, lease_s=LEASE_S)
         return
     server.admin.flushall()
     client = connect(server.url, timeout_s=60)
-    yield RedisResponseStore(client, CircuitBreaker(time.monotonic), LIFETIME_S)
+    yield RedisResponseStore(client, CircuitBreaker(time.monotonic), LIFETIME_S, lease_s=LEASE_S)
     await client.aclose()
 
 
@@ -72,35 +80,178 @@ async def test_a_response_that_is_too_large_is_not_kept(store: ResponseStore):
 
 
 async def test_a_lease_is_its_response_s_alone_and_tells_its_gateway_of_the_end_once(store: ResponseStore):
-    assert not await store.leased("a", "resp_1")
-    assert not await store.renew("a", "resp_1")
-    assert await store.leased("a", "resp_1")
-    assert not await store.leased("a", "resp_2")
-    assert not await store.leased("b", "resp_1")
-    await store.ask_for_end("a", "resp_1")
-    assert await store.leased("a", "resp_1")
-    assert await store.renew("a", "resp_1")
-    assert not await store.renew("a", "resp_1")
+    assert not (await store.renew("a", "resp_1")).end_wanted
+    await store.ask_for_end("a", "resp_2")
+    await store.ask_for_end("b", "resp_1")
+    assert not (await store.renew("a", "resp_1")).end_wanted
+    for _ in range(2):
+        await store.ask_for_end("a", "resp_1")
+    assert not await store.claim("a", "resp_1")
+    assert (await store.renew("a", "resp_1")).end_wanted
+    assert not (await store.renew("a", "resp_1")).end_wanted
 
 
 async def test_nobody_is_asked_for_the_end_of_what_nobody_generates(store: ResponseStore):
     await store.ask_for_end("a", "resp_1")
-    assert not await store.leased("a", "resp_1")
-    assert not await store.renew("a", "resp_1")
+    assert not (await store.renew("a", "resp_1")).end_wanted
 
 
-@pytest.mark.parametrize("store", ["memory", "redis"], indirect=True)
-async def test_a_lease_that_is_not_renewed_runs_out(store: ResponseStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory_store, "LEASE_S", 0.2)
-    monkeypatch.setattr(redis_store, "_LEASE_MS", 200)
+async def test_a_renewal_says_that_nothing_is_kept_under_the_id(store: ResponseStore):
+    assert (await store.renew("a", "resp_1")).lost
+    await store.put("a", "resp_1", UNENDED)
+    assert not (await store.renew("a", "resp_1")).lost
+
+
+async def test_a_lease_that_is_not_renewed_runs_out(store: ResponseStore):
     began = time.monotonic()
     await store.renew("a", "resp_1")
-    while await store.leased("a", "resp_1"):
-        assert time.monotonic() - began < 60
-        time.sleep(0.02)
-    assert time.monotonic() - began >= 0.19
+    await until_claimed(store, "resp_1")
+    assert time.monotonic() - began >= LEASE_S - 0.01
     await store.renew("a", "resp_2")
-    assert await store.leased("a", "resp_2")
+    assert not await store.claim("a", "resp_2")
+
+
+async def until_claimed(store: ResponseStore, response_id: str) -> None:
+    async with asyncio.timeout(60):
+        while not await store.claim("a", response_id):
+            await asyncio.sleep(0.02)
+
+
+async def test_an_end_is_final_and_what_is_not_there_is_kept_where_that_is_wanted(store: ResponseStore):
+    assert await store.update("a", "resp_1", UNENDED, anew=False) is None
+    assert await store.get("a", "resp_1") is None
+    for packed in (UNENDED, LATER, ENDED):
+        assert await store.update("a", "resp_1", packed, anew=True) == packed
+        assert await store.get("a", "resp_1") == packed
+    for packed in (UNENDED, b"{ }\n[]\n[]"):
+        assert await store.update("a", "resp_1", packed, anew=True) == ENDED
+        assert await store.get("a", "resp_1") == ENDED
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+async def test_a_lease_that_is_over_is_nobody_s_any_more(store: ResponseStore):
+    await store.renew("a", "resp_1")
+    await until_claimed(store, "resp_1")
+    await store.ask_for_end("a", "resp_1")
+    assert await store.renew("a", "resp_1") == Renewal(over=True, lost=True)
+    assert await store.claim("a", "resp_1")
+
+
+async def empty(server: RedisServer) -> None:
+    server.admin.flushall()
+
+
+async def fill(server: RedisServer) -> None:
+    server.admin.config_set("maxmemory-policy", "noeviction")
+    server.admin.config_set("maxmemory", 1)
+    await asyncio.sleep(1.5 * LEASE_S)
+    server.admin.config_set("maxmemory", 0)
+
+
+async def make_read_only(server: RedisServer) -> None:
+    server.admin.config_set("min-replicas-to-write", 1)
+    await asyncio.sleep(1.5 * LEASE_S)
+    server.admin.config_set("min-replicas-to-write", 0)
+
+
+async def freeze(server: RedisServer) -> None:
+    server.freeze()
+    await asyncio.sleep(1.5 * LEASE_S)
+    server.thaw()
+
+
+async def restart(server: RedisServer) -> None:
+    server.kill()
+    server.start()
+
+
+@pytest.mark.parametrize("happens", [empty, fill, make_read_only, freeze, restart])
+async def test_no_owner_is_dead_that_could_not_renew_its_lease(
+    server: RedisServer, happens: Callable[[RedisServer], Awaitable[None]]
+):
+    """Another gateway watches, and asks all the time, until a whole lease's time was good."""
+    server.admin.flushall()
+    client = connect(server.url, timeout_s=0.2)
+    owner, judge = (RedisResponseStore(client, CircuitBreaker(time.monotonic), 60, lease_s=LEASE_S) for _ in range(2))
+    following = asyncio.create_task(judge.follow())
+    await owner.renew("a", "resp_1")
+    fault = asyncio.create_task(happens(server))
+    while not fault.done():
+        assert await claimed(judge) is False
+        await asyncio.sleep(0.02)
+    await fault
+    good_since = time.monotonic()
+    while not await claimed(judge):
+        await asyncio.sleep(0.02)
+    assert time.monotonic() - good_since >= LEASE_S - 0.05
+    following.cancel()
+    await client.aclose()
+
+
+async def claimed(store: ResponseStore) -> bool:
+    try:
+        return await store.claim("a", "resp_1")
+    except StoreUnavailable:
+        return False
+
+
+async def test_what_is_not_there_is_not_said_to_be_gone_while_redis_may_have_lost_it(server: RedisServer):
+    server.admin.flushall()
+    client = connect(server.url, timeout_s=60)
+    now = [0.0]
+    store = RedisResponseStore(client, CircuitBreaker(time.monotonic), 60, lambda: now[0], lease_s=60)
+    assert await store.get("a", "resp_1") is None
+    server.admin.flushall()
+    for now[0] in (0.0, 59.0):
+        with pytest.raises(StoreUnavailable):
+            await store.get("a", "resp_1")
+    now[0] = 60.0
+    assert await store.get("a", "resp_1") is None
+    await client.aclose()
+
+
+@pytest.mark.parametrize("full", [fill, make_read_only])
+async def test_a_redis_that_takes_nothing_is_read(server: RedisServer, full: Callable[[RedisServer], Awaitable[None]]):
+    client = connect(server.url, timeout_s=5)
+    store = RedisResponseStore(client, CircuitBreaker(time.monotonic), 60)
+    assert await store.put("a", "resp_1", b"x")
+    fault = asyncio.create_task(full(server))
+    await asyncio.sleep(0)
+    for _ in range(3):
+        assert not await store.put("a", "resp_2", b"x")
+        assert await store.get("a", "resp_1") == b"x"
+    assert not fault.done()
+    await fault
+    assert await store.put("a", "resp_2", b"x")
+    await client.aclose()
+
+
+@needs(FAKETIME)
+@pytest.mark.parametrize("step_s", [-3600, -5, 5, 3600])
+async def test_a_step_of_redis_clock_makes_no_owner_dead_and_none_live_longer(tmp_path: Path, step_s: float):
+    clock, lease_s = FakeClock(tmp_path / "clock"), 4.0
+    now = [0.0]
+    with running_redis(tmp_path, clock=clock) as server:
+        client = connect(server.url, timeout_s=60)
+        owner, judge = (
+            RedisResponseStore(client, CircuitBreaker(time.monotonic), 60, lambda: now[0], lease_s) for _ in range(2)
+        )
+        assert await judge.get("a", "resp_1") is None  # it begins to watch
+        now[0] = lease_s
+        await owner.renew("a", "resp_1")
+        clock.step(step_s)
+        assert not await judge.claim("a", "resp_1")
+        if step_s > 0:
+            await owner.renew("a", "resp_1")
+        assert server.admin.pttl("baton:response-lease:a:resp_1") <= lease_s * 1e3
+        for _ in range(4):  # the judge watches on, and the owner is dead
+            clock.step(0.3 * lease_s)
+            now[0] += 0.3 * lease_s
+            with suppress(StoreUnavailable):
+                await judge.get("a", "resp_2")
+            gone = await judge.claim("a", "resp_1")
+        assert gone
+        await client.aclose()
 
 
 async def test_memory_that_is_full_loses_the_oldest():
