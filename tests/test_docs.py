@@ -116,7 +116,8 @@ def registered_metrics() -> set[Described]:
     metrics, watch = GatewayMetrics(registry), GcWatch()
     metrics.show_limits(lambda: 1, lambda: False)
     watch.close()
-    ProcessMetrics(metrics.registry, watch, MalformedEntries(), LogWriter(io.StringIO(), str))
+    process_metrics = ProcessMetrics(metrics.registry, watch, MalformedEntries(), LogWriter(io.StringIO(), str))
+    process_metrics.show_followed({"keys": lambda: 0.0})
     found = set()
     for collector in registry._collector_to_names:
         for family in collector.collect():

@@ -10,7 +10,8 @@ from protos import worker_pb2, worker_pb2_grpc
 from services.config.option import OptionError, Refusal
 from services.process.configs import parse_workers
 from services.protocol.grpc_options import CLIENT_OPTIONS
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.certificate import TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 

@@ -6,8 +6,10 @@ from pathlib import Path
 from cryptography import x509
 
 from services.doctor.finding import Finding, error, note, ok, warning
+from services.files.followed import FileRefused, read_file
 from services.gateway.keys.file import is_mounted_secret, what_is_wrong
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.certificate import TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.roles import CertificateRole
 
 SOON = timedelta(days=14)
@@ -52,8 +54,8 @@ def check_authorities(authorities: list[x509.Certificate], now: datetime) -> lis
 def _parse(file: Path) -> list[x509.Certificate]:
     """Returns the certificates of a file; none where it cannot be used, of which `CertificateFiles` says why."""
     try:
-        return x509.load_pem_x509_certificates(file.read_bytes())
-    except (OSError, ValueError):
+        return x509.load_pem_x509_certificates(read_file(file).data)
+    except (FileRefused, ValueError):
         return []
 
 

@@ -24,7 +24,8 @@ from services.gateway.metrics import GatewayMetrics
 from services.prefix_index.memory import MemoryPrefixIndex
 from services.protocol.capsule import Capsule
 from services.protocol.sampling import SamplingParams
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.certificate import TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 
 NUM_HANDOFFS = 5  # that count, of each length, after one that does not

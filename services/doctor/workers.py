@@ -10,7 +10,8 @@ from grpc_health.v1 import health, health_pb2
 
 from services.doctor.finding import Finding, error, ok, warning
 from services.protocol.grpc_options import CLIENT_OPTIONS
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.certificate import TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 

@@ -58,8 +58,9 @@ from services.process.signals import on_ending_signals
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
+from services.tls.certificate import TlsError
 from services.tls.contexts import server_context
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 
@@ -96,7 +97,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     malformed = MalformedEntries()
     process_metrics = ProcessMetrics(metrics.registry, gc_watch, malformed, log_writer)
     policy = Policy(config.serving.handoff, config.serving.handoff_threshold)
-    tls = _client_tls(config.serving)
+    tls, mtls = _client_tls(config.serving), _mtls(config)
     redis_url = with_certificate(config.process.redis_url, config.process.mtls)
     redis = None if redis_url is None else connect(redis_url, _REGISTRY_TIMEOUT_S)
     model = model_digest(open_model(config.model))
@@ -106,13 +107,14 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         config.max_waiting,
         _index(redis, malformed),
         metrics,
-        WorkerAccess(model, config.serving.no_worker_wait_s, _channels(config)),
+        WorkerAccess(model, config.serving.no_worker_wait_s, Channels(mtls)),
     )
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)
     quotas = None if config.serving.keys_file is None else _shared_quotas(redis, metrics)
     followed, keys = _keys(config.serving, _quota_maker(quotas or LocalQuotas(), metrics))
+    _show_followed(process_metrics, {"keys": followed, "tls": tls, "mtls": mtls})
     parts = replace(_parts(config, runners, dispatcher, metrics, redis), keys=keys)
     servicer = InferenceServicer(
         runners, metrics, limits.request_timeout_s, limits.ttft_slo_s, limits.strict_fields, keys
@@ -153,6 +155,10 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await asyncio.to_thread(tracing.close)
 
 
+def _show_followed(metrics: ProcessMetrics, files: Mapping[str, FollowedKeys | CertificateFiles | None]) -> None:
+    metrics.show_followed({name: each.refused_s for name, each in files.items() if each is not None})
+
+
 def _parts(
     config: GatewayConfig, runners: Runners, dispatcher: Dispatcher, metrics: GatewayMetrics, redis: Client | None
 ) -> AppParts:
@@ -176,12 +182,11 @@ def _client_tls(serving: ServingSettings) -> CertificateFiles | None:
     return CertificateFiles(CertificatePaths(serving.tls_cert, serving.tls_key))
 
 
-def _channels(config: GatewayConfig) -> Channels:
-    """The channels to workers."""
+def _mtls(config: GatewayConfig) -> CertificateFiles | None:
+    """The certificate that workers see."""
     if config.process.mtls is None:
-        return Channels()
-    paths = CertificatePaths.in_directory(config.process.mtls)
-    return Channels(CertificateFiles(paths, [CertificateRole.GATEWAY]))
+        return None
+    return CertificateFiles(CertificatePaths.in_directory(config.process.mtls), [CertificateRole.GATEWAY])
 
 
 def _shared_quotas(redis: Client | None, metrics: GatewayMetrics) -> RedisQuotas | None:

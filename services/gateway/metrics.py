@@ -165,6 +165,7 @@ class ProcessMetrics:
     def __init__(
         self, registry: CollectorRegistry, collections: GcWatch, malformed: MalformedEntries, log_writer: LogWriter
     ) -> None:
+        self._registry = registry
         about = "How late a timer of the gateway's event loop was, ten times a second."
         self.loop_pauses = _seconds("baton_gateway_loop_pause_seconds", about, _PAUSE_BUCKETS, registry)
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
@@ -187,6 +188,13 @@ class ProcessMetrics:
         }
         for name, (what, value) in gauges.items():
             Gauge(name, what, registry=registry).set_function(value)
+
+    def show_followed(self, refused_s: Mapping[str, Callable[[], float]]) -> None:
+        """Adds since when files that are followed are refused, by what they hold."""
+        about = "Seconds since files were first refused; what they held before stays in use. 0: they are in use."
+        gauge = Gauge("baton_files_refused_seconds", about, ["files"], registry=self._registry)
+        for files, seconds in refused_s.items():
+            gauge.labels(files).set_function(seconds)
 
 
 class TokenMetrics(Collector):

@@ -12,7 +12,7 @@ from services.launcher.launcher import Launcher
 from services.launcher.private_directory import private_directory
 from services.launcher.restart import RestartPolicy
 from services.process.configs import UpConfig
-from services.tls.files import TlsError
+from services.tls.certificate import TlsError
 
 # For a child to end after its drain. Workers that outlive the gateway have nothing to drain, so no budget adds up.
 _ENDING_S = 5.0

@@ -3,29 +3,30 @@
 import ssl
 from contextlib import suppress
 
+from services.tls.certificate import Certificate
 from services.tls.files import CertificateFiles
 
 
 def server_context(files: CertificateFiles) -> ssl.SSLContext:
     """The context of a server that shows its clients the current certificate. Later connections get newer ones."""
     used = files.current()
-    newest = _context(files)
+    first = newest = _context(used)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         nonlocal used, newest
         if (certificate := files.current()) is not used:
-            with suppress(OSError):  # the files change right now; the next connection tries again
-                used, newest = certificate, _context(files)
+            with suppress(OSError):  # no descriptor is left, say; the next connection tries again
+                newest = _context(certificate)
+                used = certificate
         connection.context = newest
 
-    first = _context(files)
     first.sni_callback = choose  # called at the start of each handshake, with and without a name
     return first
 
 
-def _context(files: CertificateFiles) -> ssl.SSLContext:
+def _context(certificate: Certificate) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
-    context.load_cert_chain(files.paths.chain, files.paths.key)
+    certificate.load_into(context)
     return context

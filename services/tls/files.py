@@ -1,42 +1,34 @@
 """Certificates in files, which may change while a process runs.
 
-Whoever needs a certificate asks for the current one, at each new connection: three files are looked at, and read again
-where they changed. What is read is tried before it is used: key and certificate belong together, and the certificate is
-one of its authority's and in its time. Files that fail, as in the middle of a change, leave the older ones in use.
-
-    TlsError   a certificate that cannot be used; the message is one line for a person
+Whoever needs a certificate asks for the current one, at each new connection: the files are looked at, and read again
+where they changed (services/files). What is read is tried before it is used: key and certificate belong together, TLS
+can use the key, and the certificate is one of its authority's and in its time. Files that fail, as in the middle of a
+change, leave the older ones in use, and are tried again every few seconds.
 """
 
 import ssl
-import threading
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 
+from services.files.followed import FileContent, FollowedFiles
+from services.tls.certificate import (
+    Certificate,
+    Seen,
+    TlsError,
+    is_out_of_time,
+    load_authorities,
+    seen_by_others,
+    words_of,
+)
 from services.tls.roles import CertificateRole
 
-_WRONG_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE: a certificate for clients alone, which will do where no server is
+NOT_TAKEN = "certificate not taken; the older one stays in use"
+READ_AGAIN = "certificate read again"
 
 log = structlog.get_logger()
-
-_Stamp = tuple[tuple[int, int, int], ...]
-
-
-class TlsError(Exception):
-    """A certificate cannot be used. The message is one line for a person."""
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """A certificate with its key, as PEM, and those who sign the certificates of the other side."""
-
-    chain: bytes
-    key: bytes
-    authorities: bytes | None  # None: the other side shows no certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,90 +57,79 @@ class CertificateFiles:
         """Reads the files. roles: those that the certificate has to name. Raises TlsError."""
         self.paths = paths
         self._roles = roles
-        self._lock = threading.Lock()
-        self._stamp = _stamp(paths)
-        self._certificate = self._read()
+        self._files = FollowedFiles(paths.all, self._take, TlsError, NOT_TAKEN)
+
+    def refused_s(self) -> float:
+        """Seconds since the files as they are now were first refused; 0.0: they are in use."""
+        return self._files.refused_s()
 
     def current(self) -> Certificate:
         """The newest certificate that can be used: the same object as before where the files have not changed."""
-        with self._lock:
-            if (stamp := _stamp(self.paths)) != self._stamp:
-                self._stamp = stamp  # each change is tried once
-                self._read_again()
-            return self._certificate
+        if self._files.look():
+            log.info(READ_AGAIN, file=str(self.paths.chain))
+        return self._files.value
 
-    def _read_again(self) -> None:
-        try:
-            self._certificate = self._read()
-        except TlsError as error:
-            log.error("certificate not taken; the older one stays in use", reason=str(error))
+    def _take(self, contents: Sequence[FileContent], older: Certificate | None) -> Certificate:
+        certificate = Certificate(*(content.data for content in contents))
+        if certificate == older:
+            return older
+        if self.paths.authorities is None:
+            check_for_strangers(certificate, older, self.paths.chain, self.paths.key)
         else:
-            log.info("certificate read again", file=str(self.paths.chain))
+            self._check_roles(_check_between_processes(certificate, self.paths))
+        return certificate
 
-    def _read(self) -> Certificate:
-        chain, key, *authorities = [_contents(path) for path in self.paths.all]
-        names = _try(self.paths)
-        if _stamp(self.paths) != self._stamp:
-            raise TlsError(f"{self.paths.chain} changed while it was read")
-        if names is not None and (missing := [role.dns_name for role in self._roles if role.dns_name not in names]):
-            has = ", ".join(sorted(names)) or "no DNS name"
+    def _check_roles(self, seen: Seen) -> None:
+        if missing := [role.dns_name for role in self._roles if role.dns_name not in seen.names]:
+            has = ", ".join(sorted(seen.names)) or "no DNS name"
             raise TlsError(f"{self.paths.chain} is for {has}; here it must be for {' and '.join(missing)}")
-        return Certificate(chain, key, authorities[0] if authorities else None)
 
 
-def _stamp(paths: CertificatePaths) -> _Stamp | None:
-    """A value that changes with any of the files; None: one cannot be looked at."""
+def check_for_strangers(
+    certificate: Certificate, older: Certificate | None, chain: Path, key: Path, password: str = ""
+) -> None:
+    """Tries a certificate whose authority is not known here. Raises TlsError.
+
+    One that is out of its time is refused where the older one is not: it is better than none, but than nothing else.
+    """
+    _check_key(certificate, chain, key, password)
     try:
-        found = [path.stat() for path in paths.all]
-    except OSError:
-        return None
-    return tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
-
-
-def _contents(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TlsError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _try(paths: CertificatePaths) -> set[str] | None:
-    """The DNS names of the certificate; None: they are not known. Raises TlsError where it cannot be used."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        server.load_cert_chain(paths.chain, paths.key, password="")  # a key with a password is refused, not asked for
-    except (ssl.SSLError, OSError) as error:
-        raise TlsError(f"{paths.chain} and {paths.key} are no certificate with its key: {_words(error)}") from error
-    if paths.authorities is None:
-        return None
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    try:
-        client.load_verify_locations(paths.authorities)
-    except (ssl.SSLError, OSError) as error:
-        raise TlsError(f"{paths.authorities} has no certificate of an authority: {_words(error)}") from error
-    try:
-        return _names_seen(server, client)
+        seen_by_others(certificate, password)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code == _WRONG_PURPOSE:
-            return None
-        raise TlsError(f"{paths.chain} is refused by {paths.authorities}: {error.verify_message}") from error
+        if is_out_of_time(error) and older is not None and _is_in_time(older, password):
+            raise TlsError(f"{chain} cannot replace one that is in its time: {words_of(error)}") from error
+    except OSError as error:
+        raise TlsError(f"{chain} has a key that TLS cannot use: {words_of(error)}") from error
 
 
-def _names_seen(server: ssl.SSLContext, client: ssl.SSLContext) -> set[str]:
-    """The DNS names that a client sees in the server's certificate: both shake hands in memory."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    seer = client.wrap_bio(to_client, to_server)
-    waiting = [seer, server.wrap_bio(to_server, to_client, server_side=True)]
-    while waiting:
-        for end in list(waiting):
-            with suppress(ssl.SSLWantReadError):  # it is the other end's turn
-                end.do_handshake()
-                waiting.remove(end)
-    seen: Any = (seer.getpeercert() or {}).get("subjectAltName", ())
-    return {name for kind, name in seen if kind == "DNS"}
+def _is_in_time(certificate: Certificate, password: str) -> bool:
+    try:
+        seen_by_others(certificate, password)
+    except ssl.SSLError as error:
+        return not is_out_of_time(error)
+    return True
 
 
-def _words(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return (reason or type(error).__name__).lower().replace("_", " ")
+def _check_between_processes(certificate: Certificate, paths: CertificatePaths) -> Seen:
+    """Tries a certificate with its authority, over gRPC. Raises TlsError."""
+    _check_key(certificate, paths.chain, paths.key)
+    try:
+        load_authorities(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate.authorities or b"")
+    except OSError as error:
+        raise TlsError(f"{paths.authorities} has no certificate of an authority: {words_of(error)}") from error
+    try:
+        seen = seen_by_others(certificate)
+    except ssl.SSLCertVerificationError as error:
+        raise TlsError(f"{paths.chain} is refused by {paths.authorities}: {words_of(error)}") from error
+    except OSError as error:
+        raise TlsError(f"{paths.chain} has a key that TLS cannot use: {words_of(error)}") from error
+    if not seen.is_for_grpc:
+        raise TlsError(f"{paths.chain} has a key that gRPC cannot use: it takes RSA, P-256 and P-384")
+    return seen
+
+
+def _check_key(certificate: Certificate, chain: Path, key: Path, password: str = "") -> None:
+    try:
+        certificate.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), password)
+    except OSError as error:
+        raise TlsError(f"{chain} and {key} are no certificate with its key: {words_of(error)}") from error

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 
 from services.config.hosts import AddressError, check_ip, split_address
-from services.tls.files import Certificate, CertificateFiles
+from services.tls.certificate import Certificate
+from services.tls.files import CertificateFiles
 from services.tls.roles import CertificateRole
 
 _RESOLVED_S = 5.0

@@ -22,7 +22,8 @@ from services.protocol.grpc_options import host_port
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest
 from services.protocol.model_files.open import open_model
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.certificate import TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.roles import CertificateRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
 from services.worker.transports import make_transports

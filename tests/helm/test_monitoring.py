@@ -77,6 +77,7 @@ def test_the_dashboard_shows_almost_all_metrics_and_each_legend_names_a_label():
         "baton_worker_not_finite",  # and here
         "baton_gateway_log_lines_dropped",
         "baton_index_malformed_entries",
+        "baton_files_refused_seconds",  # there is an alert
         "baton_limits_gateways",
         "baton_limits_alone",
         "baton_worker_computed_tokens",

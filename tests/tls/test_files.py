@@ -9,7 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.launcher.authority import Authority
-from services.tls.files import CertificateFiles, CertificatePaths, TlsError
+from services.tls.certificate import TlsError
+from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.roles import CertificateRole
 from tests.certificates import Certificates
 

@@ -7,6 +7,7 @@ constant time. The cost does not depend on the number of keys.
 
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from services.config import Right
 from services.gateway.api.caller import Caller, Quota
@@ -25,6 +26,14 @@ def no_quota(key_id: str, limits: RateLimits) -> Quota | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The keys that open. known: whole digests and callers, by the first bytes of digests with the secret."""
+
+    secret: bytes
+    known: Mapping[bytes, tuple[bytes, Caller]]
+
+
 class Keys:
     """An Authenticator over a keys file, which may be replaced by a newer one, and over keys with all rights."""
 
@@ -40,20 +49,18 @@ class Keys:
         self.use(file)
 
     def use(self, file: KeysFile | None) -> None:
-        """Has the keys of this file known from now on, beside the plain ones, and no others."""
+        """Has the keys of this file known from now on, beside the plain ones, and no others. On any thread."""
         secret = new_secret() if file is None else file.secret
         # Of plain keys alone there is one tenant, which needs no salt of its own.
         owner = Caller() if file is None else Caller(salt=tenant_salt(secret, Caller().tenant))
         callers = {key_digest(secret, key): owner for key in self._plain}
         for entry in () if file is None else file.entries:
             callers[bytes.fromhex(entry.hmac_sha256)] = entry.caller(secret, self._quota)
-        self._secret = secret
-        self._known: Mapping[bytes, tuple[bytes, Caller]] = {
-            digest[:_BEGINNING]: (digest, caller) for digest, caller in callers.items()
-        }
+        known = {digest[:_BEGINNING]: (digest, caller) for digest, caller in callers.items()}
+        self._table = _Table(secret, known)  # at once, for requests of this moment
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._table.known)
 
     def caller(self, header: Callable[[str], str], right: Right) -> Caller:
         """Returns the caller of a request by the key in its headers. Raises ApiError, as Authenticator says."""
@@ -70,8 +77,9 @@ class Keys:
     def _find(self, key: str) -> Caller | None:
         if len(key) > MAX_API_KEY or not key.isascii():
             return None
-        digest = key_digest(self._secret, key)
-        expected, caller = self._known.get(digest[:_BEGINNING], (b"", None))
+        table = self._table
+        digest = key_digest(table.secret, key)
+        expected, caller = table.known.get(digest[:_BEGINNING], (b"", None))
         return caller if hmac.compare_digest(digest, expected) else None
 
 

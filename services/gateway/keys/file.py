@@ -16,16 +16,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from services.files.followed import FileContent, FileRefused, read_file
 from services.gateway.keys.entry import KeyEntry, new_secret
 
-MAX_BYTES = 32 << 20
 MODE = 0o600
 
 _OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class KeysFileError(Exception):
+class KeysFileError(FileRefused):
     """A keys file that cannot be used or changed. The message is one line for a person, and has nothing secret."""
 
 
@@ -53,16 +53,14 @@ class KeysFile:
 
 def read_keys(path: Path) -> KeysFile:
     """Reads a keys file. Raises KeysFileError, also where others may read or change it."""
-    try:
-        with path.open("rb") as file:
-            if (wrong := what_is_wrong(os.fstat(file.fileno()), is_mounted_secret(path))) is not None:
-                raise KeysFileError(f"{path}: {wrong}")
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise KeysFileError(f"{path} cannot be read: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise KeysFileError(f"{path} is larger than {MAX_BYTES} bytes")
-    return _parsed(path, data)
+    return keys_of(read_file(path, KeysFileError))
+
+
+def keys_of(content: FileContent) -> KeysFile:
+    """The keys of a file that was read. Raises KeysFileError, also where others may read or change it."""
+    if (wrong := what_is_wrong(content.found, is_mounted_secret(content.path))) is not None:
+        raise KeysFileError(f"{content.path}: {wrong}")
+    return _parsed(content.path, content.data)
 
 
 def what_is_wrong(found: os.stat_result, mounted_secret: bool) -> str | None:

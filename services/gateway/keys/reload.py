@@ -1,18 +1,19 @@
-"""The reload of a keys file that has changed. One that cannot be used changes nothing, and is logged."""
+"""The reload of a keys file that has changed. One that cannot be used changes nothing, and is tried again."""
 
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
+from services.files.followed import FileContent, FollowedFiles
 from services.gateway.keys.authentication import Keys, no_quota
 from services.gateway.keys.entry import QuotaMaker
-from services.gateway.keys.file import KeysFileError, read_keys
+from services.gateway.keys.file import KeysFile, KeysFileError, keys_of
 
 INTERVAL_S = 1.0
-
-_Version = tuple[int, int, int, int]  # inode, rights, size, time of the last change
+_REFUSED = "the keys file cannot be used; the keys stay as they were"
 
 log = structlog.get_logger()
 
@@ -22,33 +23,22 @@ class FollowedKeys:
 
     def __init__(self, path: Path, plain: Sequence[str] = (), quota: QuotaMaker = no_quota) -> None:
         """Reads the file. Raises KeysFileError."""
-        self._path = path
-        self._version = _version(path)  # before it is read: a change in between is found
-        self.keys = Keys(plain, read_keys(path), quota)
+        self.keys = Keys(plain, None, quota)
+        self._file = FollowedFiles([path], self._take, KeysFileError, _REFUSED)
 
-    async def follow(self, interval_s: float = INTERVAL_S) -> None:
+    def refused_s(self) -> float:
+        """Seconds since the file as it is now was first refused; 0.0: its keys are those that open."""
+        return self._file.refused_s()
+
+    async def follow(self, interval_s: float = INTERVAL_S) -> NoReturn:
         """Looks at the file again and again, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            version = await asyncio.to_thread(_version, self._path)
-            if version != self._version:
-                self._version = version
-                await self._reload()
+            if await asyncio.to_thread(self._file.look):
+                log.info("keys reloaded", num_keys=len(self.keys))
 
-    async def _reload(self) -> None:
-        try:
-            file = await asyncio.to_thread(read_keys, self._path)
-        except KeysFileError as error:
-            log.error("the keys file cannot be used; the keys stay as they were", reason=str(error))
-            return
-        self.keys.use(file)
-        log.info("keys reloaded", num_keys=len(self.keys))
-
-
-def _version(path: Path) -> _Version | None:
-    """Returns what differs between two versions of a file; None: it is not there."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns
+    def _take(self, contents: Sequence[FileContent], older: KeysFile | None) -> KeysFile:
+        file = keys_of(contents[0])
+        if file != older:
+            self.keys.use(file)
+        return file

@@ -1,0 +1,1 @@
+"""Files that change while a process runs."""
