@@ -10,6 +10,7 @@ import sys
 from typing import Any, TextIO
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from services.config import LogFormat
@@ -17,6 +18,7 @@ from services.process.log_writer import LogWriter
 
 _BARE = re.compile(r"[^\s\"'=\x00-\x1f\x7f]+")  # a text that needs no quotes
 _EVENT_WIDTH = 30
+_TRACEBACKS = ExceptionDictTransformer(show_locals=False)  # they may be keys and prompts
 
 
 class _Lines:
@@ -85,7 +87,7 @@ def configure_logging(log_format: LogFormat, stream: TextIO | None = None) -> Lo
 def _renderer(log_format: LogFormat, target: TextIO) -> list[Processor]:
     match log_format:
         case LogFormat.JSON:
-            return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+            return [structlog.processors.ExceptionRenderer(_TRACEBACKS), structlog.processors.JSONRenderer()]
         case LogFormat.TEXT if target.isatty():
             return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         case LogFormat.TEXT:

@@ -33,6 +33,20 @@ def log_both_ways(log_format: LogFormat) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_a_traceback_has_no_values_of_variables(log_format: LogFormat):
+    stream = io.StringIO()
+    writer = configure_logging(log_format, stream)
+    secret = "".join(["sec", "ret"])
+    try:
+        raise ValueError(len(secret))
+    except ValueError:
+        structlog.get_logger().exception("a defect")
+    writer.close()
+    assert "ValueError" in stream.getvalue()
+    assert "secret" not in stream.getvalue().replace("len(secret)", "")
+
+
 def test_json_is_one_object_a_line():
     ours, library = map(json.loads, log_both_ways(LogFormat.JSON))
     assert {key: ours[key] for key in ("event", "level", "blocks", "request_id")} == {
