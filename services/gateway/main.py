@@ -5,9 +5,10 @@ import gc
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 import uvloop
@@ -55,6 +56,7 @@ from services.process.log_writer import LogWriter
 from services.process.logs import configure_logging
 from services.process.loop_watch import watch_loop
 from services.process.signals import on_ending_signals
+from services.process.supervised import supervised
 from services.protocol.model_files.base import ModelError, ModelFiles
 from services.protocol.model_files.info import model_digest, read_model_info
 from services.protocol.model_files.open import open_model
@@ -133,17 +135,15 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             serving(create_app(parts), listeners.http, context) as http,
             asyncio.TaskGroup() as group,
         ):
-            running = [dispatcher.run(), grpc_server.report_health(), watch_loop(process_metrics.loop_pauses.observe)]
             runners.processes.start()
-            running.append(runners.processes.run())
-            if followed is not None:
-                running += [followed.follow(), *([] if quotas is None else [quotas.follow()])]
+            members = _members(dispatcher, grpc_server, process_metrics, followed, quotas)
+            members["forms and templates"] = runners.processes.run
             if parts.response_store is not None:
-                running.append(parts.response_store.follow())
-            background = [group.create_task(part) for part in running]
+                members["kept responses"] = parts.response_store.follow
             if redis is not None:
-                following = follow_registry(Registry(redis, malformed), model, dispatcher.set_addresses)
-                background.append(group.create_task(following))
+                registry = Registry(redis, malformed)
+                members["the registry"] = partial(follow_registry, registry, model, dispatcher.set_addresses)
+            background = [group.create_task(supervised(name, run)) for name, run in members.items()]
             # What asks at the admin port is to reach the successor, if there is one.
             doors = (http, grpc_server, *(() if config.admin_fd is None else (admin,)))
             await ending.run(doors, config.process.drain_timeout_s)
@@ -153,6 +153,26 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         await redis.aclose()
     if tracing is not None:
         await asyncio.to_thread(tracing.close)
+
+
+def _members(
+    dispatcher: Dispatcher,
+    grpc_server: GrpcServer,
+    metrics: ProcessMetrics,
+    followed: FollowedKeys | None,
+    quotas: RedisQuotas | None,
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """All that runs beside the servers, by its name in the log. Each fails alone."""
+    members: dict[str, Callable[[], Awaitable[None]]] = {
+        "the links to workers": dispatcher.run,
+        "health over gRPC": grpc_server.report_health,
+        "the watch on the event loop": partial(watch_loop, metrics.loop_pauses.observe),
+    }
+    if followed is not None:
+        members["the keys file"] = followed.follow
+    if quotas is not None:
+        members["the limits of keys"] = quotas.follow
+    return members
 
 
 def _show_followed(metrics: ProcessMetrics, files: Mapping[str, FollowedKeys | CertificateFiles | None]) -> None:

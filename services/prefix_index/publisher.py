@@ -124,7 +124,7 @@ class IndexPublisher:
             self._confirmed.set()
 
     async def run(self) -> None:
-        """Publishes under ids that were confirmed, until cancelled."""
+        """Publishes under ids that were confirmed, until cancelled. After a defect the next run publishes all anew."""
         backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
         while True:
             await self._work.wait()
@@ -138,6 +138,9 @@ class IndexPublisher:
                 if not backoff.failing:
                     log.warning("prefix index takes nothing; publishing waits", reason=str(error))
                 await asyncio.sleep(backoff.next_s())
+            except Exception:  # a defect: which changes the server has is not known any more
+                self.begin_anew()
+                raise
 
     async def flush(self) -> None:
         """Publishes until nothing is left. Raises one of UNREACHABLE, and then knows what to repeat."""

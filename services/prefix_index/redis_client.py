@@ -42,6 +42,10 @@ ScriptCall = tuple[list[str], Sequence[bytes | str | int]]  # keys, arguments
 T = TypeVar("T")
 
 
+class CallFailed(RedisError):
+    """A call failed in a way that the library does not foresee. It is one of UNREACHABLE."""
+
+
 class Client:
     """One Redis server or cluster, and how long to wait for it."""
 
@@ -59,12 +63,19 @@ class Client:
         return Script(self.redis.register_script(source), self)
 
     async def within_limit(self, call: Awaitable[T]) -> T:
-        """The call's answer. Raises one of UNREACHABLE, after at most the client's timeout, connecting included."""
+        """The call's answer. Raises one of UNREACHABLE, after at most the client's timeout, connecting included.
+
+        Whatever else the library raises, as where a connection breaks in an unlucky moment, is a CallFailed.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await call
         except TimeoutError as error:
             raise TimeoutError(f"no answer within {self._timeout_s:g} s") from error
+        except UNREACHABLE:
+            raise
+        except Exception as error:
+            raise CallFailed(f"{type(error).__name__}: {error}") from error
 
     async def aclose(self) -> None:
         """Closes its connections; one to a server that does not answer is left to the system."""

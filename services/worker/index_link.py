@@ -13,6 +13,7 @@ from kvtransfer.ids import WorkerId
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import UNREACHABLE, connect
 from services.prefix_index.registry import RENEW_EVERY_S, Registry, WorkerRecord
+from services.process.supervised import supervised
 from services.protocol.block_hash import BlockHash
 
 _TIMEOUT_S = 1.0
@@ -60,9 +61,9 @@ class IndexLink:
         """Keeps the lease, publishes, and sweeps behind workers that died. Leaves registry and index at the end."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_lease())
-                group.create_task(self._publisher.run())
-                group.create_task(self._sweep())
+                group.create_task(supervised("the lease in the registry", self._keep_lease))
+                group.create_task(supervised("the publisher of cached blocks", self._publisher.run))
+                group.create_task(supervised("the sweep of the prefix index", self._sweep))
         finally:
             await self._leave()
 

@@ -15,7 +15,7 @@ from kvtransfer.transports.byte_stream import BlockSource, ByteRequest, ByteSink
 from protos import kv_pb2, kv_pb2_grpc
 from services.protocol.grpc_options import BULK_CLIENT_OPTIONS
 from services.protocol.wire import WireError
-from services.tls.files import Certificate
+from services.tls.certificate import Certificate
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 from services.worker.kv_wire import pack_read, pack_words, parse_read, parse_words
@@ -71,8 +71,7 @@ class GrpcByteChannel:
         self._loop.call_soon_threadsafe(self._close)
 
     def _start(self, request: kv_pb2.ReadRequest, sink: ByteSink) -> None:
-        stub = kv_pb2_grpc.KvBytesStub(self._current_channel())
-        self._keep(self._loop.create_task(self._run(stub, request, sink)))
+        self._keep(self._loop.create_task(self._run(request, sink)))
 
     def _current_channel(self) -> grpc.aio.Channel:
         certificate = self._channels.certificate()
@@ -93,14 +92,17 @@ class GrpcByteChannel:
         self._tasks.add(task)  # the loop alone would not keep it
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, stub: kv_pb2_grpc.KvBytesStub, request: kv_pb2.ReadRequest, sink: ByteSink) -> None:
+    async def _run(self, request: kv_pb2.ReadRequest, sink: ByteSink) -> None:
         try:
             async with self._turns:
                 if sink.wanted:
+                    stub = kv_pb2_grpc.KvBytesStub(self._current_channel())
                     await _fill(stub.Read(request), sink)
         except (grpc.aio.AioRpcError, TimeoutError, WireError) as error:
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             log.info("a read broke", address=self._address, reason=reason or type(error).__name__)
+        except Exception as error:  # a defect, or the system's: this read's alone
+            log.error("a read broke", address=self._address, reason=type(error).__name__, exc_info=error)
         finally:
             sink.end(None)
 

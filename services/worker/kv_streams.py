@@ -83,7 +83,6 @@ class KvStreams:
         if producer.worker not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._keep(producer))
             self._dialling[producer.worker] = task
-            task.add_done_callback(lambda task: _log_failure(producer, task))
 
     async def close(self) -> None:
         """Ends all streams."""
@@ -137,6 +136,10 @@ class KvStreams:
             except _WrongWorker:
                 log.info("no stream to a producer", address=producer.address, reason="another life answers there")
                 return
+            except Exception as error:  # a defect, or the system's: this producer's alone
+                failures += 1
+                reason, trace = f"{type(error).__name__}: {error}", error if failures == 1 else None
+                log.warning("no stream to a producer", address=producer.address, reason=reason, exc_info=trace)
             await asyncio.sleep(_RETRY_S)
 
     def _lost(self, producer: WorkerId) -> None:
@@ -172,6 +175,10 @@ class KvStreams:
                     self._from_producer(stream, message)
             except (grpc.aio.AioRpcError, WireError) as error:
                 log.info("the stream to a producer broke", address=producer.address, reason=type(error).__name__)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                log.info("the stream to a producer broke", address=producer.address, reason="it takes no messages")
             finally:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)  # what broke it broke the reading too
@@ -277,11 +284,6 @@ class KvServicer(kv_pb2_grpc.KvControlServicer):
         )
 
 
-def _log_failure(producer: TakeFrom, task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("dialling a producer failed", address=producer.address, exc_info=error)
-
-
 class _WrongWorker(Exception):
     """Another worker answers at the producer's address."""
 
@@ -295,5 +297,8 @@ async def _pulse(outbox: Outbox[ToConsumer]) -> None:
 async def _write_all(
     call: "grpc.aio.StreamStreamCall[kv_pb2.ConsumerMessage, kv_pb2.ProducerMessage]", outbox: Outbox[ToProducer]
 ) -> None:
-    async for message in outbox.drain():
-        await call.write(pack_to_producer(message))
+    try:
+        async for message in outbox.drain():
+            await call.write(pack_to_producer(message))
+    finally:
+        call.cancel()  # a stream that is only read would let handoffs wait for their deadlines

@@ -37,6 +37,7 @@ from services.engine.scheduler import Scheduler
 from services.engine.self_check import SelfCheckError
 from services.prefix_index.registry import WorkerRecord
 from services.process.gc_watch import GcWatch
+from services.process.supervised import supervised
 from services.protocol.capsule import ALLOWED_TOKEN_IDS, CACHE_SALT, LOGPROB_TOKEN_IDS
 from services.protocol.grpc_options import SERVER_OPTIONS, host_port
 from services.protocol.messages import WorkerHello
@@ -149,8 +150,8 @@ class Worker:
         self._kv = KvStreams(self.engine, self._transfer, identity, self._channels)
         self._gateways = GatewayServicer(self.engine, self._hello(tuple(offers)), self._kv.ensure, self._asked_to_drain)
         self.engine.start()
-        self._watching = asyncio.create_task(self._watch.run())
-        self._providing = asyncio.create_task(self._pages.run())
+        self._watching = asyncio.create_task(supervised("the watch on the engine", self._watch.run))
+        self._providing = asyncio.create_task(supervised("pages ahead", self._pages.run))
         port = await self._open(address)
         if self._parts.redis_url is not None:
             await self._join(self._parts.redis_url, port)
@@ -209,12 +210,6 @@ class Worker:
         await self._index.register()
         self._index_task = asyncio.create_task(self._index.run())
         await asyncio.sleep(0)  # it has begun: a task that is cancelled before would not leave the registry
-        self._index_task.add_done_callback(self._on_index_ended)
-
-    def _on_index_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("publishing failed", exc_info=error)
-            self.end("it cannot publish what it caches")
 
     def _dial(self, address: str) -> GrpcByteChannel:
         """Called on the transfer thread."""
@@ -252,6 +247,14 @@ class Worker:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _deliver(self, outputs: CoreOutputs) -> None:
+        try:
+            self._hand_out(outputs)
+        except Exception as error:
+            if not self.ended.done():
+                log.error("what the engine said cannot be delivered", exc_info=error)
+            self.end("what the engine said cannot be delivered")  # tokens would be missing: others compute them again
+
+    def _hand_out(self, outputs: CoreOutputs) -> None:
         self._gateways.deliver(outputs.frames)
         for stream, message in outputs.messages:
             self._kv.deliver(stream, message)

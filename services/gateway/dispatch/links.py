@@ -100,17 +100,19 @@ class WorkerLink:
         while True:
             try:
                 await self._run_session()
-            except LinkLost as lost:
+            except Exception as error:  # LinkLost, and whatever else: it is this link's alone
                 if (task := asyncio.current_task()) is not None and task.cancelling():
-                    raise asyncio.CancelledError from lost  # a call that just ended answers a cancellation by its end
+                    raise asyncio.CancelledError from error  # a call that just ended answers a cancellation by its end
                 self.tried = True
-                self.why_not, greeted = str(lost), self._session is not None
-                self._session = None
-                if greeted:
+                foreseen = isinstance(error, LinkLost)
+                self.why_not = str(error) if foreseen else f"{type(error).__name__}: {error}"
+                greeted, self._session = self._session is not None, None
+                if greeted and foreseen:  # else a defect that every session meets would be met without a pause
                     backoff.reset()
                     logged = None
                 if self.why_not != logged:
-                    log.warning("worker not connected", address=self.address, reason=self.why_not)
+                    trace = None if foreseen else error
+                    log.warning("worker not connected", address=self.address, reason=self.why_not, exc_info=trace)
                     logged = self.why_not
             await asyncio.sleep(backoff.next_s())
 

@@ -1,0 +1,126 @@
+"""Whatever one link meets is that link's alone: the others serve, the reason is logged once, and it is tried again."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from services.config import HandoffMode
+from services.gateway.dispatch import links
+from services.protocol.frames import Load
+from services.protocol.messages import Abort
+from tests.failures import FAILURES, NAMES, failing
+from tests.gateway.dispatch_stack import OTHER_DECODE, decode_worker, eventually, request, running
+from tests.gateway.scripted_worker import ScriptedWorker, empty_frame
+
+SEAMS = ("connect", "hello", "read", "send")
+
+
+@dataclass
+class Fault:
+    """What fails on the way to one worker, over real channels and calls."""
+
+    worker: ScriptedWorker
+    seam: str
+    failure: Exception
+    count: int = 0
+    channel: Any = field(default=grpc.aio.insecure_channel)
+
+    def meet(self, seam: str) -> None:
+        if seam == self.seam:
+            self.count += 1
+            raise self.failure
+
+    def open(self, address: str, **options: Any) -> Any:
+        """As grpc.aio.insecure_channel."""
+        if address != self.worker.address:
+            return self.channel(address, **options)
+        self.meet("connect")
+        channel = self.channel(address, **options)
+        real = channel.stream_stream
+        channel.stream_stream = lambda method: lambda: _Call(real(method)(), self)
+        return channel
+
+
+class _Call:
+    """A call that meets a fault: with the first message of either side, or with a later one."""
+
+    def __init__(self, call: Any, fault: Fault) -> None:
+        self._call, self._fault = call, fault
+        self._written = self._was_read = 0
+
+    async def write(self, raw: bytes) -> None:
+        self._fault.meet("send" if self._written else "hello")
+        self._written += 1
+        await self._call.write(raw)
+
+    async def read(self) -> Any:
+        if self._was_read:
+            self._fault.meet("read")
+        self._was_read += 1
+        return await self._call.read()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+
+@contextmanager
+def met(fault: Fault) -> Iterator[None]:
+    with patch.object(grpc.aio, "insecure_channel", fault.open):
+        yield
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
+@pytest.mark.parametrize("seam", SEAMS)
+async def test_a_link_that_fails_is_logged_once_and_tried_again(
+    seam: str, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "FIRST_BACKOFF_S", 0.005)
+    monkeypatch.setattr(links, "LONGEST_BACKOFF_S", 0.01)
+    victim, other = decode_worker(), decode_worker(OTHER_DECODE)
+    async with running(victim, other, handoff=HandoffMode.NEVER) as stack:
+        with capture_logs() as logs, met(fault := Fault(victim, seam, failure)):
+            victim.break_stream()
+            link = stack.dispatcher._links[victim.address]
+            number = 0
+            while fault.count < 4:
+                await eventually(lambda: link.connected or fault.count >= 4)
+                link.send(Abort(number := number + 1))
+                await asyncio.sleep(0.002)
+            async with stack.dispatcher.generate(request()):
+                await other.submit()
+        await stack.connected(2)
+        told = [line["reason"] for line in logs if line["event"] == "worker not connected"]
+        assert [type(failure).__name__ in reason for reason in told].count(True) == 1, told
+        victim.say(empty_frame())
+        link.send(Abort(number + 1))
+        await victim.until(lambda: number + 1 in victim.aborts)
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
+async def test_a_defect_in_handling_one_workers_messages_is_its_links_alone(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "FIRST_BACKOFF_S", 0.005)
+    monkeypatch.setattr(links, "LONGEST_BACKOFF_S", 0.01)
+    victim, other = decode_worker(), decode_worker(OTHER_DECODE)
+    async with running(victim, other, handoff=HandoffMode.NEVER) as stack:
+        of_victim = lambda _, worker, *__: worker == victim.hello.worker_id
+        with (
+            capture_logs() as logs,
+            failing("services.gateway.dispatch.dispatcher.Dispatcher._note_load", failure, of_victim) as failed,
+        ):
+            while len(failed) < 3:
+                victim.say(empty_frame(load=Load()))
+                await asyncio.sleep(0.005)
+            async with stack.dispatcher.generate(request()):
+                await other.submit()
+        await stack.connected(2)
+        told = [line for line in logs if type(failure).__name__ in line.get("reason", "")]
+        assert [line["exc_info"] for line in told] == [failure]
