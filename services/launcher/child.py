@@ -1,10 +1,11 @@
 """One supervisor for each child process: it starts the child, relays what it says, and starts it again when it dies.
 
     start ──▶ loading ──probe──▶ ready ──ends──▶ wait ──▶ start ...
-                 └─ends before it was ever ready─▶ ChildFailed
+                 └─ends before it was ever ready─▶ ChildFailed, as after 30 s in which it cannot be run
     retired or cancelled, in any state: SIGTERM, a grace, SIGKILL
 
-A supervisor's `run` returns when the child was retired, and raises otherwise. No child outlives it.
+A supervisor's `run` returns when the child was retired, and raises otherwise. No child outlives it. What fails around a
+child (its start, its probe, its output, the display) is that child's alone, is said once and tried again.
 """
 
 import asyncio
@@ -15,12 +16,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from services.launcher.listener import Listener, SafeListener
 from services.launcher.readiness import Probe
 from services.launcher.restart import RestartPolicy
+from services.process.supervised import supervised
 
 _PROBE_INTERVAL_S = 0.1
+_PATIENCE_S = 30.0  # with a child that was never ready and cannot be run, by the interpreter that runs this process
 _LAST_WORDS_S = 1.0  # for output that is still in the pipe when the child is gone
 _MAX_LINE_BYTES = 1 << 20
 _MAX_HELD_LINES = 200
@@ -50,28 +53,6 @@ class ChildFailed(Exception):
         self.lines = lines
 
 
-class Listener(Protocol):
-    """Hears what happens to children."""
-
-    def starting(self, name: str, what: str) -> None:
-        """A child is about to be started for the first time."""
-
-    def loading(self, name: str, line: str) -> None:
-        """A line from a child that is not ready yet."""
-
-    def ready(self, name: str, seconds: float) -> None:
-        """A child serves, so long after it was started."""
-
-    def line(self, name: str, line: str) -> None:
-        """A line from a child that has been ready."""
-
-    def died(self, name: str, how: str, restart_in_s: float) -> None:
-        """A child ended on its own; it will be started again."""
-
-    def say(self, text: str) -> None:
-        """Something that a person should know of the whole."""
-
-
 class Supervisor:
     """Keeps one child running."""
 
@@ -86,7 +67,7 @@ class Supervisor:
         self.spec = spec
         self.was_ready = asyncio.Event()
         self._environment = {**environment, **spec.environment}
-        self._listener = listener
+        self._listener = SafeListener(listener)
         self._policy = policy
         self._grace_s = grace_s
         self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
@@ -96,16 +77,23 @@ class Supervisor:
     async def run(self) -> None:
         """Starts the child, again and again, until it is retired. Raises ChildFailed if it is never ready."""
         delay_s: float | None = None
+        failing_since: float | None = None  # the first of the last tries in a row in which it could not be run
+        said = ""
         while True:
             started = time.monotonic()
-            returncode = await self._one_life()
+            try:
+                how, failing_since = _how_it_ended(await self._one_life()), None
+            except Exception as error:  # no interpreter, descriptor or memory at this moment, most likely
+                how, failing_since = f"it cannot be run: {error!r}", failing_since or started
             if self._retired.is_set():
                 return
-            how = _how_it_ended(returncode)
-            if not self.was_ready.is_set():
+            for_a_moment = failing_since is not None and time.monotonic() < failing_since + _PATIENCE_S
+            if not self.was_ready.is_set() and not for_a_moment:
                 raise ChildFailed(self.spec.name, how, [line for line in self._held if line.strip()])
             delay_s = self._policy.delay_s(delay_s, time.monotonic() - started)
-            self._listener.died(self.spec.name, how, delay_s)
+            if failing_since is None or how != said:
+                self._listener.died(self.spec.name, how, delay_s)
+            said = how
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._retired.wait(), delay_s)
                 return
@@ -132,7 +120,8 @@ class Supervisor:
         )
         assert process.stdout is not None
         async with asyncio.TaskGroup() as tasks:
-            relay = tasks.create_task(self._relay(process.stdout))
+            output = process.stdout
+            relay = tasks.create_task(supervised("its output", lambda: self._relay(output), self._say_failed))
             announce = tasks.create_task(self._announce_ready(process.pid))
             retire = tasks.create_task(self._end_when_retired(process))
             try:
@@ -149,7 +138,8 @@ class Supervisor:
             return
         if self._ending is None:  # a second SIGTERM would tell the child to end at once
             self._ending = process
-            process.terminate()
+            with suppress(ProcessLookupError):  # it ended in this moment
+                process.terminate()
         try:
             async with asyncio.timeout(self._grace_s):
                 await process.wait()
@@ -164,12 +154,18 @@ class Supervisor:
 
     async def _announce_ready(self, pid: int) -> None:
         started = time.monotonic()
-        while not await self.spec.probe(pid):
-            await asyncio.sleep(_PROBE_INTERVAL_S)
+        await supervised("its probe", lambda: self._until_ready(pid), self._say_failed)
         self._listener.ready(self.spec.name, time.monotonic() - started)
         self.was_ready.set()
         while self._held:
             self._listener.line(self.spec.name, self._held.popleft())
+
+    async def _until_ready(self, pid: int) -> None:
+        while not await self.spec.probe(pid):
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+
+    def _say_failed(self, part: str, error: Exception) -> None:
+        self._listener.say(f"{self.spec.name}: {part} failed, and is tried again: {error!r}")
 
     async def _relay(self, output: asyncio.StreamReader) -> None:
         async for line in _lines(output):

@@ -92,6 +92,8 @@ async def _answer(
             send("done", True)
     except CommandFailed as failure:
         send("failed", str(failure))
+    except Exception as error:  # of this command alone; who gave it hears of it
+        send("failed", f"the command failed: {error!r}")
     finally:
         writer.close()
 

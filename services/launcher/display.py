@@ -6,6 +6,7 @@ child that loads; elsewhere there are plain lines only.
 
 import json
 import sys
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 from urllib.parse import unquote, urlsplit
@@ -35,7 +36,8 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop_spinners()
+        with suppress(OSError, ValueError):  # the terminal is gone, and with it the spinners
+            self._stop_spinners()
 
     def starting(self, name: str, what: str) -> None:
         """Shows that something began which may take a while."""

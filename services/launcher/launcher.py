@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher import control
-from services.launcher.child import ChildFailed, ChildSpec, Listener, Supervisor
+from services.launcher.child import ChildFailed, ChildSpec, Supervisor
 from services.launcher.commands import Stack
+from services.launcher.listener import Listener, SafeListener
 from services.launcher.restart import RestartPolicy
 from services.process.signals import on_ending_signals
+from services.process.supervised import supervised
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Launcher:
         """control_path: of the socket at which `baton restart` asks."""
         self._stack = stack
         self._environment = environment
-        self._listener = listener
+        self._listener = SafeListener(listener)
         self._policy = policy
         self._grace_s = grace_s
         self._control_path = control_path
@@ -107,16 +109,23 @@ class Launcher:
                     started = [self._start(group, spec) for spec in children]
                     for member in started:
                         await member.supervisor.was_ready.wait()
-                on_ready()
                 try:
-                    await groups.enter_async_context(control.listening(self._control_path, {"restart": self.restart}))
-                except OSError as error:
-                    self._listener.say(f"`baton restart` is not possible: {error}")
-                await asyncio.Event().wait()
+                    on_ready()
+                except Exception as error:  # a full disk, a closed pipe: the children serve all the same
+                    self._listener.say(f"everything is ready, which could not be shown: {error!r}")
+                await supervised("the socket of `baton restart`", self._take_commands, self._say_failed)
         except* ChildFailed as group:
             failures += _leaves(group)
         if failures:
             raise failures[0]  # the others, if any, will have failed for the same reason
+
+    async def _take_commands(self) -> None:
+        """Takes commands until it is cancelled."""
+        async with control.listening(self._control_path, {"restart": self.restart}):
+            await asyncio.Event().wait()
+
+    def _say_failed(self, part: str, error: Exception) -> None:
+        self._listener.say(f"{part} failed, and is tried again: {error!r}")
 
     def _start(self, group: asyncio.TaskGroup, spec: ChildSpec, is_successor: bool = False) -> _Member:
         supervisor = Supervisor(spec, self._environment, self._listener, self._policy, self._grace_s)
