@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from services.doctor.finding import CannotCheck, Examined, Finding, note
+from services.doctor.finding import CannotCheck, Examined, Finding, error, note
 
 Look = Callable[[], Awaitable[list[Finding]]]
 
@@ -33,6 +33,8 @@ async def _examine(check: Check) -> Examined:
     except (CannotCheck, OSError) as reason:  # TimeoutError is an OSError
         why = f"no result within {check.limit_s:g} s" if limit.expired() else str(reason)
         findings = [note("not checked", why)]
+    except Exception as defect:  # of this check: what the others found is worth the same
+        findings = [error("not checked", f"the check failed: {defect!r}", "it is a defect of this check: report it")]
     return Examined(check.group, tuple(findings))
 
 

@@ -16,6 +16,7 @@ from services.config import API_KEY_VARIABLE, KEYS_VARIABLE, MTLS_VARIABLE, REDI
 from services.doctor.check import Check, examine, in_thread
 from services.doctor.finding import CannotCheck, Examined, Finding, Level, error, exit_code, note, ok, warning, worst
 from services.doctor.report import as_json, as_text
+from tests.failures import FAILURES, NAMES
 
 ROOT = Path(__file__).parents[2]
 # Programs read this form: further properties may come, none of these may go or change.
@@ -145,9 +146,16 @@ async def test_a_check_that_takes_too_long_or_cannot_be_done_says_so_and_others_
     }
 
 
-async def test_a_fault_of_the_doctor_s_own_is_not_hidden() -> None:
+@pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
+async def test_a_defect_of_one_check_is_an_error_of_it_and_hides_no_other(failure: Exception) -> None:
     def wrong() -> list[Finding]:
-        raise KeyError("a mistake")
+        raise failure
 
-    with pytest.raises(KeyError, match="a mistake"):
-        await examine([Check("wrong", in_thread(wrong))])
+    wrong_one, fine = await examine(
+        [Check("wrong", in_thread(wrong)), Check("fine", in_thread(lambda: [ok("a", "b")]))]
+    )
+    assert fine.findings == (ok("a", "b"),)
+    (found,) = wrong_one.findings
+    if not isinstance(failure, OSError):  # which a check may meet
+        assert found.level is Level.ERROR
+        assert type(failure).__name__ in found.found
