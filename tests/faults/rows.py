@@ -58,6 +58,9 @@ ROWS = {
     48: "prefill and decode silent towards each other",
     49: "a firewall refuses a living worker's port",
     50: "every process restarted in turn by SIGTERM",
+    71: "a child cannot be executed for a while",
+    72: "a renewed certificate that TLS cannot use",
+    73: "a key revoked while descriptors are out",
 }
 
 

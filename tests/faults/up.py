@@ -22,6 +22,8 @@ class UpStack:
     model: Path
     directory: Path  # for the socket of its commands
     gateway: Endpoint = field(default_factory=Endpoint)
+    options: tuple[str, ...] = ()  # further ones
+    python: str = sys.executable  # that runs all of them
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -29,6 +31,7 @@ class UpStack:
         command = ["up", "--model", str(self.model), "--served-model-name", "tiny", "--prefill", "2", "--decode", "2"]
         command += self.gateway.options
         command += ["--device", "cpu", "--kv-memory", "16MiB", "--num-threads", "1", "--handoff", "always"]
+        command += self.options
         self.process = self._baton(command)
         try:
             self.heal()
@@ -53,7 +56,12 @@ class UpStack:
         found = psutil.Process(self.process.pid).children()
         return {child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE}
 
+    def child(self, command: str, number: int = 0) -> psutil.Process:
+        """One of its processes, by the command that it runs: prefill, decode or gateway."""
+        found = [child for child in psutil.Process(self.process.pid).children() if command in child.cmdline()]
+        return sorted(found, key=lambda child: child.pid)[number]
+
     def _baton(self, arguments: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "services.cli", *arguments]
+        command = [self.python, "-m", "services.cli", *arguments]
         environment = os.environ | {"XDG_RUNTIME_DIR": str(self.directory)}
         return subprocess.Popen(command, env=environment, stdout=stdout, text=True)
