@@ -87,10 +87,14 @@ def single_steps(heads: Heads) -> list[Step]:
 class Bench:
     """A pool with keys and values of one row, and a kernel over it."""
 
-    def __init__(self, heads: Heads, kv_heads: int, length: int, kernels: type[PagedKernels] | type[PagedTileKernels]):
+    kernel: PagedKernels | PagedTileKernels
+
+    def __init__(self, kernel: str, heads: Heads, length: int) -> None:
+        """kernel: `tiles` or `singles`. length: the most tokens of a step."""
+        kv_heads = 1 if kernel == "tiles" else 2
         dtype = operations._DTYPES[heads.dtype]
         generator = torch.Generator().manual_seed(heads.head_dim + heads.group)
-        self.heads, self.kv_heads, self.scale = heads, kv_heads, heads.head_dim**-0.5
+        self.heads, self.scale = heads, heads.head_dim**-0.5
         layout = KvLayout(2, kv_heads, heads.head_dim, heads.block_size, heads.dtype)
         num_blocks = -(-length // heads.block_size)
         order = torch.randperm(num_blocks, generator=generator)
@@ -100,7 +104,8 @@ class Bench:
         self.q = wide[:, : heads.group * kv_heads]
         self.pool = torch.full(layout.shape(num_blocks), math.nan, dtype=dtype)
         self.table = order.to(torch.int32)[None]
-        self.kernel = kernels(self.pool, layout, heads.group, self.scale)
+        make = PagedTileKernels if kernel == "tiles" else PagedKernels
+        self.kernel = make(self.pool, layout, heads.group, self.scale)
 
     def write(self, length: int) -> None:
         """The pool has the first tokens, and NaN behind them."""
@@ -112,8 +117,7 @@ class Bench:
 
     def expected(self, step: Step, last: int) -> tuple[Tensor, Tensor, Tensor]:
         """In float64, over keys before `last`: the attention, its log-sum-exp, and the attention to absolute values."""
-        group, (k, v) = self.heads.group, self.kv[:, :last].double().repeat_interleave(self.heads.group, dim=2)
-        assert k.shape[1] == group * self.kv_heads
+        k, v = self.kv[:, :last].double().repeat_interleave(self.heads.group, dim=2)
         q = self.q[step.length - step.count : step.length].double()
         scores = torch.einsum("qhd,khd->hqk", q, k) * self.scale
         behind = torch.arange(step.length - step.count, step.length)[:, None] - torch.arange(last)
@@ -174,10 +178,7 @@ def some_of(cases: Sequence[T], most: int | None, seed: int) -> list[T]:
 def failures(kernel: str, heads: Heads, most: int | None, seed: int) -> Iterator[str]:
     """Runs at most so many steps of a kernel, `tiles` or `singles`, and says which failed."""
     steps = some_of(tile_steps(heads) if kernel == "tiles" else single_steps(heads), most, seed)
-    longest = max(step.length for step in steps)
-    bench = Bench(
-        heads, 1 if kernel == "tiles" else 2, longest, PagedTileKernels if kernel == "tiles" else PagedKernels
-    )
+    bench = Bench(kernel, heads, max(step.length for step in steps))
     for step in steps:
         try:
             bench.run(step)
