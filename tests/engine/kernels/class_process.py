@@ -52,7 +52,6 @@ def _run(pipe: Connection, prepare: Any, isa: str, function: str, arguments: tup
     module, _, name = function.partition(":")
     try:
         prepare(isa)
-        keep_assembly()
         pipe.send((getattr(import_module(module), name)(*arguments), None))
     except BaseException:
         pipe.send((None, traceback.format_exc()))
@@ -60,6 +59,7 @@ def _run(pipe: Connection, prepare: Any, isa: str, function: str, arguments: tup
 
 def _choose(isa: str) -> None:
     os.environ[CPU_ISA_VARIABLE] = isa
+    keep_assembly()
 
 
 def _emulate(isa: str) -> None:
@@ -80,3 +80,4 @@ def _pretend(name: str) -> None:
     isa.host_features = lambda: dict.fromkeys(found.features, True)  # type: ignore[assignment]
     binding.get_host_cpu_name = lambda: found.processor
     os.environ[CPU_ISA_VARIABLE] = name
+    keep_assembly()
