@@ -1,6 +1,8 @@
 """Chats: requests of messages, and the dialect that makes prompts of them by the model's chat template."""
 
+import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,13 +13,13 @@ from services.gateway.api.chat_text import ChatTexts
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.errors import invalid
 from services.gateway.api.message_request import MessageRequest
-from services.gateway.api.prompts import Prompt, check_text_length, cut
+from services.gateway.api.prompts import Prompt, check_text_length, tokens_of_text
 from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
 from services.gateway.api.tools import EarlierCalls
 from services.gateway.side.processes import SideProcesses
-from services.gateway.text.tokenizer import Tokenizer
+from services.gateway.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 MAX_MESSAGES = 2048  # as OpenAI has it
 
@@ -153,15 +155,17 @@ class ChatDialect:
     async def prompts(self, request: ChatRequest, max_tokens: int, tenant: str) -> list[Prompt]:
         """See Dialect. The template writes the BOS itself, so tokenizing adds no second one unless asked to."""
         text = await self._texts.render(request, tenant)
-        if (kept := request.kept_tokens(max_tokens)) is None:
+        limits = request.text_limits(max_tokens)
+        if limits.kept is None:
             check_text_length(self._tokenizer, text, max_tokens, request.prompt_param)
-        whole = await self._tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-        token_ids = cut(whole, kept, from_right=request.truncation_side == "right")
-        has_end = token_ids is whole or request.truncation_side != "right"
+        special = bool(request.add_special_tokens)
+        encode = partial(tokens_of_text, self._tokenizer, text, limits, add_special_tokens=special)
+        token_ids, num_cut = await asyncio.to_thread(encode) if len(text) > LONG_TEXT_CHARS else encode()
+        has_end = not (num_cut and limits.from_right)
         goes_on = has_end and (request.continue_final_message or request.add_generation_prompt is not False)
         begun = self._answers.begun(text) if goes_on else ""
         reading = await self._side.run_if(len(begun) > _SHORT_MESSAGE, self._answers.reading, request, begun)
-        return [Prompt(token_ids, reading=reading)]
+        return [Prompt(token_ids, reading=reading, num_cut=num_cut)]
 
     def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect. An echo is the last message, where that is the assistant's: the answer goes on from it."""

@@ -1,6 +1,7 @@
 """Completions: requests of texts or token ids, and the dialect that makes prompts of them."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
@@ -9,7 +10,16 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.api.choice import PromptShown
 from services.gateway.api.echo import echo_of_ids, echo_of_text
-from services.gateway.api.prompts import Prompt, as_token_ids, check_text_length, cut, separate_prompts, too_long
+from services.gateway.api.prompts import (
+    Prompt,
+    TextLimits,
+    as_token_ids,
+    check_text_length,
+    cut,
+    separate_prompts,
+    tokens_of_text,
+    too_long,
+)
 from services.gateway.api.schema import CommonRequest, OnePrompt, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import grammar_of
@@ -75,10 +85,11 @@ class CompletionDialect:
     async def prompts(self, request: CompletionRequest, max_tokens: int, tenant: str) -> list[Prompt]:
         """See Dialect. Token ids are taken as they are; a text gets the special tokens that its tokenizer adds."""
         prompts = separate_prompts(request.prompt, request.prompt_param, MAX_PROMPTS)
-        if (kept := request.kept_tokens(max_tokens)) is None:
+        limits = request.text_limits(max_tokens)
+        if limits.kept is None:
             for prompt in prompts:
                 self._check_length(prompt, max_tokens, request.prompt_param)
-        make_all = partial(self._make_all, prompts, request, kept)
+        make_all = partial(self._make_all, prompts, request, limits)
         if len(prompts) <= _FEW_PROMPTS and sum(map(len, prompts)) <= _SHORT:
             return make_all()
         if all(isinstance(prompt, str) for prompt in prompts):
@@ -92,28 +103,29 @@ class CompletionDialect:
         elif len(prompt) > max_tokens:
             raise too_long(max_tokens, f"your {param} have {len(prompt)} tokens", param)
 
-    def _make_all(self, prompts: list[str | list[Any]], request: CompletionRequest, kept: int | None) -> list[Prompt]:
+    def _make_all(self, prompts: list[str | list[Any]], request: CompletionRequest, limits: TextLimits) -> list[Prompt]:
         """Makes the prompts, and empties the list: every garbage collection would look at a million ids again."""
         made = []
         for number, prompt in enumerate(prompts):
-            made.append(self._make(prompt, request, kept))
+            made.append(self._make(prompt, request, limits))
             prompts[number] = ""
         return made
 
-    def _make(self, prompt: str | list[Any], request: CompletionRequest, kept: int | None) -> Prompt:
+    def _make(self, prompt: str | list[Any], request: CompletionRequest, limits: TextLimits) -> Prompt:
+        num_cut = 0
         if isinstance(prompt, list):
-            whole = as_token_ids(prompt, request.prompt_param)
+            token_ids = cut(as_token_ids(prompt, limits.param), limits.kept, from_right=limits.from_right)
         else:
-            add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
-            whole = self._tokenizer.encode_here(prompt, add_special_tokens=add_special_tokens)
-        token_ids = cut(whole, kept, from_right=request.truncation_side == "right")
+            special = True if request.add_special_tokens is None else request.add_special_tokens
+            token_ids, num_cut = tokens_of_text(self._tokenizer, prompt, limits, add_special_tokens=special)
         if not request.echo:
-            return Prompt(token_ids)
+            return Prompt(token_ids, num_cut=num_cut)
         with_tokens = request.logprobs is not None
-        if isinstance(prompt, str) and token_ids is whole:
+        if isinstance(prompt, str) and not num_cut:
             return echo_of_text(self._tokenizer, prompt, token_ids, with_tokens=with_tokens)
         skip_special = request.skip_special_tokens is True
-        return echo_of_ids(self._tokenizer, token_ids, skip_special=skip_special, with_tokens=with_tokens)
+        echo = echo_of_ids(self._tokenizer, token_ids, skip_special=skip_special, with_tokens=with_tokens)
+        return replace(echo, num_cut=num_cut)
 
     def shown(self, request: CompletionRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect."""

@@ -9,7 +9,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid
-from services.gateway.api.prompts import as_token_ids, check_text_length, check_token_ids, separate_prompts, too_long
+from services.gateway.api.prompts import (
+    Prompt,
+    TextLimits,
+    as_token_ids,
+    check_text_length,
+    check_token_ids,
+    separate_prompts,
+    too_long,
+)
 from services.gateway.api.schema import Label, OnePrompt, Priority, TokenCount, WholeNumber
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
@@ -73,8 +81,8 @@ class EmbeddingInputs:
         self._side = side
         self._vocab_size = vocab_size
 
-    async def token_ids(self, request: EmbeddingRequest, max_tokens: int) -> list[np.ndarray]:
-        """Returns int32[n] for each input, n from 1 to `max_tokens`. Raises ApiError."""
+    async def prompts(self, request: EmbeddingRequest, max_tokens: int) -> list[Prompt]:
+        """Returns the prompt of each input, of 1 to `max_tokens` tokens. Raises ApiError."""
         param = request.prompt_param
         inputs = separate_prompts(request.input, param, MAX_INPUTS)
         for one in inputs:
@@ -87,8 +95,8 @@ class EmbeddingInputs:
             made = await asyncio.to_thread(make_all)  # tokenizing releases the interpreter lock
         else:
             made = await self._side.run(make_all)
-        for number, token_ids in enumerate(made, start=1):
-            self._check(token_ids, max_tokens, param)
+        for number, prompt in enumerate(made, start=1):
+            self._check(prompt.token_ids, max_tokens, param)
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         return made
@@ -100,20 +108,26 @@ class EmbeddingInputs:
             raise too_long(max_tokens, f"your {param} has {len(token_ids)} tokens", param)
         check_token_ids(token_ids, self._vocab_size, param)
 
-    def _make_all(self, inputs: list[str | list[Any]], request: EmbeddingRequest, max_tokens: int) -> list[np.ndarray]:
-        """Makes the token ids, and empties the list: every garbage collection would look at a million ids again."""
+    def _make_all(self, inputs: list[str | list[Any]], request: EmbeddingRequest, max_tokens: int) -> list[Prompt]:
+        """Makes the prompts, and empties the list: every garbage collection would look at a million ids again."""
         made = []
         for number, one in enumerate(inputs):
             made.append(self._make(one, request, max_tokens))
             inputs[number] = ""
         return made
 
-    def _make(self, one: str | list[Any], request: EmbeddingRequest, max_tokens: int) -> np.ndarray:
+    def _make(self, one: str | list[Any], request: EmbeddingRequest, max_tokens: int) -> Prompt:
         most, from_left = request.truncate_prompt_tokens, request.truncation_side == "left"
         most = max_tokens if most == -1 else most
         if isinstance(one, list):
-            return as_token_ids(one if most is None else one[-most:] if from_left else one[:most], request.prompt_param)
+            kept = one if most is None else one[-most:] if from_left else one[:most]
+            return Prompt(as_token_ids(kept, request.prompt_param))
         special = True if request.add_special_tokens is None else request.add_special_tokens
+        limits = TextLimits(max_tokens=max_tokens, kept=most, from_right=not from_left, param=request.prompt_param)
+        part = limits.part_of(self._tokenizer, one)
         if most is None:
-            return self._tokenizer.encode_here(one, add_special_tokens=special)
-        return self._tokenizer.encode_truncated(one, most, from_left=from_left, add_special_tokens=special)
+            return Prompt(self._tokenizer.encode(part, add_special_tokens=special))
+        token_ids, num_cut = self._tokenizer.encode_truncated(
+            part, most, from_left=from_left, add_special_tokens=special
+        )
+        return Prompt(token_ids, num_cut=num_cut)

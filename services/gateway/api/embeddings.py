@@ -20,6 +20,7 @@ from services.gateway.api.generation import (
     Unavailable,
 )
 from services.gateway.api.large_json import takes_long
+from services.gateway.api.prompts import Prompt, note_prompts
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.served_model import ServedModel
 from services.gateway.api.side_thread import SideThread
@@ -78,9 +79,9 @@ class EmbeddingRunner:
         """Has workers embed the inputs. Raises ApiError."""
         record.parsed = monotonic()
         await terms.caller.check(record)
-        prompts = await self._inputs.token_ids(request, await self._limits(request))
-        record.prompt_tokens = sum(map(len, prompts))
-        self._metrics.prompt_tokens.inc(record.prompt_tokens)
+        prompts = await self._inputs.prompts(request, await self._limits(request))
+        num_prompt_tokens = note_prompts(prompts, record)
+        self._metrics.prompt_tokens.inc(num_prompt_tokens)
         record.tokenized = monotonic()
         wanted = GenerationRequest(
             record.request_id,
@@ -98,14 +99,13 @@ class EmbeddingRunner:
                 self._metrics.refused(error.refusal)
             raise from_generation_error(error, request.prompt_param) from error
         self._metrics.prompt_cached.inc(record.cached_tokens)
-        return EmbeddingAnswer(vectors, record.prompt_tokens, record.cached_tokens)
+        return EmbeddingAnswer(vectors, num_prompt_tokens, record.cached_tokens)
 
-    def _capsules(
-        self, request: EmbeddingRequest, prompts: Sequence[np.ndarray], caller: Caller
-    ) -> tuple[Capsule, ...]:
+    def _capsules(self, request: EmbeddingRequest, prompts: Sequence[Prompt], caller: Caller) -> tuple[Capsule, ...]:
         pooling = self._pooling if request.pooling is None else Pooling(request.pooling)
         salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
-        return tuple(Capsule(prompt, len(prompt), _NO_TOKENS, salt, priority, pooling) for prompt in prompts)
+        token_ids = [prompt.token_ids for prompt in prompts]
+        return tuple(Capsule(each, len(each), _NO_TOKENS, salt, priority, pooling) for each in token_ids)
 
     async def _limits(self, request: EmbeddingRequest) -> int:
         """Returns the context length. Raises ApiError for too many dimensions, and where no worker embeds."""

@@ -1,5 +1,6 @@
 """Prompts as token ids, and the checks that every prompt passes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 
 from services.gateway.api.errors import ApiError, invalid
 from services.gateway.api.reading import Reading
+from services.gateway.api.request_record import RequestRecord
+from services.gateway.text.cuts import MOST_UNCUT, NoCuts
 from services.gateway.text.tokenizer import Tokenizer
 
 _SLICE = 16_384  # token ids that become an array at once
@@ -18,19 +21,69 @@ class Prompt:
 
     token_ids: int32[n]. echo: the text that its answers begin with. echo_lengths: of each token in that text, in
     characters, where answers begin with the tokens too. reading: how the parts of its answers are told apart; None: all
-    of their text is content.
+    of their text is content. num_cut: tokens that were made of its text, and are not in it.
     """
 
     token_ids: np.ndarray
     echo: str = ""
     echo_lengths: tuple[int, ...] = ()
     reading: Reading | None = None
+    num_cut: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLimits:
+    """The limits of one text.
+
+    max_tokens: of the context. kept: the number of tokens that it is cut to; None: it is not cut. from_right: the first
+    ones are kept, and not the last ones. param: the field that it comes from.
+    """
+
+    max_tokens: int
+    kept: int | None
+    from_right: bool
+    param: str
+
+    def part_of(self, tokenizer: Tokenizer, text: str) -> str:
+        """Returns a part of the text that has all tokens that matter: there are no more than a few times as many.
+
+        Raises ApiError for a text that has more than its context, and for one that has no such part.
+        """
+        fitting = self.max_tokens + 1
+        wanted = fitting if self.kept is None else min(self.kept, fitting)
+        try:
+            part = tokenizer.cuts.part(text, wanted, from_left=self.kept is not None and not self.from_right)
+        except NoCuts as error:
+            words = f"it must have at most {MOST_UNCUT} characters, or words and sentences among them."
+            raise invalid(f"Invalid '{self.param}': {words}", self.param, "string_above_max_length") from error
+        if wanted == fitting and part is not text:
+            raise _far_too_long(self.max_tokens, self.param)
+        return part
+
+
+def tokens_of_text(
+    tokenizer: Tokenizer, text: str, limits: TextLimits, *, add_special_tokens: bool
+) -> tuple[np.ndarray, int]:
+    """Returns the token ids of a text, int32[n], cut as they are to be, and how many more were made of it.
+
+    Takes as long as what is kept of the text. Raises ApiError, as `TextLimits.part_of` does.
+    """
+    whole = tokenizer.encode(limits.part_of(tokenizer, text), add_special_tokens=add_special_tokens)
+    kept = cut(whole, limits.kept, from_right=limits.from_right)
+    return kept, len(whole) - len(kept)
+
+
+def note_prompts(prompts: Sequence[Prompt], record: RequestRecord) -> int:
+    """Notes how many tokens the prompts have, which it returns, and how many more were made of their texts."""
+    record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    record.cut_tokens = sum(prompt.num_cut for prompt in prompts)
+    return record.prompt_tokens
 
 
 def check_text_length(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:
     """Raises ApiError for a text that surely has more than `max_tokens` tokens, without tokenizing it."""
     if tokenizer.exceeds(text, max_tokens):
-        raise too_long(max_tokens, f"your {param} is far longer", param)
+        raise _far_too_long(max_tokens, param)
 
 
 def cut(token_ids: np.ndarray, kept: int | None, *, from_right: bool) -> np.ndarray:
@@ -44,6 +97,10 @@ def too_long(max_tokens: int, found: str, param: str) -> ApiError:
     """The error for what does not fit the context. `found`: the client's own number."""
     message = f"This model's maximum context length is {max_tokens} tokens. However, {found}."
     return invalid(message, param, "context_length_exceeded")
+
+
+def _far_too_long(max_tokens: int, param: str) -> ApiError:
+    return too_long(max_tokens, f"your {param} is far longer", param)
 
 
 def check_token_ids(token_ids: np.ndarray, vocab_size: int, param: str) -> None:

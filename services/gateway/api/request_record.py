@@ -43,6 +43,7 @@ class RequestRecord:
     ignored_fields: tuple[str, ...] = ()  # the names of some
     tools_inserted: bool = False  # in the prompt, in our words
     prompt_tokens: int | None = None
+    cut_tokens: int = 0  # that were made of the prompts' texts, and are not in them
     cached_tokens: int | None = None
     generated_tokens: int | None = None
     finish_reason: str | None = None

@@ -26,7 +26,7 @@ from services.gateway.api.in_progress import InProgress
 from services.gateway.api.large_json import takes_long
 from services.gateway.api.pace import pace_of
 from services.gateway.api.parsed_choice import ParsedChoice
-from services.gateway.api.prompts import Prompt, check_token_ids
+from services.gateway.api.prompts import Prompt, check_token_ids, note_prompts
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
@@ -99,8 +99,7 @@ class RequestRunner(Generic[Request]):
             max_model_len = await self.max_model_len()
             prompts, num_choices = await self._tokenize(request, max_model_len, terms.caller), request.n or 1
             capsules = await self._capsules(request, prompts, num_choices, max_model_len, terms.caller)
-            record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-            self._metrics.prompt_tokens.inc(record.prompt_tokens)
+            self._metrics.prompt_tokens.inc(note_prompts(prompts, record))
             choices = await self._choices(request, prompts, capsules, record)
             record.tokenized = monotonic()
             wanted = GenerationRequest(
@@ -249,7 +248,7 @@ def _fingerprint(model: str) -> str:
 
 async def _count(prompts: Sequence[Prompt], record: RequestRecord, caller: Caller) -> None:
     """Counts prompts that nothing is generated for against the caller's limits. Raises ApiError, 429."""
-    record.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+    note_prompts(prompts, record)
     async with caller.admit(record):
         pass
 

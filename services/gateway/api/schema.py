@@ -16,6 +16,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid
+from services.gateway.api.prompts import TextLimits
 from services.gateway.api.strict import Open, Strict
 from services.gateway.api.structured import ResponseFormat, StructuredOutputs
 from services.protocol.sampling import MAX_REPETITION, MAX_TEMPERATURE, MAX_TOP_K, MIN_REPETITION
@@ -205,6 +206,15 @@ class CommonRequest(Open, ABC):
         if self.truncate_prompt_tokens == -1:
             return max(1, max_tokens - (self.asked_tokens or 1))
         return self.truncate_prompt_tokens
+
+    def text_limits(self, max_tokens: int) -> TextLimits:
+        """The limits of each of its texts, in a context of `max_tokens`."""
+        return TextLimits(
+            max_tokens=max_tokens,
+            kept=self.kept_tokens(max_tokens),
+            from_right=self.truncation_side == "right",
+            param=self.prompt_param,
+        )
 
     @property
     @abstractmethod

@@ -29,7 +29,10 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request of a key. lease: the name under which it counts as running. tokens: of its prompt."""
+    """A request of a key. lease: the name under which it counts as running.
+
+    tokens: of its prompt, and those that were made of its text and cut.
+    """
 
     key_id: str
     limits: RateLimits
@@ -86,7 +89,7 @@ class KeyQuota:
     @asynccontextmanager
     async def admit(self, record: RequestRecord) -> AsyncIterator[None]:
         """See Quota."""
-        ask = Ask(self._key_id, self._limits, secrets.token_hex(8), record.prompt_tokens or 0)
+        ask = Ask(self._key_id, self._limits, secrets.token_hex(8), (record.prompt_tokens or 0) + record.cut_tokens)
         taken = await self._store.take(ask)
         self._judge(record, ask, taken)
         try:

@@ -44,8 +44,7 @@ class FastEncoder:
 
     def agrees(self) -> bool:
         """True when both libraries give the same ids for a text with much that is unusual and all added tokens."""
-        added = [token.content for token in self._reference.get_added_tokens_decoder().values()]
-        text = _PROBE + "".join(f"{token} a{token}\n" for token in added) + _PROBE
+        text = probe_of(self._reference)
         return all(
             np.array_equal(
                 self._encode_fast(text, special), encode_with(self._reference, text, add_special_tokens=special)
@@ -56,6 +55,12 @@ class FastEncoder:
     def _encode_fast(self, text: str, add_special_tokens: bool) -> np.ndarray:
         ids, _ = self._fast.encode_batch_flat([text], add_special_tokens=add_special_tokens)
         return np.frombuffer(ids, np.dtype("<i4"))
+
+
+def probe_of(reference: tokenizers.Tokenizer) -> str:
+    """Returns a text with much that is unusual and all added tokens."""
+    added = [token.content for token in reference.get_added_tokens_decoder().values()]
+    return _PROBE + "".join(f"{token} a{token}\n" for token in added) + _PROBE
 
 
 def encode_with(reference: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool) -> np.ndarray:

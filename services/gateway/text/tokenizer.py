@@ -4,22 +4,23 @@
 request, and one instance serves all of them.
 """
 
-import asyncio
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import tokenizers
 from tokenizers.decoders import ByteLevel
 
-from services.gateway.text.fast_encoder import encode_with, make_fast_encoder
+from services.gateway.text.cuts import TextCuts
+from services.gateway.text.fast_encoder import encode_with, make_fast_encoder, probe_of
 from services.protocol.model_files.base import ModelError, ModelFiles
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "▁"
 
 # Longer texts are tokenized in a thread, so that streams do not wait. So many take some 10 ms, 1 to 4 by `fastokens`.
-_LONG_TEXT_CHARS = 32_768
+LONG_TEXT_CHARS = 32_768
 
 _FAST_TOKENIZER = "PreTrainedTokenizerFast"  # the class in `transformers` that reads any tokenizer.json
 
@@ -33,6 +34,7 @@ class Tokenizer:
     special_ids: tokens that are not text.
     added_tokens: tokens beside the model's vocabulary, by their text; special ones and others.
     marks: tokens that stand in texts as marks, as `<tool_call>`, by how they are written. A grammar's text has none.
+    cuts: the places at which a long text may be cut.
     whole_texts: by token, its text where that is whole characters; None where it is not, or the token is special.
     """
 
@@ -51,7 +53,10 @@ class Tokenizer:
         self._byte_alphabet = _byte_level_alphabet()
         self._bytes_of: dict[int, bytes] = {}  # filled as tokens are met
         self.whole_texts = _WholeTexts(self)
-        self._longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self._longest_token = max(map(len, vocab), default=1)
+        encode = partial(self.encode, add_special_tokens=False)
+        self.cuts = TextCuts(encode, self._words, map(self._read_bytes, vocab.values()), probe_of(backend))
 
     @property
     def vocab_size(self) -> int:
@@ -63,28 +68,29 @@ class Tokenizer:
         lossless = self.byte_level and self.backend.normalizer is None
         return lossless and len(text) > num_tokens * self._longest_token
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
-        """Returns token ids, int32[n]. Special tokens that are written out in `text` are recognised either way."""
-        if len(text) > _LONG_TEXT_CHARS:
-            return await asyncio.to_thread(self.encode_here, text, add_special_tokens=add_special_tokens)
-        return self.encode_here(text, add_special_tokens=add_special_tokens)
+    def encode(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
+        """Returns token ids, int32[n]. Special tokens that are written out in `text` are recognised either way.
 
-    def encode_here(self, text: str, *, add_special_tokens: bool) -> np.ndarray:
-        """Returns token ids, int32[n]. Takes as long as the text is, and releases the interpreter lock meanwhile."""
+        Takes as long as the text is, and releases the interpreter lock meanwhile.
+        """
         if self._fast is None:
             return encode_with(self.backend, text, add_special_tokens=add_special_tokens)
         return self._fast.encode(text, add_special_tokens=add_special_tokens)
 
-    def encode_truncated(self, text: str, most: int, *, from_left: bool, add_special_tokens: bool) -> np.ndarray:
+    def encode_truncated(
+        self, text: str, most: int, *, from_left: bool, add_special_tokens: bool
+    ) -> tuple[np.ndarray, int]:
         """Returns token ids, int32[n], at most `most` of them: of the text's, some go, and special tokens stay.
 
-        from_left: the text's first tokens go, and not its last ones. Releases the interpreter lock.
+        And how many went. from_left: the text's first tokens go, and not its last ones. Releases the interpreter lock.
         """
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+        num_whole = len(encoding.ids)
         room = most - (self.backend.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0)
         encoding.truncate(max(0, room), direction="left" if from_left else "right")
+        num_cut = num_whole - len(encoding.ids)
         whole = self.backend.post_process(encoding, None, add_special_tokens)
-        return np.array(whole.ids[:most], np.int32)
+        return np.array(whole.ids[:most], np.int32), num_cut
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of token ids. Releases the interpreter lock."""
@@ -98,6 +104,11 @@ class Tokenizer:
         if found is None:
             found = self._bytes_of[token_id] = self._read_bytes(token_id)
         return found
+
+    def _words(self, text: str) -> list[tuple[int, int]]:
+        """Returns where the words of a text begin and end, in characters; none for a tokenizer that knows no words."""
+        rules = self.backend.pre_tokenizer
+        return [] if rules is None else [place for _, place in rules.pre_tokenize_str(text)]
 
     def _read_bytes(self, token_id: int) -> bytes:
         piece = self.backend.id_to_token(token_id)

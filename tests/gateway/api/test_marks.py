@@ -35,7 +35,7 @@ class Model:
     def accepts(self, grammar: str, answer: str) -> bool:
         matcher = LLMatcher(self.compiled, grammar, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
-        tokens = self.tokenizer.encode_here(answer, add_special_tokens=False).tolist()
+        tokens = self.tokenizer.encode(answer, add_special_tokens=False).tolist()
         return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 

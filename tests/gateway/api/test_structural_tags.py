@@ -39,7 +39,7 @@ def accepts(grammar: str, answer: str) -> bool:
     """True for a whole answer, which the model's tokenizer cuts into tokens."""
     matcher = llguidance.LLMatcher(COMPILED, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
-    tokens = TOKENIZER.encode_here(answer, add_special_tokens=False).tolist()
+    tokens = TOKENIZER.encode(answer, add_special_tokens=False).tolist()
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 

@@ -257,8 +257,7 @@ async def test_calls_that_tokenize_count(limited: tuple[Api, Limited]):
             metadata = (("authorization", f"Bearer {keys.by_path['grpc']}"),)
             running = stub.Tokenize(inference_pb2.TokenizeRequest(text="Hi"), metadata=metadata)
             await running
-            remaining: str = dict(await running.trailing_metadata())["x-ratelimit-remaining-requests"]
-            return remaining
+            return str(dict(await running.trailing_metadata())["x-ratelimit-remaining-requests"])
 
         assert [await call(), await call()] == ["1", "0"]
         with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -66,7 +66,7 @@ async def test_the_official_client_gets_a_vector_for_each_input_in_order(api: Ap
 
 
 def bos(api: Api) -> int:
-    token: int = api.tokenizer.encode_here("", add_special_tokens=True).tolist()[0]
+    token: int = api.tokenizer.encode("", add_special_tokens=True).tolist()[0]
     return token
 
 

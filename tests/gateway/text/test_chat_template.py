@@ -141,7 +141,7 @@ async def test_prompt_is_what_transformers_makes(
         text = template.render(CHATS[chat], add_generation_prompt=prompted, kwargs=kwargs)
         assert text == expected
         ids = oracle.apply_chat_template(CHATS[chat], add_generation_prompt=prompted, return_dict=False, **kwargs)
-        assert (await tokenizer.encode(text, add_special_tokens=False)).tolist() == ids
+        assert (tokenizer.encode(text, add_special_tokens=False)).tolist() == ids
 
 
 def test_last_message_is_continued_as_in_transformers(oracle: Any, template: ChatTemplate, model: Path):

@@ -133,7 +133,7 @@ def test_bytes_of_tokens_join_to_the_text(kind: str):
 async def test_long_text_is_tokenized_like_a_short_one():
     tokenizer = KINDS["byte level"]
     text = "The quick brown fox. " * 4000
-    tokens = await tokenizer.encode(text, add_special_tokens=True)
+    tokens = tokenizer.encode(text, add_special_tokens=True)
     assert tokens.tolist() == tokenizer.backend.encode(text).ids
     assert tokenizer.exceeds(text, 10)
     assert not tokenizer.exceeds(text, len(tokens))

@@ -67,7 +67,7 @@ async def test_unknown_kind_is_encoded_by_the_library_that_knows_it():
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("b", -2.0)], unk_id=0))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     assert make_fast_encoder(backend) is None
-    tokens = await text_tokenizer.Tokenizer(backend, {}).encode("ab b", add_special_tokens=False)
+    tokens = text_tokenizer.Tokenizer(backend, {}).encode("ab b", add_special_tokens=False)
     assert tokens.tolist() == backend.encode("ab b").ids
 
 

@@ -99,7 +99,7 @@ def _model(tokenizer: Tokenizer) -> dict[str, Any]:
 
 async def ids(path: Path, text: str, *, special: bool = True) -> list[int]:
     tokenizer = load_tokenizer(open_model(path))
-    found: list[int] = (await tokenizer.encode(text, add_special_tokens=special)).tolist()
+    found: list[int] = (tokenizer.encode(text, add_special_tokens=special)).tolist()
     return found
 
 
