@@ -22,6 +22,7 @@ class Admission(Enum):
 
     ADMITTED = auto()
     WAITS_FOR_PREFIX = auto()  # its next block is pending; others may pass it
+    WAITS_FOR_GRAMMAR = auto()  # it is being compiled; others may pass the request
     NO_ROOM = auto()  # not enough blocks or no slot now
     FAILED = auto()  # it never fits, or not before a quarantine ends
 

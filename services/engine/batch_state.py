@@ -58,7 +58,7 @@ class BatchState:
         vocab_size: int = 0,
     ) -> None:
         """vocab_size: of the logits; 0: no request restricts its tokens."""
-        self._guidance = guidance
+        self.guidance = guidance
         self.vocab_size = vocab_size
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
@@ -138,6 +138,11 @@ class BatchState:
         assert request is not None
         return request
 
+    def guides(self, request: Request) -> bool:
+        """False while the grammar of a request's answer is being compiled, which is begun here."""
+        grammar = request.capsule.sampling.grammar
+        return not grammar or self.guidance is None or self.guidance.ready(grammar)
+
     def open(self, request: Request, blocks: np.ndarray, stop_ids: tuple[int, ...]) -> int:
         """Puts a request with int32[n] blocks into a free slot, and returns it; the caller sets phase and counters."""
         slot = self._free.pop()
@@ -165,7 +170,7 @@ class BatchState:
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self.logprob_ids[slot] = sampling.logprob_token_ids
         self._set_stop_ids(slot, stop_ids)
-        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self._guidance, self.vocab_size)
+        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self.guidance, self.vocab_size)
         self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)

@@ -5,7 +5,10 @@ generated. So a sequence that is handed over, preempted or continued on another 
 
     engine thread     plan ─ ask for masks ─ launch: the model runs ──────── masks ─ sample ─ collect
                                    │                                           ▲
-    guidance thread                └─ compile, follow the tokens, fill a mask for each row ─┘
+    guidance thread                └─ follow the tokens, fill a mask for each row ─┘
+
+Compiling a grammar may take as long as gateways let it take, a second, and no step waits for that: a thread compiles it
+while its request waits to be admitted, and others pass it. What a mask takes is bounded by the library: some 0.1 s.
 
 On a CPU the model needs all cores, so masks beside it make its step longer. Where all rows of a step are greedy, the
 engine thread asks after the model whether the likeliest token may come, which takes a small part of the time of a mask.
@@ -28,6 +31,7 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from services.engine.runner.base import TokenMasks
 
+_COMPILERS = 2
 _MAX_COMPILED = 256  # grammars, each with what is known of its states so far
 _WORD_BITS = 32  # of a mask
 
@@ -42,7 +46,7 @@ class GuidedSequence:
     def __init__(self, guidance: "Guidance", grammar: str, allowed: np.ndarray | None = None) -> None:
         self.guidance = guidance
         self.allowed = allowed
-        self.grammar = grammar
+        self.compiled = guidance.compiled(grammar)
         self.matcher: llguidance.LLMatcher | None = None
         self.num_followed = 0  # generated tokens that the matcher was given, or will be
         self.error = ""
@@ -76,7 +80,31 @@ class Guidance:
         self._bits = np.zeros((0, self._num_words), dtype=np.int32)  # of the last masks
         self._workers = llguidance.LLExecutor()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guidance")
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()  # least recently used first
+        self._compiling = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
+        self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()  # least recently used first
+        self.on_compiled: Callable[[], None] | None = None  # called on any thread; None: `ready` waits, and says yes
+
+    def ready(self, grammar: str) -> bool:
+        """True once a grammar is compiled, which is begun here; `on_compiled` tells its end. For the engine thread."""
+        compiled = self.compiled(grammar)
+        if self.on_compiled is None:
+            compiled.result()
+        return compiled.done()
+
+    def compiled(self, grammar: str) -> Future[llguidance.LLMatcher]:
+        """Returns a grammar's matcher at the beginning of all answers, which others are copied from."""
+        found = self._compiled.get(grammar)
+        if found is None:
+            found = self._compiled[grammar] = self._compiling.submit(self._compile, grammar)
+            found.add_done_callback(self._tell)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return found
+
+    def _tell(self, _compiled: Future[llguidance.LLMatcher]) -> None:
+        if self.on_compiled is not None:
+            self.on_compiled()
 
     def masks(self, rows: Sequence[GuidedRow]) -> TokenMasks:
         """Returns the masks of the rows, not begun. Those of the call before are no longer needed."""
@@ -115,7 +143,7 @@ class Guidance:
         for row in rows:
             matcher, new_tokens = row.sequence.matcher, row.new_tokens
             if matcher is None:
-                matcher = row.sequence.matcher = self._compile(row.sequence.grammar).deep_copy()
+                matcher = row.sequence.matcher = row.sequence.compiled.result().deep_copy()
             if len(new_tokens) == 1:
                 singles.append((matcher, new_tokens[0]))
             elif new_tokens:
@@ -124,15 +152,11 @@ class Guidance:
             consume_token_par(self._workers, singles)
 
     def _compile(self, grammar: str) -> llguidance.LLMatcher:
-        compiled = self._compiled.get(grammar)
-        if compiled is None:
-            compiled = self._compiled[grammar] = llguidance.LLMatcher(
-                self._tokenizer, grammar, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False)
-            )
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return compiled
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # makes most of what is made only when it is needed
+        return matcher
 
 
 class _StepMasks:

@@ -71,6 +71,8 @@ class Sequences:
         """
         if self._fail_if_too_large(request):
             return Admission.FAILED
+        if not self.batch.guides(request):
+            return Admission.WAITS_FOR_GRAMMAR
         admission = self._admitter.admit(request, watermark, now)
         if admission is Admission.ADMITTED and not request.started:
             self._outputs.admitted.append(request.id)

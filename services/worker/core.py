@@ -103,6 +103,10 @@ class WorkerCore:
         self._state.settle(now)
         return stepped
 
+    def grammar_compiled(self) -> None:
+        """Has requests admitted that waited for a grammar."""
+        self._state.may_admit = True
+
     # Outputs.
 
     def take_outputs(self, now: float, *, heartbeat: bool = False) -> CoreOutputs:

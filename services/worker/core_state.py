@@ -69,7 +69,7 @@ class CoreState:
     times: AttemptTimes = field(default_factory=AttemptTimes)
     outputs: CoreOutputs = field(default_factory=CoreOutputs)
     drain: Drain | None = None  # None: the worker takes new work
-    may_admit: bool = False  # a handoff or a prompt of our own was enqueued since the engine last admitted
+    may_admit: bool = False  # a request was enqueued, or the grammar of one compiled, since the engine last admitted
 
     def abort(self, id: AttemptId, now: float) -> None:
         """Ends an attempt in each part that knows it, in that part's own way."""

@@ -1,6 +1,7 @@
 """Answers that match grammars, whatever happens to their sequences."""
 
 import re
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -338,3 +339,21 @@ def test_tokens_that_are_settled_are_the_likeliest_of_the_masked_ones(words: Gui
         assert settled.advance(logits, settles=True) == masked.advance(logits, settles=False)
     assert all(len(set(tokens)) > 5 for tokens in settled.tokens)
     assert any(2 in tokens for tokens in settled.tokens)
+
+
+def test_others_pass_a_request_while_its_grammar_is_compiled():
+    """No step waits for a grammar that takes long: this one is followed for its first token in a second or more."""
+    driven, compiled = make(), threading.Event()
+    assert driven.engine.sequences.batch.guidance is not None
+    driven.engine.sequences.batch.guidance.on_compiled = compiled.set
+    slow = driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex("((a{100}){100}){100}"))
+    plain = driven.submit(PROMPT, 20)
+    while plain not in driven.finish:
+        assert driven.step()
+    assert not compiled.is_set()
+    assert slow not in driven.tokens, "it is not admitted so far"
+    assert compiled.wait(60)
+    driven.run()
+    (failure,) = driven.failures
+    assert failure.code is FailureCode.UNSUPPORTED
+    driven.assert_baseline()
