@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from kvtransfer.messages import EndReason
-from services.gateway.metrics import GatewayMetrics, ProcessMetrics
+from services.gateway.metrics import GatewayMetrics, ProcessMetrics, RefusedWorkers
 from services.prefix_index.malformed import MalformedEntries
 from services.process.gc_watch import GcWatch
 from services.process.log_writer import LogWriter
@@ -115,6 +115,7 @@ def registered_metrics() -> set[Described]:
     registry = CollectorRegistry()
     metrics, watch = GatewayMetrics(registry), GcWatch()
     metrics.show_limits(lambda: 1, lambda: False)
+    metrics.registry.register(RefusedWorkers(dict))
     watch.close()
     process_metrics = ProcessMetrics(metrics.registry, watch, MalformedEntries(), LogWriter(io.StringIO(), str))
     process_metrics.show_followed({"keys": lambda: 0.0})

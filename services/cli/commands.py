@@ -153,11 +153,15 @@ app.add_typer(keys_app, name="keys")
 @app.command(name="restart")
 def _restart(
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of that `baton up` for HTTP.")] = 8000,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Its --host, where several serve at this port of different addresses."),
+    ] = None,
 ) -> None:
     """Has a running `baton up` replace its workers and its gateway, one by one, while it serves."""
     from services.cli.restart import restart
 
-    raise typer.Exit(restart(port))
+    raise typer.Exit(restart(host, port))
 
 
 add_command(

@@ -15,6 +15,9 @@ from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 
+_LONGEST_S = 24 * 3600.0  # of a drain whose time is the worker's own, which this command does not know
+_LAST_WORDS_S = 15.0  # for the answer of a worker whose time is over
+
 
 def drain(address: str, timeout_s: float | None, mtls: Path | None = None) -> int:
     """Drains the worker at host:port, and prints one line when it is over. Returns 0. Raises Refusal.
@@ -38,7 +41,8 @@ def drain(address: str, timeout_s: float | None, mtls: Path | None = None) -> in
 
 async def _ask(channels: Channels, worker: str, request: worker_pb2.DrainRequest) -> worker_pb2.DrainReply:
     async with channels.open(worker, CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
-        reply: worker_pb2.DrainReply = await worker_pb2_grpc.WorkerStub(channel).Drain(request)
+        within_s = (request.timeout_s if request.HasField("timeout_s") else _LONGEST_S) + _LAST_WORDS_S
+        reply: worker_pb2.DrainReply = await worker_pb2_grpc.WorkerStub(channel).Drain(request, timeout=within_s)
     return reply
 
 
@@ -46,5 +50,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return "what listens there is no worker that can"
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return "its time is over, and it has not ended: it hangs; look at its log, and end it by SIGKILL"
         return str(error.details())
     return str(error)

@@ -1,21 +1,37 @@
 """`baton restart`: has a running `baton up` replace its workers and its gateway, one by one."""
 
+from pathlib import Path
+
 import typer
 
 from services.config.option import Refusal
 from services.launcher import control
 
 
-def restart(port: int) -> int:
-    """Restarts the `baton up` whose gateway has this port for HTTP; prints a line for each process. Returns 0.
+def restart(host: str | None, port: int) -> int:
+    """Restarts the `baton up` whose gateway listens here for HTTP; prints a line for each process. Returns 0.
 
-    Raises Refusal.
+    host: None: there is one with this port. Raises Refusal.
     """
     try:
-        for line in control.ask(control.socket_path(port), "restart"):
+        for line in control.ask(_socket(host, port), "restart"):
             typer.echo(line)
     except OSError as error:
-        raise Refusal(f"no `baton up` of this user serves at port {port}; name its port with --port") from error
+        where = port if host is None else f"{host}:{port}"
+        raise Refusal(f"no `baton up` of this user serves at {where}; name its --port, and --host") from error
     except control.CommandFailed as failure:
         raise Refusal(f"the restart went no further: {failure}") from failure
     return 0
+
+
+def _socket(host: str | None, port: int) -> Path:
+    """Raises Refusal where several will do, and OSError where none does."""
+    if host is not None:
+        return control.socket_path(host, port)
+    found = control.listening_at(port)
+    if len(found) > 1:
+        names = ", ".join(path.stem for path in found)
+        raise Refusal(f"several `baton up`s serve at port {port} of different addresses ({names}): name one by --host")
+    if not found:
+        raise FileNotFoundError(port)
+    return found[0]

@@ -81,6 +81,7 @@ async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]
     return [
         *findings,
         *check_not_connected(told.get("not_connected", ())),
+        *check_refused(told.get("refused", ())),
         *check_roles(workers),
         *check_clocks(workers, "the gateway's"),
         *check_pairs(pairs_of(metrics.text), workers, rdma_here=rdma_here),
@@ -128,6 +129,12 @@ def check_not_connected(links: Sequence[Mapping[str, str]]) -> list[Finding]:
     """Tells which workers a gateway knows and has no stream to. links: addresses, and why not."""
     advice = "look at the worker, the network, and TLS on both sides (--mtls)"
     return [error(each["address"], f"the gateway is not connected: {each['why']}", advice) for each in links]
+
+
+def check_refused(workers: Sequence[Mapping[str, str]]) -> list[Finding]:
+    """Tells which registered workers a gateway wants no stream to. workers: addresses, and why not."""
+    advice = "fine where several models share a Redis; else give both the same model, and restart the gateway last"
+    return [note(each["address"], f"the gateway refuses it: {each['why']}", advice) for each in workers]
 
 
 def check_clocks(workers: Sequence[Worker], other: str) -> list[Finding]:

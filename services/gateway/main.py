@@ -34,7 +34,7 @@ from services.gateway.keys.quota import KeyQuota, QuotaStore
 from services.gateway.keys.redis_quotas import TIMEOUT_S, RedisQuotas
 from services.gateway.keys.reload import FollowedKeys
 from services.gateway.listening import ListenError, inherit, listen
-from services.gateway.metrics import GatewayMetrics, ProcessMetrics
+from services.gateway.metrics import GatewayMetrics, ProcessMetrics, RefusedWorkers
 from services.gateway.openai.app import AppParts, create_admin_app, create_app
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.gateway.openai.responses.store import MemoryResponseStore, ResponseStore
@@ -111,6 +111,7 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
         metrics,
         WorkerAccess(model, config.serving.no_worker_wait_s, Channels(mtls)),
     )
+    metrics.registry.register(RefusedWorkers(dispatcher.refused))
     tracing = tracing_from()
     runners = _runners(config, dispatcher, metrics, tracing)
     limits = _limits(config.serving)

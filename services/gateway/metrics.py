@@ -35,6 +35,7 @@ _LOAD_GAUGES = {  # by field of Load
     "gc_pause_us": ("baton_worker_gc_pause_microseconds", "How long they stopped it, in all."),
 }
 _WORKER_INFO = "1 for each worker; kernels: what computes its steps, a class of processors, torch or cuda."
+_WORKER_REFUSED = "1 for each worker that does not fit this gateway, as one of another model, and why."
 _PAIR_TRANSPORT = "1 for each pair of workers: by which transport its last handoff moved blocks, and why by this one."
 _PAIR_TOTALS = {  # by field of Moved
     "num_bytes": ("baton_pair_kv_bytes", "KV bytes that the decode worker of a pair read from its prefill worker."),
@@ -290,6 +291,21 @@ class PairReads(Collector):
             for pair, moved in self._pairs.items():
                 family.add_metric(list(pair), getattr(moved, field))
             yield family
+
+
+class RefusedWorkers(Collector):
+    """The workers that do not fit a gateway, as it knows them when the metrics are read."""
+
+    def __init__(self, refused: Callable[[], Mapping[str, str]]) -> None:
+        """refused: returns the reason of each, by its address."""
+        self._refused = refused
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        family = GaugeMetricFamily("baton_worker_refused", _WORKER_REFUSED, labels=["worker", "why"])
+        for worker, why in self._refused().items():
+            family.add_metric([worker, why], 1)
+        yield family
 
 
 class WorkerLoads(Collector):

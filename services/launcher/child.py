@@ -1,7 +1,8 @@
 """One supervisor for each child process: it starts the child, relays what it says, and starts it again when it dies.
 
     start ──▶ loading ──probe──▶ ready ──ends──▶ wait ──▶ start ...
-                 └─ends before it was ever ready─▶ ChildFailed, as after 30 s in which it cannot be run
+                  ├─not ready in time: is ended─┐
+                  └─ends before it was ever ready─▶ ChildFailed, as after 30 s in which it cannot be run
     retired or cancelled, in any state: SIGTERM, a grace, SIGKILL
 
 A supervisor's `run` returns when the child was retired, and raises otherwise. No child outlives it. What fails around a
@@ -18,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from services.launcher.listener import Listener, SafeListener
-from services.launcher.readiness import Probe
+from services.launcher.readiness import NeverReady, Probe
 from services.launcher.restart import RestartPolicy
 from services.process.supervised import supervised
 
@@ -38,19 +39,24 @@ class ChildSpec:
     probe: Probe
     environment: Mapping[str, str] = field(default_factory=dict)  # beside that of all children
     inherited_fds: tuple[int, ...] = ()  # stay open in the child
+    ready_within_s: float = 1800.0  # what is not ready by then is ended
     # Makes the spec of a child that can serve beside this one and then in its place. None: there is no such.
     successor: "Callable[[], ChildSpec] | None" = None
 
 
 class ChildFailed(Exception):
-    """A child ended before it was ever ready. `lines`: the last ones that it wrote."""
+    """A child ended before it was ever ready. `lines`: the last ones that it wrote.
 
-    def __init__(self, name: str, how: str, lines: list[str]) -> None:
-        reason = re.sub(r"^baton[a-z ]*: ", "", lines[-1]) if lines else how
+    hopeless: it was ended while it ran, since it would never be ready; its last line is then no reason.
+    """
+
+    def __init__(self, name: str, how: str, lines: list[str], *, hopeless: bool = False) -> None:
+        reason = re.sub(r"^baton[a-z ]*: ", "", lines[-1]) if lines and not hopeless else how
         super().__init__(f"{name} did not start: {reason}")
         self.name = name
         self.how = how
         self.lines = lines
+        self.hopeless = hopeless
 
 
 class Supervisor:
@@ -73,6 +79,12 @@ class Supervisor:
         self._held: deque[str] = deque(maxlen=_MAX_HELD_LINES)
         self._ending: asyncio.subprocess.Process | None = None
         self._retired = asyncio.Event()
+        self._hopeless = ""  # the reason why this life's child was ended before it was ready
+
+    @property
+    def retired(self) -> bool:
+        """True for a child that was told to end for good, whether it has ended or not."""
+        return self._retired.is_set()
 
     async def run(self) -> None:
         """Starts the child, again and again, until it is retired. Raises ChildFailed if it is never ready."""
@@ -80,16 +92,18 @@ class Supervisor:
         failing_since: float | None = None  # the first of the last tries in a row in which it could not be run
         said = ""
         while True:
-            started = time.monotonic()
+            started, self._hopeless = time.monotonic(), ""
             try:
                 how, failing_since = _how_it_ended(await self._one_life()), None
             except Exception as error:  # no interpreter, descriptor or memory at this moment, most likely
                 how, failing_since = f"it cannot be run: {error!r}", failing_since or started
             if self._retired.is_set():
                 return
+            how = self._hopeless or how
             for_a_moment = failing_since is not None and time.monotonic() < failing_since + _PATIENCE_S
             if not self.was_ready.is_set() and not for_a_moment:
-                raise ChildFailed(self.spec.name, how, [line for line in self._held if line.strip()])
+                lines = [line for line in self._held if line.strip()]
+                raise ChildFailed(self.spec.name, how, lines, hopeless=bool(self._hopeless))
             delay_s = self._policy.delay_s(delay_s, time.monotonic() - started)
             if failing_since is None or how != said:
                 self._listener.died(self.spec.name, how, delay_s)
@@ -122,7 +136,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             output = process.stdout
             relay = tasks.create_task(supervised("its output", lambda: self._relay(output), self._say_failed))
-            announce = tasks.create_task(self._announce_ready(process.pid))
+            announce = tasks.create_task(self._announce_ready(process))
             retire = tasks.create_task(self._end_when_retired(process))
             try:
                 return await process.wait()
@@ -152,20 +166,31 @@ class Supervisor:
         await self._retired.wait()
         await self._end(process)
 
-    async def _announce_ready(self, pid: int) -> None:
+    async def _announce_ready(self, process: asyncio.subprocess.Process) -> None:
         started = time.monotonic()
-        await supervised("its probe", lambda: self._until_ready(pid), self._say_failed)
+        until = started + self.spec.ready_within_s
+        self._hopeless = await supervised("its probe", lambda: self._until_ready(process.pid, until), self._say_failed)
+        if self._hopeless:
+            await self._end(process)
+            return
         self._listener.ready(self.spec.name, time.monotonic() - started)
         self.was_ready.set()
         while self._held:
             self._listener.line(self.spec.name, self._held.popleft())
 
-    async def _until_ready(self, pid: int) -> None:
-        while not await self.spec.probe(pid):
-            await asyncio.sleep(_PROBE_INTERVAL_S)
-
     def _say_failed(self, part: str, error: Exception) -> None:
         self._listener.say(f"{self.spec.name}: {part} failed, and is tried again: {error!r}")
+
+    async def _until_ready(self, pid: int, until: float) -> str:
+        """Returns an empty text when the child serves, and otherwise the reason why there is no use in waiting."""
+        while time.monotonic() < until:
+            answer = await self.spec.probe(pid)
+            if isinstance(answer, NeverReady):
+                return answer.reason
+            if answer:
+                return ""
+            await asyncio.sleep(_PROBE_INTERVAL_S)
+        return f"it was not ready within {self.spec.ready_within_s:g} s"
 
     async def _relay(self, output: asyncio.StreamReader) -> None:
         async for line in _lines(output):

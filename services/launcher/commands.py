@@ -49,7 +49,7 @@ def stack(config: UpConfig, worker_ports: list[int], redis_socket: Path | None, 
     worker_ports: one for each worker; redis_socket: of a server of our own. Raises TlsError for a certificate that
     cannot be used.
     """
-    asked_at = admin_url(config.serving)
+    asked_at, within_s = admin_url(config.serving), config.start_timeout_s
     operator = _process(config, CertificateRole.OPERATOR).mtls
     roles = [WorkerRole.PREFILL] * config.num_prefill + [WorkerRole.DECODE] * config.num_decode
     numbers = [*range(config.num_prefill), *range(config.num_decode)]
@@ -60,8 +60,8 @@ def stack(config: UpConfig, worker_ports: list[int], redis_socket: Path | None, 
     addresses = tuple(f"{_WORKER_HOST}:{port}" for port in worker_ports)
     return Stack(
         redis=None if redis_socket is None else _redis(redis_socket),
-        workers=tuple(workers),
-        gateway=_gateway(gateway_config(config, addresses, fds), asked_at, fds),
+        workers=tuple(replace(worker, ready_within_s=within_s) for worker in workers),
+        gateway=replace(_gateway(gateway_config(config, addresses, fds), asked_at, fds), ready_within_s=within_s),
     )
 
 
@@ -153,7 +153,7 @@ def _gateway(config: GatewayConfig, admin_url: str, fds: GatewayFds) -> ChildSpe
     return ChildSpec(
         "gateway",
         _baton("gateway", config.serving.port),
-        readiness.gateway_ready(admin_url),
+        readiness.gateway_ready(admin_url, config.worker_addresses),
         child_config.environment(config),
         inherited_fds=(fds.http, fds.admin),
         successor=lambda: _gateway(config, admin_url, fds),

@@ -1,10 +1,12 @@
 """The socket at which a running `baton up` takes commands, and the client's side of it.
 
 A command is one line. The answer is a JSON object for each line that a person is to read, `{"said": text}`, and at the
-end `{"failed": text}` or `{"done": true}`. A client that leaves cancels its command.
+end `{"failed": text}` or `{"done": true}`. Every few seconds comes a sign of life. A client that leaves cancels its
+command.
 
     client                      launcher
       restart\n  ───────────────▶  one command at a time
+      {"alive": true}  ◀─────────  at once, and every few seconds
       {"said": "..."}  ◀─────────
       {"done": true}   ◀─────────
 """
@@ -18,6 +20,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+_DEFAULT_HOST = "127.0.0.1"  # of `baton up`
+_ALIVE_EVERY_S = 5.0
+SILENCE_S = 60.0  # a launcher that says nothing for so long hangs, or is stopped
+_COMMAND_S = 10.0  # for a client's one line
+
 Tell = Callable[[str], None]  # called with each line for the person who gave the command
 Command = Callable[[Tell], Awaitable[None]]
 
@@ -26,18 +33,43 @@ class CommandFailed(Exception):
     """The command went no further. The message is one line, for the person who gave it."""
 
 
-def socket_path(port: int) -> Path:
-    """The socket of the user's `baton up` whose gateway has this port for HTTP; nobody else can open its directory."""
+def socket_path(host: str, port: int) -> Path:
+    """The socket of the user's `baton up` whose gateway listens here for HTTP; nobody else can open its directory.
+
+    PORT.sock; for another address than the default one ADDRESS-PORT.sock. Raises OSError for a name of no address.
+    """
+    address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    return _directory() / (f"{port}.sock" if address == _DEFAULT_HOST else f"{address}-{port}.sock")
+
+
+def listening_at(port: int) -> list[Path]:
+    """The sockets of the user's `baton up`s with this port for HTTP, at whatever address, that somebody listens at."""
+    named = [_directory() / f"{port}.sock", *sorted(_directory().glob(f"*-{port}.sock"))]
+    return [path for path in named if _is_listened_at(path)]
+
+
+def _directory() -> Path:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "baton" / f"{port}.sock"
-    return Path(tempfile.gettempdir()) / f"baton-{os.getuid()}" / f"{port}.sock"
+        return Path(runtime) / "baton"
+    return Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+
+
+def _is_listened_at(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(str(path)) == 0
 
 
 @asynccontextmanager
 async def listening(path: Path, commands: Mapping[str, Command]) -> AsyncIterator[None]:
-    """Takes commands at this socket while the context lasts. Raises OSError where the socket cannot be made."""
+    """Takes commands at this socket while the context lasts.
+
+    Raises OSError where the socket cannot be made, or another launcher has it.
+    """
     _make_private(path.parent)
-    path.unlink(missing_ok=True)  # of a launcher that was killed; a living one would hold the port
+    if _is_listened_at(path):  # as of a launcher in another network namespace
+        raise FileExistsError(f"another `baton up` has {path}")
+    path.unlink(missing_ok=True)  # of a launcher that was killed
     answering: set[asyncio.Task[None]] = set()
     busy = asyncio.Lock()
 
@@ -45,6 +77,7 @@ async def listening(path: Path, commands: Mapping[str, Command]) -> AsyncIterato
         task = asyncio.create_task(_answer(reader, writer, commands, busy))
         answering.add(task)
         task.add_done_callback(answering.discard)
+        task.add_done_callback(lambda _: writer.close())  # also where it was cancelled before it began
 
     server = await asyncio.start_unix_server(on_client, path)
     try:
@@ -57,20 +90,27 @@ async def listening(path: Path, commands: Mapping[str, Command]) -> AsyncIterato
         await asyncio.gather(*answering, return_exceptions=True)
 
 
-def ask(path: Path, command: str) -> Iterator[str]:
+def ask(path: Path, command: str, silence_s: float = SILENCE_S) -> Iterator[str]:
     """Yields the lines of the answer as they come. Raises CommandFailed, or OSError where nobody listens."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(path))
-        with suppress(ConnectionError), connection.makefile("rw") as stream:
-            stream.write(f"{command}\n")
-            stream.flush()
-            for line in stream:
-                answer = json.loads(line)
-                if "failed" in answer:
-                    raise CommandFailed(answer["failed"])
-                if "done" in answer:
-                    return
-                yield answer["said"]
+        connection.settimeout(silence_s)
+        try:
+            connection.connect(str(path))
+            with suppress(ConnectionError), connection.makefile("rw") as stream:
+                stream.write(f"{command}\n")
+                stream.flush()
+                for line in stream:
+                    answer = json.loads(line)
+                    if "failed" in answer:
+                        raise CommandFailed(answer["failed"])
+                    if "done" in answer:
+                        return
+                    if "said" in answer:
+                        yield answer["said"]
+        except TimeoutError:
+            raise CommandFailed(
+                f"`baton up` gave no sign of life for {silence_s:g} s: it hangs, or was stopped; look at its output"
+            ) from None
     raise CommandFailed("baton up ended before it had answered")
 
 
@@ -81,29 +121,39 @@ async def _answer(
         writer.write(json.dumps({key: value}).encode() + b"\n")
 
     try:
-        name = (await reader.readline()).decode(errors="replace").strip()
+        name = await _read_command(reader)
         if name not in commands:
             send("failed", f"there is no command {name!r}")
         elif busy.locked():
             send("failed", "another command is under way")
         else:
             async with busy:
-                await _while_connected(reader, commands[name](lambda text: send("said", text)))
+                work = commands[name](lambda text: send("said", text))
+                await _while_connected(reader, work, lambda: send("alive", True))
             send("done", True)
     except CommandFailed as failure:
         send("failed", str(failure))
     except Exception as error:  # of this command alone; who gave it hears of it
         send("failed", f"the command failed: {error!r}")
-    finally:
-        writer.close()
 
 
-async def _while_connected(reader: asyncio.StreamReader, work: Awaitable[None]) -> None:
+async def _read_command(reader: asyncio.StreamReader) -> str:
+    """Raises CommandFailed."""
+    try:
+        async with asyncio.timeout(_COMMAND_S):
+            return (await reader.readline()).decode(errors="replace").strip()
+    except TimeoutError:
+        raise CommandFailed(f"no command came within {_COMMAND_S:g} s") from None
+
+
+async def _while_connected(reader: asyncio.StreamReader, work: Awaitable[None], say_alive: Callable[[], None]) -> None:
     """Awaits the work. It is cancelled when the client leaves, who sends nothing more."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.create_task(reader.read())
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        while not (working.done() or leaving.done()):
+            say_alive()
+            await asyncio.wait((working, leaving), timeout=_ALIVE_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
         if not working.done():

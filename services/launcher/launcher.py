@@ -5,13 +5,14 @@ clients. A child that fails before it was ever ready ends everything; later deat
 SIGHUP end the children in reverse; a second one ends their grace.
 
 A restart replaces the children one by one: the successor is ready before the child that it replaces is told to end.
+Wherever it is interrupted, one of the two stays, and the other ends.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.launcher import control
@@ -67,12 +68,21 @@ class Launcher:
     async def restart(self, tell: control.Tell) -> None:
         """Replaces one by one all children that have a successor. Raises CommandFailed where one does not start.
 
-        Cancelled, it leaves the rest as it is; a successor that is not ready yet ends.
+        Cancelled, it leaves the rest as it is; a successor that is not ready yet ends. A child that an earlier restart
+        told to end is waited for, and has no further successor.
         """
-        for member in list(self._members):
-            make = member.supervisor.spec.successor
-            if make is not None:
-                await self._replace(member, make(), tell)
+        await self._until_ended([member for member in self._members if member.supervisor.retired], tell)
+        order = [spec.name for children in self._stack.in_order() for spec in children]
+        for member in sorted(self._members, key=lambda each: order.index(each.supervisor.spec.name)):
+            spec = member.supervisor.spec
+            if spec.successor is not None:
+                await self._replace(member, replace(spec.successor(), ready_within_s=spec.ready_within_s), tell)
+
+    async def _until_ended(self, members: Sequence[_Member], tell: control.Tell) -> None:
+        if members:
+            names = ", ".join(member.supervisor.spec.name for member in members)
+            tell(f"{names} of an earlier restart has not ended yet: waiting for it")
+            await asyncio.wait([member.running for member in members])
 
     async def _replace(self, old: _Member, spec: ChildSpec, tell: control.Tell) -> None:
         started = time.monotonic()
@@ -81,13 +91,16 @@ class Launcher:
         try:
             await asyncio.wait((new.running, ready), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not ready.done():
-                ready.cancel()
-                new.supervisor.retire()
-        if new.running.done() and (failure := new.running.result()) is not None:
-            raise control.CommandFailed(f"{failure}; the old one goes on")
+            ready.cancel()
+            leaving = old if new.supervisor.was_ready.is_set() else new
+            leaving.supervisor.retire()
+        if leaving is new:
+            failure = await new.running
+            for line in () if failure is None else failure.lines:
+                self._listener.line(spec.name, line)
+            why = failure or f"{spec.name} ended"
+            raise control.CommandFailed(f"{why}; the old one goes on. `baton up` shows what the new one wrote")
         replaced = time.monotonic()
-        old.supervisor.retire()
         await asyncio.wait([old.running])
         ready_s, ended_s = replaced - started, time.monotonic() - replaced
         tell(f"{spec.name} is replaced: the new one was ready in {ready_s:.1f} s, the old one ended in {ended_s:.1f} s")

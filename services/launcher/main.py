@@ -61,7 +61,7 @@ def _serve(
             screen,
             RestartPolicy(),
             config.process.drain_timeout_s + _ENDING_S,
-            control.socket_path(config.serving.port),
+            control.socket_path(config.serving.host, config.serving.port),
         )
         asyncio.run(launcher.run(lambda: display.print_ready(config)))
     except TlsError as error:
@@ -91,7 +91,7 @@ def _port(host: str, port: int, option: str) -> int:
 
 def _report(failure: ChildFailed, screen: display.Display) -> int:
     crashed = failure.how.startswith("signal") or any(line.startswith("Traceback") for line in failure.lines)
-    if crashed:  # not a refusal in words, so every word may help
+    if crashed or failure.hopeless:  # not a refusal in words, so every word may help
         for line in failure.lines:
             screen.line(failure.name, line)
     return _refuse(str(failure))

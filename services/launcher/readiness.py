@@ -1,14 +1,16 @@
 """Probes that ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis.
 
-A probe is called with the child's process id.
+A probe is called with the child's process id. It tells True once the child serves, and NeverReady where it never will.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import httpx2
 from grpc_health.v1 import health_pb2
+from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -16,7 +18,15 @@ from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.grpc_ends import Channels
 from services.tls.roles import CertificateRole
 
-Probe = Callable[[int], Awaitable[bool]]
+
+@dataclass(frozen=True, slots=True)
+class NeverReady:
+    """The child runs, and waiting for it is of no use."""
+
+    reason: str
+
+
+Probe = Callable[[int], Awaitable[bool | NeverReady]]
 
 _TIMEOUT_S = 2.0
 _DIRECT = (("grpc.enable_http_proxy", 0),)
@@ -46,12 +56,21 @@ def grpc_serving(address: str, mtls: Path | None = None) -> Probe:
     return probe
 
 
-def gateway_ready(admin_url: str) -> Probe:
-    """True once GET /ready at this URL is answered with 200 by the child, and by no other gateway."""
+def gateway_ready(admin_url: str, workers: Sequence[str] = ()) -> Probe:
+    """True once GET /ready at this URL is answered with 200 by the child, and by no other gateway.
 
-    async def probe(pid: int) -> bool:
+    workers: the addresses of all that there are, where the gateway is told of them. Where it refuses each of them it
+    will never be ready.
+    """
+
+    async def probe(pid: int) -> bool | NeverReady:
         answer = await _get(f"{admin_url}/ready")
-        return answer is not None and answer.json()["pid"] == pid
+        if answer is not None:
+            return bool(answer.json()["pid"] == pid)
+        refused = await _refused_workers(admin_url) if workers else {}
+        if workers and refused.keys() >= set(workers):
+            return NeverReady(f"it refuses every worker; {workers[0]}, since {refused[workers[0]]}")
+        return False
 
     return probe
 
@@ -59,19 +78,37 @@ def gateway_ready(admin_url: str) -> Probe:
 def known_worker(address: str, probe: Probe, admin_url: str) -> Probe:
     """True once the probe is, and the gateway with this admin URL has a connection to the worker at host:port.
 
-    The gateway's metrics say so; they ask for no key.
+    The gateway's metrics say so, and whether it refuses the worker; they ask for no key.
     """
 
-    async def both(pid: int) -> bool:
-        if not await probe(pid):
-            return False
-        answer = await _get(f"{admin_url}/metrics")
-        if answer is None:
-            return False
-        connected = [line for line in answer.text.splitlines() if line.startswith("baton_worker_info{")]
-        return any(f'worker="{address}"' in line for line in connected)
+    async def both(pid: int) -> bool | NeverReady:
+        if (answer := await probe(pid)) is not True:
+            return answer
+        if address in await _labels(admin_url, "baton_worker_info"):
+            return True
+        if (why := (await _refused_workers(admin_url)).get(address)) is not None:
+            return NeverReady(f"the gateway refuses the worker at {address}: {why}")
+        return False
 
     return both
+
+
+async def _refused_workers(admin_url: str) -> dict[str, str]:
+    """The reasons of the gateway with this admin URL, by the workers' addresses."""
+    return {worker: labels["why"] for worker, labels in (await _labels(admin_url, "baton_worker_refused")).items()}
+
+
+async def _labels(admin_url: str, metric: str) -> dict[str, dict[str, str]]:
+    """The labels of a gateway's metric, by worker; none where the gateway does not answer."""
+    answer = await _get(f"{admin_url}/metrics")
+    return {} if answer is None else dict(_read_labels(answer.text, metric))
+
+
+def _read_labels(text: str, metric: str) -> Iterator[tuple[str, dict[str, str]]]:
+    lines = [line for line in text.splitlines() if line.startswith(metric + "{")]
+    for family in text_string_to_metric_families("\n".join([f"# TYPE {metric} gauge", *lines, ""])):
+        for sample in family.samples:
+            yield sample.labels["worker"], sample.labels
 
 
 async def _get(url: str) -> httpx2.Response | None:

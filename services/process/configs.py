@@ -139,8 +139,9 @@ class ProcessSettings:
             flag="--drain-timeout",
             min=0,
             metavar="SECONDS",
-            help="How long requests may go on after SIGTERM or SIGINT, while no new ones are taken. A worker's that do "
-            "not end continue on other workers, a gateway's get an error. A second signal ends the process at once.",
+            help="How long requests may go on after SIGTERM, SIGINT or SIGHUP, while no new ones are taken. A worker's "
+            "that do not end continue on other workers, a gateway's get an error. A second signal ends the process at "
+            "once.",
         ),
     ] = 30.0
     # Each garbage collection is logged, with so many of the types that it looked at. None: it is not.
@@ -397,6 +398,15 @@ class UpConfig:
     ] = False
     num_prefill: Annotated[int, Option(flag="--prefill", min=0, help="Prefill workers.")] = 1
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
+    start_timeout_s: Annotated[
+        float,
+        Option(
+            flag="--start-timeout",
+            min=1,
+            metavar="SECONDS",
+            help="How long a worker or the gateway may take until it serves, at the start and in a restart.",
+        ),
+    ] = 1800.0
     workers: WorkerSettings  # of every worker
     # Without a Redis URL `baton up` starts a server of its own, where the wheel with one is installed.
     process: ProcessSettings = field(default_factory=ProcessSettings)  # of every process

@@ -182,12 +182,23 @@ def test_every_flag_of_a_gateway_reaches_its_field(model: Path, configs: list[An
 
 
 def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> None:
-    baton("up", f"--model={model}", "--prefill=0", "--decode=2", "--transport=grpc", *SERVING, *ENGINE, *PROCESS)
+    baton(
+        "up",
+        f"--model={model}",
+        "--prefill=0",
+        "--decode=2",
+        "--start-timeout=60",
+        "--transport=grpc",
+        *SERVING,
+        *ENGINE,
+        *PROCESS,
+    )
     assert configs == [
         UpConfig(
             serving=ServingSettings(**dict(SERVING.values())),
             num_prefill=0,
             num_decode=2,
+            start_timeout_s=60.0,
             workers=WorkerSettings(
                 engine=EngineConfig(model=model, **dict(ENGINE.values())), transport=TransportName.GRPC
             ),
@@ -212,7 +223,7 @@ def test_up_makes_certificates_where_it_is_told_to(model: Path, configs: list[An
 def test_these_are_all_flags() -> None:
     tried = {flag.partition("=")[0] for flag in (*ENGINE, *GPU, *SERVING, *PROCESS)}
     tried |= {"--model", "--transport", "--prefill", "--decode", "--max-waiting", "--workers"}
-    tried |= {"--tls", "--advertise-host", "--health-port", "--keys"}
+    tried |= {"--tls", "--advertise-host", "--health-port", "--keys", "--start-timeout"}
     assert {field.flag for field in (*UP, *ALONE)} - tried == {"--revision"}  # for the hub: tests/test_hub.py
 
 

@@ -21,7 +21,7 @@ from services.config.option import OptionError
 from services.doctor import handoffs
 from services.doctor.config import parse_gateway
 from services.doctor.finding import Level
-from services.doctor.gateway import ReadsOfPair, check_clocks, check_gateway, check_pairs, check_roles
+from services.doctor.gateway import ReadsOfPair, check_clocks, check_gateway, check_pairs, check_refused, check_roles
 from services.doctor.handoffs import measure_handoffs
 from services.doctor.workers import check_workers
 from services.process import lifeline
@@ -280,3 +280,9 @@ def test_missing_roles_are_told() -> None:
     assert set(levels(check_roles(WORKERS))) == {"a:1", "b:1"}
     assert levels(check_roles(WORKERS[:1]))["decode workers"] is Level.ERROR
     assert levels(check_roles(WORKERS[1:]))["prefill workers"] is Level.NOTE
+
+
+def test_workers_that_a_gateway_refuses_are_noted_with_the_reason():
+    (found,) = check_refused([{"address": "c:1", "why": "it serves model b, this gateway a"}])
+    assert (found.name, found.level) == ("c:1", Level.NOTE)
+    assert "the gateway refuses it: it serves model b, this gateway a" in found.found

@@ -19,6 +19,9 @@ _seeds = count(1000, 40)  # prompts that no worker has cached
 _BASELINE_S = 60.0  # leases, graces and quarantines are over by then
 
 
+Starts = Callable[[Endpoint, Path, list[int], int], Client]  # at a gateway, with a model's prompt and so many tokens
+
+
 class Disturbed(Protocol):
     """The processes that a fault befalls."""
 
@@ -53,22 +56,24 @@ class Case:
         """Starts a client for each prompt, whose answer is short."""
         return self._start(prompts, NUM_ASKED)
 
-    def stream(self, number: int = 4, gateway: Endpoint | None = None) -> list[Client]:
+    def stream(self, number: int = 4, gateway: Endpoint | None = None, kind: Starts = Client) -> list[Client]:
         """Starts clients with long answers, and returns when all of them have text.
 
-        gateway: another than the stack's.
+        gateway: another than the stack's. kind: makes a client of some kind.
         """
         model = self.stack.model
         prompts = [clear_prompt(model, 80 + index, 50 + 10 * index, NUM_STREAMED) for index in range(number)]
         for prompt in prompts:
             generate(model, prompt, NUM_STREAMED)  # before the fault, not within it
-        started = self._start(prompts, NUM_STREAMED, gateway)
+        started = self._start(prompts, NUM_STREAMED, gateway, kind)
         wait_until(lambda: all(each.text for each in started), 200, "text on every stream")
         return started
 
-    def _start(self, prompts: list[list[int]], num_tokens: int, gateway: Endpoint | None = None) -> list[Client]:
+    def _start(
+        self, prompts: list[list[int]], num_tokens: int, gateway: Endpoint | None = None, kind: Starts = Client
+    ) -> list[Client]:
         asked = gateway or self.stack.gateway
-        started = [Client(asked, self.stack.model, prompt, num_tokens) for prompt in prompts]
+        started = [kind(asked, self.stack.model, prompt, num_tokens) for prompt in prompts]
         self.clients += started
         return started
 

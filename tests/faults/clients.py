@@ -5,10 +5,13 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
+import grpc
 import httpx2
 import openai
 
+from protos import inference_pb2, inference_pb2_grpc
 from tests.e2e.conftest import generate
 from tests.e2e.stack import Endpoint
 from tests.e2e.test_pair import GREEDY, text_of
@@ -63,6 +66,61 @@ class Client(threading.Thread):
         begun = max(since, self.times[0])
         times = [moment for moment in self.times if moment > begun]
         return max((after - before for before, after in zip([begun, *times], times, strict=False)), default=0.0)
+
+
+class GrpcClient(Client):
+    """Reads the stream of one greedy answer over gRPC."""
+
+    def run(self) -> None:
+        """Reads until the end."""
+        prompt = inference_pb2.TokenIds(ids=self.prompt)
+        request = inference_pb2.GenerateRequest(
+            token_ids=prompt, max_tokens=self.num_tokens, temperature=0, ignore_eos=True
+        )
+        try:
+            with grpc.insecure_channel(f"127.0.0.1:{self._gateway.grpc_port}") as channel:
+                stub: Any = inference_pb2_grpc.InferenceStub(channel)
+                for part in stub.Generate(request):
+                    self.text += part.text
+                    self.times.append(time.monotonic())
+        except grpc.RpcError as error:
+            self.broke = error
+        finally:
+            self.times.append(time.monotonic())
+
+
+class BackgroundClient(Client):
+    """Asks for a greedy response in the background, leaves, and reads it at another gateway when it has ended."""
+
+    def __init__(self, gateway: Endpoint, model: Path, prompt: list[int], num_tokens: int, reader: Endpoint) -> None:
+        self._reader = reader
+        super().__init__(gateway, model, prompt, num_tokens)
+
+    def run(self) -> None:
+        """Polls until the end."""
+        try:
+            response = self._ask(background=True)
+            self.text = "begun"
+            while response.status in ("queued", "in_progress"):
+                time.sleep(0.1)
+                response = self._reader.client.responses.retrieve(response.id)
+            self.text = response.output_text if response.status == "completed" else response.status
+        except openai.APIError as error:
+            self.broke = error
+        finally:
+            self.times.append(time.monotonic())
+
+    def is_wrong(self) -> bool:
+        """True where the answer to the same request, undisturbed and not in the background, is another one."""
+        self.join(_HANGS_S)
+        return self.text != self._ask().output_text
+
+    def _ask(self, **fields: Any) -> Any:
+        words = " ".join(map(str, self.prompt[:20]))
+        gateway = self._gateway if fields else self._reader
+        return gateway.client.responses.create(
+            model="tiny", input=words, temperature=0, max_output_tokens=self.num_tokens, **fields
+        )
 
 
 class LeavingClient:

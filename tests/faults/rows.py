@@ -61,6 +61,10 @@ ROWS = {
     71: "a child cannot be executed for a while",
     72: "a renewed certificate that TLS cannot use",
     73: "a key revoked while descriptors are out",
+    61: "gateway drained under streams of any door alone",
+    62: "restart with another model in the directory",
+    63: "restart interrupted twice",
+    64: "SIGHUP to each process under load",
 }
 
 

@@ -49,7 +49,12 @@ class UpStack:
 
     def restart(self) -> subprocess.Popen[str]:
         """Starts `baton restart`."""
-        return self._baton(["restart", "--port", str(self.gateway.port)], stdout=subprocess.PIPE)
+        command = ["restart", "--port", str(self.gateway.port)]
+        return self._baton(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def pids_of(self, role: str) -> list[int]:
+        """The ids of the processes of a role, as `gateway`."""
+        return [pid for pid in self.children() if role in psutil.Process(pid).cmdline()]
 
     def children(self) -> set[int]:
         """The ids of the processes that `baton up` runs now."""
@@ -61,7 +66,9 @@ class UpStack:
         found = [child for child in psutil.Process(self.process.pid).children() if command in child.cmdline()]
         return sorted(found, key=lambda child: child.pid)[number]
 
-    def _baton(self, arguments: list[str], stdout: int | None = None) -> subprocess.Popen[str]:
+    def _baton(
+        self, arguments: list[str], stdout: int | None = None, stderr: int | None = None
+    ) -> subprocess.Popen[str]:
         command = [self.python, "-m", "services.cli", *arguments]
         environment = os.environ | {"XDG_RUNTIME_DIR": str(self.directory)}
-        return subprocess.Popen(command, env=environment, stdout=stdout, text=True)
+        return subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr, text=True)

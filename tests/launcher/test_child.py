@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from services.launcher.child import ChildFailed, ChildSpec, Supervisor
+from services.launcher.readiness import NeverReady
 from services.launcher.restart import RestartPolicy
 
 
@@ -72,6 +73,27 @@ async def test_a_child_that_was_never_ready_fails_with_its_last_line() -> None:
 async def test_a_child_that_said_nothing_fails_with_how_it_ended() -> None:
     with pytest.raises(ChildFailed, match="signal 9, Killed"):
         await supervisor("import os; os.kill(os.getpid(), 9)", Log(), ready=False).run()
+
+
+@pytest.mark.parametrize(
+    ("answer", "within_s", "why"),
+    [(NeverReady("nobody wants it"), 60.0, "nobody wants it"), (False, 0.5, "it was not ready within 0.5 s")],
+)
+async def test_a_child_that_runs_and_will_not_be_ready_is_ended(
+    answer: bool | NeverReady, within_s: float, why: str
+) -> None:
+    """Its last line is no reason, and may help all the same."""
+
+    async def probe(_: int) -> bool | NeverReady:
+        await asyncio.sleep(0.3)  # until it has written
+        return answer
+
+    command = (sys.executable, "-uc", "import time; print('reading weights'); time.sleep(60)")
+    spec = ChildSpec("child", command, probe, ready_within_s=within_s)
+    child = Supervisor(spec, dict(os.environ), Log(), RestartPolicy(), 5.0)
+    with pytest.raises(ChildFailed, match=f"^child did not start: {why}$") as failed:
+        await asyncio.wait_for(child.run(), 30)
+    assert (failed.value.hopeless, failed.value.lines) == (True, ["reading weights"])
 
 
 async def test_lines_of_a_loading_child_are_shown_again_when_it_is_ready() -> None:

@@ -1,12 +1,15 @@
 """Commands to a running launcher, over a real socket."""
 
 import asyncio
+import contextlib
 import socket
 import stat
 from pathlib import Path
 
 import pytest
 
+from services.cli.restart import restart
+from services.config.option import Refusal
 from services.launcher import control
 
 
@@ -86,4 +89,47 @@ async def test_a_directory_that_others_can_open_is_not_used(tmp_path: Path) -> N
 
 def test_the_socket_is_in_the_user_s_runtime_directory_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert control.socket_path(8000) == Path("/run/user/7/baton/8000.sock")
+    assert control.socket_path("127.0.0.1", 8000) == Path("/run/user/7/baton/8000.sock")
+
+
+async def test_two_stacks_at_one_port_of_different_addresses_have_sockets_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def nothing(tell: control.Tell) -> None:
+        """Does nothing."""
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    paths = [control.socket_path(host, 8000) for host in ("127.0.0.1", "127.0.0.2", "0.0.0.0", "::1")]
+    assert len(set(paths)) == 4
+    async with contextlib.AsyncExitStack() as stack:
+        for number, path in enumerate(paths, 1):
+            await stack.enter_async_context(control.listening(path, {"nothing": nothing}))
+            assert control.listening_at(8000) == sorted(paths[:number], key=lambda path: ("-" in path.name, path))
+        await stack.enter_async_context(control.listening(control.socket_path("127.0.0.1", 18000), {}))
+        assert len(control.listening_at(8000)) == 4
+        with pytest.raises(Refusal, match=r"several .* at port 8000 .*127\.0\.0\.2-8000.*--host"):
+            await asyncio.to_thread(restart, None, 8000)
+        with pytest.raises(OSError, match="another `baton up` has"):
+            await stack.enter_async_context(control.listening(paths[0], {}))
+        await asyncio.sleep(0.1)  # for those who were asked whether they listen to hear of it
+    assert control.listening_at(8000) == []
+
+
+async def test_a_client_waits_while_there_are_signs_of_life_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The silent launcher is one that was stopped: its kernel still takes connections."""
+
+    async def take_long(tell: control.Tell) -> None:
+        await asyncio.sleep(1)
+        tell("at last")
+
+    monkeypatch.setattr(control, "_ALIVE_EVERY_S", 0.1)
+    path = tmp_path / "private" / "control"
+    async with control.listening(path, {"long": take_long}):
+        assert await asyncio.to_thread(lambda: list(control.ask(path, "long", silence_s=0.5))) == ["at last"]
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        with pytest.raises(control.CommandFailed, match=r"gave no sign of life for 0\.5 s"):
+            await asyncio.to_thread(lambda: list(control.ask(path, "long", silence_s=0.5)))

@@ -1,5 +1,6 @@
 """A launcher as a real process, over real children that die real deaths."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -229,6 +230,58 @@ def test_a_stack_that_ends_during_a_restart_ends_all_and_says_so() -> None:
         stack.process.terminate()
         stack.read_until("ended")
         assert not any(is_alive(child) for child in children)
+    finally:
+        stack.close()
+
+
+@contextlib.contextmanager
+def restarting(stack: Stack) -> Iterator[None]:
+    """A client that asks for a restart, and leaves at the end of the context, as at Ctrl-C."""
+    wait_for(lambda: listens(stack.control))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(stack.control))
+        client.sendall(b"restart\n")
+        yield
+    time.sleep(0.2)  # until the launcher has noticed
+
+
+def living(stack: Stack) -> list[psutil.Process]:
+    """The children that are no zombies."""
+    return [child for child in stack.children() if is_alive(child)]
+
+
+def test_a_restart_that_is_interrupted_again_and_again_leaves_as_many_children_as_there_were(stack: Stack) -> None:
+    """While the successor loads, and when it is ready."""
+    manner = stack.control.with_name("manner")
+    for stage in ("slow", "", "slow", "", ""):
+        manner.write_text(stage)
+        with restarting(stack):
+            wait_for(lambda: len(living(stack)) == 3)
+            if stage != "slow":
+                stack.read_until("ready worker")
+    ask(stack)
+    wait_for(lambda: len(living(stack)) == 2)
+    ask(stack)
+    assert len(living(stack)) == 2
+
+
+def test_a_restart_first_waits_for_what_an_earlier_one_told_to_end() -> None:
+    stack = Stack("deaf")
+    try:
+        stack.read_until("all ready")
+        worker = stack.child(stack.ports[0])
+        with restarting(stack):
+            stack.read_until("ready worker")
+            time.sleep(0.2)  # the old worker is told to end, and does not
+        said: list[str] = []
+        asking = threading.Thread(target=lambda: said.extend(ask(stack)))
+        asking.start()
+        time.sleep(0.2)  # for the second restart to begin
+        worker.kill()
+        asking.join(60)
+        assert len(living(stack)) == 2
+        assert said[0] == "worker of an earlier restart has not ended yet: waiting for it"
+        assert said[1].startswith("worker is replaced: ")
     finally:
         stack.close()
 

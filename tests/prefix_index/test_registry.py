@@ -1,10 +1,15 @@
 """The registry over a real Redis."""
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
 import orjson
 import pytest
 import structlog
 
 from kvtransfer.ids import WorkerId
+from services.gateway.dispatch.discovery import follow_registry
 from services.prefix_index.publication import pack_id
 from services.prefix_index.publisher import IndexPublisher
 from services.prefix_index.redis_client import DEAD, LEASES, RECORDS, SWEEPER, UNREACHABLE, Client, connect
@@ -33,6 +38,28 @@ async def test_who_renews_is_listed_and_readable(server: RedisServer, client: Cl
     shown = server.admin.hget(RECORDS, pack_id(ALICE, 0).hex())
     assert isinstance(shown, bytes)
     assert b'"role":"decode"' in shown
+
+
+async def test_workers_of_other_models_are_refused_with_the_reason_and_logged_once(client: Client):
+    registry, other = Registry(client), replace(record_of(BOB), model="another")
+    await begin(registry, pack_id(ALICE, 0), ALICE)
+    assert await registry.renew(pack_id(BOB, 0), other, confirmed=False)
+    told = asyncio.Queue[tuple[set[str], Mapping[str, str]]]()
+
+    def note(addresses: set[str], refused: Mapping[str, str]) -> None:
+        told.put_nowait((addresses, refused))
+
+    with structlog.testing.capture_logs() as logs:
+        following = asyncio.create_task(follow_registry(registry, "model", note))
+        try:
+            for _ in range(2):
+                addresses, refused = await asyncio.wait_for(told.get(), 60)
+        finally:
+            following.cancel()
+    assert addresses == {record_of(ALICE).address}
+    why = "it serves model another, this gateway model: their configuration or tokenizer differs"
+    assert refused == {other.address: why}
+    assert [(log["event"], log["address"], log["reason"]) for log in logs] == [("worker refused", other.address, why)]
 
 
 async def test_that_an_id_was_forgotten_is_said_until_the_worker_takes_another(server: RedisServer, client: Client):

@@ -6,7 +6,7 @@ places it, waits for news, and places it again after an attempt failed. No other
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import NoReturn, Protocol
@@ -22,7 +22,7 @@ from services.gateway.dispatch.descriptions import describe_entry, describe_work
 from services.gateway.dispatch.entry import LedgerEntry
 from services.gateway.dispatch.fleet import Fleet, LiveWorker
 from services.gateway.dispatch.ledger import Ledger, LedgerObserver
-from services.gateway.dispatch.links import LinkRefused, WorkerLink
+from services.gateway.dispatch.links import LinkRefused, WorkerLink, of_another_model
 from services.gateway.dispatch.placement import Placement, PlacementObserver
 from services.gateway.dispatch.reader import Reader, Relays
 from services.gateway.dispatch.router import NoPlan, Policy
@@ -92,6 +92,7 @@ class Dispatcher:
         self._placement = Placement(self._ledger, self._fleet, policy, self._costs, observer, self._begin_again)
         self._tried = False  # every address that was known at the start
         self._told = len(self._links) > 0  # of all workers that there are
+        self._refused: Mapping[str, str] = {}
         self._bytes_moved: dict[str, tuple[WorkerId, int]] = {}  # by address: who reported last, and how many
         self._draining = False
         self._ended = False
@@ -104,12 +105,14 @@ class Dispatcher:
                 self._start_link(link)
             await asyncio.Event().wait()  # links come and go
 
-    def set_addresses(self, addresses: Iterable[str]) -> None:
+    def set_addresses(self, addresses: Iterable[str], refused: Mapping[str, str] | None = None) -> None:
         """Connects to addresses that are new, and closes links to addresses that are gone, while `run` runs.
 
         A link with a connected worker stays: its stream tells whether the worker lives, not the list.
+        refused: further workers, which do not fit, with the reason of each by its address.
         """
         self._told = True
+        self._refused = refused or {}
         wanted = set(addresses)
         for address in wanted - self._links.keys():
             self._links[address] = link = WorkerLink(address, self, self._access.channels)
@@ -210,7 +213,7 @@ class Dispatcher:
         if self._fleet.get(worker) is not None:
             raise LinkRefused("the same worker is connected under another address")
         if hello.model and self._access.model and hello.model != self._access.model:
-            raise LinkRefused("it serves another model: its configuration or tokenizer differs")
+            raise LinkRefused(of_another_model(hello.model, self._access.model))
         load = Load(available_blocks=hello.num_blocks)
         self._fleet.add(live := LiveWorker(worker, link, hello, load, self._loop.time()))
         for other in self._fleet.cut_off_from(live):
@@ -263,6 +266,11 @@ class Dispatcher:
 
     # For people
 
+    def refused(self) -> dict[str, str]:
+        """The workers that do not fit this gateway: the reason of each, by its address."""
+        links = {link.address: link.why_not for link in self._links.values() if link.refused and not link.connected}
+        return {**self._refused, **links}
+
     def describe(self) -> dict[str, object]:
         """The ledger and the live workers, as plain values."""
         now = self._loop.time()
@@ -273,6 +281,7 @@ class Dispatcher:
             "not_connected": [
                 {"address": link.address, "why": link.why_not} for link in self._links.values() if not link.connected
             ],
+            "refused": [{"address": address, "why": why} for address, why in self._refused.items()],
             "learned": asdict(self._costs.figures()),
         }
 

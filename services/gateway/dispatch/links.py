@@ -50,6 +50,11 @@ class LinkRefused(LinkLost):
     """The worker does not fit; another try helps only after one side was replaced."""
 
 
+def of_another_model(theirs: str, ours: str) -> str:
+    """Says why a worker is refused. theirs, ours: digests of the models of the worker and of the gateway."""
+    return f"it serves model {theirs[:12]}, this gateway {ours[:12]}: their configuration or tokenizer differs"
+
+
 class LinkListener(Protocol):
     """Is told what happens on the links. No method may wait."""
 
@@ -74,6 +79,7 @@ class WorkerLink:
         self._channels = channels
         self.tried = False  # a first session began, or could not
         self.why_not = "not tried so far"  # the reason why the last session ended, or none began
+        self.refused = False  # the last session ended since the worker does not fit
         self.clock_lead_s: float | None = None  # of the last worker that told its time, see `certain_lead_s`
         self._listener = listener
         self._session: _Session | None = None
@@ -106,6 +112,7 @@ class WorkerLink:
                 self.tried = True
                 foreseen = isinstance(error, LinkLost)
                 self.why_not = str(error) if foreseen else f"{type(error).__name__}: {error}"
+                self.refused = isinstance(error, LinkRefused)
                 greeted, self._session = self._session is not None, None
                 if greeted and foreseen:  # else a defect that every session meets would be met without a pause
                     backoff.reset()
@@ -128,7 +135,7 @@ class WorkerLink:
             self.clock_lead_s = _clock_lead_s(hello, asked_at, time.time())
             self._listener.worker_up(self, hello)
             self._session = session
-            self.tried = True
+            self.tried, self.refused = True, False
             log.info("worker connected", address=self.address, role=hello.role.value, worker=f"{session.worker:016x}")
             try:
                 await session.run()

@@ -178,6 +178,10 @@ async def test_a_worker_of_another_model_is_not_taken():
         await eventually(dispatcher.ready)
         await theirs.until(lambda: len(theirs.hellos) > 1)  # refused, and tried again
         assert list(counts.loads) == [ours.address]
+        why = "it serves model theirs, this gateway ours: their configuration or tokenizer differs"
+        assert dispatcher.refused() == {theirs.address: why}
+        theirs.hello = replace(theirs.hello, model="ours")
+        await eventually(lambda: not dispatcher.refused())  # another worker at its address
         task.cancel()
         await asyncio.wait([task])
 
