@@ -8,6 +8,7 @@
     a worker's end without progress            one of MAX_ATTEMPTS, and one of MAX_DEATHS
     the gateway's own stream to a living       none, where it had a token; otherwise it may be why the stream broke,
     worker broke                               and costs one of MAX_ATTEMPTS
+    numbers that are not finite                there is no next one: any worker would compute them
 
 A choice that was on two workers when they ended is a suspect: it may be what ended them. It goes on where no other
 choice without progress is, so that the third death shows who it was.
