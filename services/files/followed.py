@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -44,7 +44,7 @@ class FileContent:
     """A file as it was read. found: what the system says of the file that was read, whatever its path names by now."""
 
     path: Path
-    data: bytes
+    data: bytes = field(repr=False)  # may be secret
     found: os.stat_result
 
 
@@ -55,7 +55,7 @@ def read_file(path: Path, error: type[FileRefused] = FileRefused) -> FileContent
         try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise error(f"{path}: it is no file")
+                raise error(f"{path} cannot be read: it is no file")
             with open(descriptor, "rb", closefd=False) as file:
                 data = file.read(MAX_BYTES + 1)
         finally:

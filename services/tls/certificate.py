@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.files.followed import FileRefused
@@ -42,7 +42,7 @@ class Certificate:
     """A certificate with its key, as PEM, and those who sign the certificates of the other side."""
 
     chain: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     authorities: bytes | None = None  # None: the other side shows no certificate
 
     def load_into(self, context: ssl.SSLContext, password: str = "") -> None:
@@ -130,9 +130,15 @@ def _shake_hands(certificate: Certificate, password: str, *, shown_by_server: bo
 
 @contextmanager
 def as_file(content: bytes) -> Iterator[str]:
-    """A path of these bytes, for a library that reads nothing but files: what is tried is what was read."""
+    """A path of these bytes, for a library that reads nothing but files: what is tried is what was read.
+
+    Raises TlsError where no descriptor is left.
+    """
     if sys.platform == "linux":
-        descriptor = os.memfd_create("pem")  # is on no disk, and closed in children
+        try:
+            descriptor = os.memfd_create("pem")  # is on no disk, and closed in children
+        except OSError as error:
+            raise TlsError(f"no certificate can be tried at this moment: {error.strerror}") from error
         with open(descriptor, "wb") as file:
             file.write(content)
             file.flush()

@@ -1,23 +1,29 @@
 """TLS of connections that are not gRPC's: a server's to its clients, 1.3 and nothing older."""
 
 import ssl
-from contextlib import suppress
+
+import structlog
 
 from services.tls.certificate import Certificate
-from services.tls.files import CertificateFiles
+from services.tls.files import NOT_TAKEN, CertificateFiles
+
+log = structlog.get_logger()
 
 
 def server_context(files: CertificateFiles) -> ssl.SSLContext:
     """The context of a server that shows its clients the current certificate. Later connections get newer ones."""
-    used = files.current()
+    used = refused = files.current()
     first = newest = _context(used)
 
     def choose(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
-        nonlocal used, newest
+        nonlocal used, newest, refused
         if (certificate := files.current()) is not used:
-            with suppress(OSError):  # no descriptor is left, say; the next connection tries again
-                newest = _context(certificate)
-                used = certificate
+            try:
+                newest, used = _context(certificate), certificate
+            except Exception as error:  # no descriptor is left, say; the next connection tries again
+                if certificate is not refused:
+                    log.error(NOT_TAKEN, reason=repr(error))
+                refused = certificate
         connection.context = newest
 
     first.sni_callback = choose  # called at the start of each handshake, with and without a name

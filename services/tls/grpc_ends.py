@@ -77,8 +77,9 @@ def _server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
         nonlocal used
         if (certificate := files.current()) is used:
             return None
+        configuration = _configuration(certificate)  # where that fails, gRPC goes on with the older one and asks again
         used = certificate
-        return _configuration(certificate)
+        return configuration
 
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used), newer, require_client_authentication=used.authorities is not None

@@ -1,5 +1,6 @@
 """What befalls one member of a running `baton up`, its program, its certificate or its keys file, reaches no other."""
 
+import os
 import resource
 import signal
 import sys
@@ -128,3 +129,19 @@ def _opener(client: openai.OpenAI) -> Callable[[], bool]:
         return True
 
     return opens
+
+
+@long
+@row(73)
+def test_a_pipe_in_the_place_of_the_keys_file_holds_no_gateway_up(stack: Members):
+    """It answers, and SIGTERM ends it. None starts before there is a file again."""
+    content, gateway = stack.keys.read_bytes(), stack.child("gateway")
+    stack.keys.unlink()
+    os.mkfifo(stack.keys, 0o600)
+    wait_until(lambda: stack.gateway.metric("baton_files_refused_seconds", files="keys") > 0, 30, "the refusal")
+    gateway.terminate()
+    gateway.wait(30)
+    stack.keys.unlink()
+    stack.keys.write_bytes(content)
+    stack.keys.chmod(0o600)
+    stack.heal()

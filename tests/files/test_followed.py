@@ -176,6 +176,7 @@ async def test_files_that_are_wrong_for_a_moment_are_refused_once_and_tried_agai
 SEAMS = {  # what fails, by the subjects that use it
     "os.open": SUBJECTS,
     "os.fstat": SUBJECTS,
+    "os.memfd_create": ("mtls", "tls", "redis"),
     "ssl.SSLContext.load_cert_chain": ("mtls", "tls", "redis"),
     "ssl.SSLContext.load_verify_locations": ("mtls", "redis"),
     "ssl.SSLContext.wrap_bio": ("mtls", "tls", "redis"),

@@ -14,6 +14,7 @@ from services.tls.certificate import TlsError
 from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.roles import CertificateRole
 from tests.certificates import BOTH_SIDES, HOUR, Certificates, Key
+from tests.failures import FAILURES, failing
 from tests.gateway.running_api import running_api
 from tests.tls.test_clients import NAMES, front, serial_seen, trusting
 
@@ -121,6 +122,23 @@ async def test_clients_keep_the_older_certificate_beside_a_key_that_tls_cannot_u
         assert await serial_seen(api.port, context) == first
         certificates.paths(*NAMES, directory="front")
         assert await serial_seen(api.port, context) != first
+
+
+async def test_clients_are_shown_the_older_certificate_while_a_newer_one_cannot_be_loaded(
+    certificates: Certificates, authority: Authority
+) -> None:
+    context = trusting(authority)
+    async with running_api(tls=front(certificates.paths(*NAMES, directory="front"))) as api:
+        first = await serial_seen(api.port, context)
+        for failure in FAILURES:
+            certificates.paths(*NAMES, directory="front")
+            with capture_logs() as logs, failing("services.tls.contexts._context", failure):
+                for _ in range(3):
+                    assert await serial_seen(api.port, context) == first
+            assert [line["log_level"] for line in logs] == ["info", "error"], logs
+            newer = await serial_seen(api.port, context)
+            assert newer != first
+            first = newer
 
 
 def test_where_there_is_no_better_one_clients_are_shown_one_that_has_ended(certificates: Certificates) -> None:
