@@ -1,4 +1,4 @@
-"""Variants of config.json with one setting changed: Baton either computes what `transformers` does, or refuses it.
+"""Variants of config.json with one setting changed or left out: Baton computes what `transformers` does, or refuses.
 
 The settings are those of the configuration classes of `transformers`, so that a new version brings its own, and those
 of `INTERESTING`. A variant is refused by name; where a shape no longer fits the weights, the tensor is named.
@@ -47,6 +47,7 @@ _SET = {  # values of settings whose default says nothing of their type
     "sliding_window": 7,
     "transformers_version": "4.30.0",
 }
+LEFT_OUT = object()  # in place of a value: the setting is not in config.json
 _NOT_RUN = {"return_dict": "`transformers` itself cannot generate with it"}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _YARN = {**YARN_ROPE, "original_max_position_embeddings": 16}
@@ -129,21 +130,22 @@ INTERESTING: tuple[tuple[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One setting of one family's config.json, and its other value."""
+    """One setting of one family's config.json, and its other value or `LEFT_OUT`."""
 
     family: str
     key: str
     value: Any
 
     def __str__(self) -> str:
-        return f"{self.family}: {self.key} {self.value!r}"
+        return f"{self.family}: {self.key} {'left out' if self.value is LEFT_OUT else repr(self.value)}"
 
 
 def variants_of(family: str) -> list[Variant]:
     """All variants of a family, in one order."""
     values = FAMILIES[family][0]().to_dict() | GenerationConfig._get_default_generation_params()
-    ours = [(key, _other(key, value)) for key, value in values.items() if key not in ("model_type", *_NOT_RUN)]
-    return [Variant(family, key, value) for key, value in (*ours, *INTERESTING)]
+    names = [key for key in values if key not in ("model_type", *_NOT_RUN)]
+    changed = [(key, _other(key, values[key])) for key in names]
+    return [Variant(family, key, value) for key, value in (*changed, *((key, LEFT_OUT) for key in names), *INTERESTING)]
 
 
 def _other(key: str, value: Any) -> Any:
@@ -173,6 +175,8 @@ class Tried:
     def check(self, variant: Variant) -> str:
         """Returns "equal" or the refusal. Raises AssertionError for everything else."""
         config = self._base | {variant.key: variant.value}
+        if variant.value is LEFT_OUT:
+            del config[variant.key]
         (self.directory / "config.json").write_text(json.dumps(config))
         tokens, logprobs, refusal = self._run(config)
         if refusal is not None:
