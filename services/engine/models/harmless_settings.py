@@ -99,3 +99,8 @@ def is_harmless(path: str, value: Any) -> bool:
     if path in _AT_VALUES:
         return value in _AT_VALUES[path]
     return value is None or path in _NAMES
+
+
+def is_known_to_matter(path: str) -> bool:
+    """Returns True for a setting that changes results at other values than those that `is_harmless` takes."""
+    return path in _AT_VALUES

@@ -7,7 +7,7 @@ that names it.
 
 from typing import Any, Self
 
-from services.engine.models.harmless_settings import is_harmless
+from services.engine.models.harmless_settings import is_harmless, is_known_to_matter
 from services.protocol.model_files.base import ModelError, Settings, require_float, require_int
 
 _SHOWN_CHARS = 60  # of a value in an error
@@ -94,8 +94,10 @@ class ConfigSettings:
     def refuse_unread(self) -> None:
         """Raises ModelError for settings, in objects too, that nobody has read and that are not known as harmless."""
         for key, value in self._values.items():
-            if key not in self._read and not is_harmless(".".join((*self._path, key)), value):
-                raise self.refusal(key, "is not supported: nothing reads it (remove it if it means nothing)")
+            path = ".".join((*self._path, key))
+            if key not in self._read and not is_harmless(path, value):
+                unknown = ": nothing reads it (remove it if it means nothing)"
+                raise self.refusal(key, f"is not supported{'' if is_known_to_matter(path) else unknown}")
         for section in self._sections.values():
             section.refuse_unread()
 

@@ -126,6 +126,13 @@ def test_published_models_with_one_setting_more_are_refused(name: str) -> None:
         parse_model_config(PUBLISHED[name] | {"some_scale": 2.0})
 
 
+@pytest.mark.parametrize(("setting", "is_unknown"), [("is_causal", False), ("some_multiplier", True)])
+def test_nobody_is_told_to_remove_a_setting_that_matters(setting: str, is_unknown: bool) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse_model_config(LLAMA | {setting: False})
+    assert ("remove it" in str(caught.value)) == is_unknown
+
+
 def test_what_the_gateway_reads_of_config_json_is_taken_as_read() -> None:
     assert parse(eos_token_id=[1, 2]) == parse()
     assert "eos_token_id" in CONFIG_KEYS
