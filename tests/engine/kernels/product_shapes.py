@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.nn import functional
 
 from services.engine.kernels.cpu import matmul
 from services.engine.kernels.cpu.amx import matmul as amx_matmul
@@ -73,30 +72,25 @@ def product_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterato
         bias = random(product.columns, dtype=dtype) if product.has_bias else None
         linear = make(product.columns, product.depth, dtype, bias)
         try:
-            found, gated = _multiply(linear, x, in_blocks=product.in_blocks)
+            found, *gated = _multiply(linear, x, in_blocks=product.in_blocks)
             assert_within_bound(found, x, weight, bias)
-            assert_gated(gated, found)
+            for each in gated:
+                assert_gated(each, found)
         except AssertionError as error:
             yield f"{product} {dtype}: {error}"
 
 
-def _multiply(linear: Linear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both products, with all rows at once or in blocks of rows."""
+def _multiply(linear: Linear, x: torch.Tensor, *, in_blocks: bool) -> tuple[torch.Tensor, ...]:
+    """The product, and the gated one if the kernel gates it, with all rows at once or in blocks of rows."""
     assert linear._kernel is not None
-    memory = linear._kernel._kernels._memory
-    memory.fill(POISON)
+    linear._kernel._kernels._memory.fill(POISON)
 
-    def both() -> tuple[torch.Tensor, torch.Tensor]:
-        return linear(x), linear.gated(x, _silu_mul)
+    def products() -> tuple[torch.Tensor, ...]:
+        kernel = linear._kernel
+        assert kernel is not None
+        return (kernel(x), kernel(x, gated=True)) if kernel.can_gate else (kernel(x),)
 
-    if in_blocks:
-        return the_team().by_rows(len(x), x.shape[1] * x.itemsize, both)
-    return both()
-
-
-def _silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+    return the_team().by_rows(len(x), x.shape[1] * x.itemsize, products) if in_blocks else products()
 
 
 def small_failures(dtype: torch.dtype, most: int | None, seed: int) -> Iterator[str]:
