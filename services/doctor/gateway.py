@@ -83,6 +83,7 @@ async def _look(client: httpx2.AsyncClient, *, rdma_here: bool) -> list[Finding]
         *check_not_connected(told.get("not_connected", ())),
         *check_refused(told.get("refused", ())),
         *check_roles(workers),
+        *check_fingerprints(workers),
         *check_clocks(workers, "the gateway's"),
         *check_pairs(pairs_of(metrics.text), workers, rdma_here=rdma_here),
     ]
@@ -129,6 +130,16 @@ def check_not_connected(links: Sequence[Mapping[str, str]]) -> list[Finding]:
     """Tells which workers a gateway knows and has no stream to. links: addresses, and why not."""
     advice = "look at the worker, the network, and TLS on both sides (--mtls)"
     return [error(each["address"], f"the gateway is not connected: {each['why']}", advice) for each in links]
+
+
+def check_fingerprints(workers: Sequence[Worker]) -> list[Finding]:
+    """Compares what workers compute with: of different fingerprints none hands over to the other."""
+    fingerprints = {str(worker["address"]): str(worker.get("fingerprint", "")) for worker in workers}
+    if len(set(fingerprints.values())) < 2:
+        return []
+    found = ", ".join(f"{address} {fingerprint[:12]}" for address, fingerprint in sorted(fingerprints.items()))
+    advice = "weights, dtype or block size differ: give all the same, and restart those that are behind"
+    return [warning("fingerprints", f"these do not all hand over to each other: {found}", advice)]
 
 
 def check_refused(workers: Sequence[Mapping[str, str]]) -> list[Finding]:

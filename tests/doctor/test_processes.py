@@ -21,7 +21,15 @@ from services.config.option import OptionError
 from services.doctor import handoffs
 from services.doctor.config import parse_gateway
 from services.doctor.finding import Level
-from services.doctor.gateway import ReadsOfPair, check_clocks, check_gateway, check_pairs, check_refused, check_roles
+from services.doctor.gateway import (
+    ReadsOfPair,
+    check_clocks,
+    check_fingerprints,
+    check_gateway,
+    check_pairs,
+    check_refused,
+    check_roles,
+)
 from services.doctor.handoffs import measure_handoffs
 from services.doctor.workers import check_workers
 from services.process import lifeline
@@ -280,6 +288,14 @@ def test_missing_roles_are_told() -> None:
     assert set(levels(check_roles(WORKERS))) == {"a:1", "b:1"}
     assert levels(check_roles(WORKERS[:1]))["decode workers"] is Level.ERROR
     assert levels(check_roles(WORKERS[1:]))["prefill workers"] is Level.NOTE
+
+
+def test_workers_of_different_weights_are_told_of():
+    workers = [{"address": f"{name}:1", "fingerprint": name} for name in "ab"]
+    (found,) = check_fingerprints(workers)
+    assert (found.level, "a:1 a, b:1 b" in found.found) == (Level.WARNING, True)
+    assert check_fingerprints(workers[:1]) == []
+    assert check_fingerprints([{"address": "a:1"}, {"address": "b:1"}]) == [], "an older gateway does not tell"
 
 
 def test_workers_that_a_gateway_refuses_are_noted_with_the_reason():

@@ -30,6 +30,7 @@ def describe_worker(worker: LiveWorker) -> dict[str, object]:
         "address": worker.link.address,
         "incarnation": f"{worker.id:016x}",
         "role": worker.hello.role.value,
+        "fingerprint": worker.hello.fingerprint,
         "protocol": f"{worker.hello.protocol_major}.{worker.hello.protocol_minor}",
         "running": worker.load.running,
         "waiting": worker.load.waiting,
