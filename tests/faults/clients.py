@@ -116,7 +116,7 @@ class BackgroundClient(Client):
         return self.text != self._ask().output_text
 
     def _ask(self, **fields: Any) -> Any:
-        words = " ".join(map(str, self.prompt[:20]))
+        words = " ".join(map(str, self.prompt[:5]))
         gateway = self._gateway if fields else self._reader
         return gateway.client.responses.create(
             model="tiny", input=words, temperature=0, max_output_tokens=self.num_tokens, **fields

@@ -14,10 +14,9 @@ import psutil
 import pytest
 
 from tests.e2e.stack import Endpoint, Stack, running_stack, wait_until
-from tests.faults.case import Case, Starts, case_of
+from tests.faults.case import Case, Starts
 from tests.faults.clients import BackgroundClient, Client, GrpcClient
 from tests.faults.rows import long, row
-from tests.faults.table import Verdict
 from tests.faults.up import UpStack
 from tests.redis_server import running_redis
 
@@ -87,7 +86,7 @@ def test_a_restart_with_another_model_in_the_directory_ends_with_the_reason(up: 
     assert "the old one goes on" in error
     assert up.children() == before
     case.settle()
-    assert up.gateway.metric("baton_worker_refused") == 0  # it is gone again
+    wait_until(lambda: up.gateway.metric("baton_worker_refused") == 0, 30, "the end of the refused worker's lease")
 
 
 @long
@@ -102,7 +101,8 @@ def test_a_restart_that_is_interrupted_twice_leaves_as_many_processes_as_there_w
     draining = up.restart()
     while not any(worker["draining"] for worker in up.gateway.ledger()["workers"]):
         assert draining.poll() is None, "no drain was seen"
-        case.stream(1)
+        if not any(client.is_alive() for client in case.clients):
+            case.stream(2)
     interrupt(draining)
     last = up.restart()
     while last.poll() is None:
@@ -116,21 +116,20 @@ def interrupt(restarting: "subprocess.Popen[str]") -> None:
     """Ctrl-C."""
     restarting.send_signal(signal.SIGINT)
     restarting.communicate(timeout=60)
-    assert restarting.returncode == 130
+    assert restarting.returncode != 0
     time.sleep(0.5)  # until the launcher has noticed
 
 
 @long
 @row(64)
-def test_sighup_drains_each_process(up: UpStack, case: Case):
-    """The launcher starts each again, and is the last one itself: with it all end."""
+def test_sighup_drains_each_process_and_sigusr1_does_nothing(up: UpStack, case: Case):
+    """The launcher starts each of them again."""
+    case.fault()
     for role in ("prefill", "decode", "gateway"):
         for pid in up.pids_of(role):
             os.kill(pid, signal.SIGUSR1)
             case.stream(2)
             case.stream(2, kind=GrpcClient)
-            if case.verdict is None and role == "prefill":
-                case.fault()
             os.kill(pid, signal.SIGHUP)
             wait_until(lambda pid=pid: not psutil.pid_exists(pid), 60, "the end of a drain")  # type: ignore[misc]
             up.heal()
@@ -139,28 +138,12 @@ def test_sighup_drains_each_process(up: UpStack, case: Case):
 
 @long
 @row(64)
-def test_sighup_to_the_launcher_ends_every_process_in_order(
-    model: Path, tmp_path: Path, record_property: Callable[[str, object], None]
-):
+def test_sighup_to_the_launcher_ends_every_process_in_order(model: Path, tmp_path: Path):
     stack = UpStack(model, tmp_path)
-    with stack.running(), case_of(stack, lambda _: None) as case:
-        children = stack.children()
+    with stack.running():
+        children, case = stack.children(), Case(stack, lambda _: None)
         clients = [*case.stream(2), *case.stream(2, kind=GrpcClient)]
         stack.process.send_signal(signal.SIGHUP)
         assert stack.process.wait(60) == 0
-        assert not any(client.is_lost() or client.is_wrong() for client in clients)
-        assert not any(psutil.pid_exists(pid) for pid in children)
-        case.verdict = Verdict()
-        case.stack = Ended(model)
-
-
-class Ended:
-    """A stack that has nothing to be healed."""
-
-    gateway: Endpoint
-
-    def __init__(self, model: Path) -> None:
-        self.model = model
-
-    def heal(self) -> None:
-        """Nothing is left."""
+    assert not any(client.is_lost() or client.is_wrong() for client in clients)
+    assert not any(psutil.pid_exists(pid) for pid in children)
