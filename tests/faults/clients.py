@@ -104,7 +104,8 @@ class BackgroundClient(Client):
             while response.status in ("queued", "in_progress"):
                 time.sleep(0.1)
                 response = self._reader.client.responses.retrieve(response.id)
-            self.text = response.output_text if response.status == "completed" else response.status
+            ended = response.status in ("completed", "incomplete")  # as it is at the limit of its tokens
+            self.text = response.output_text if ended else response.status
         except openai.APIError as error:
             self.broke = error
         finally:
@@ -113,7 +114,7 @@ class BackgroundClient(Client):
     def is_wrong(self) -> bool:
         """True where the answer to the same request, undisturbed and not in the background, is another one."""
         self.join(_HANGS_S)
-        return self.text != self._ask().output_text
+        return bool(self.text != self._ask().output_text)
 
     def _ask(self, **fields: Any) -> Any:
         words = " ".join(map(str, self.prompt[:5]))
