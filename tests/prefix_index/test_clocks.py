@@ -4,9 +4,9 @@ A clock that steps by an hour is, for a server that compares, the same as all ti
 way. So the tests step those times; and where `faketime` is installed, they step the clock of a real server.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
@@ -28,7 +28,7 @@ def lives_s(server: RedisServer) -> dict[str, float]:
     """How long each lease of the registry still lasts."""
     seconds, micros = server.admin.time()
     now = seconds + micros / 1e6
-    leases: Any = server.admin.zrange(LEASES, 0, -1, withscores=True)
+    leases = cast("list[tuple[bytes, float]]", server.admin.zrange(LEASES, 0, -1, withscores=True))
     return {id.decode(): score / 1e3 - now for id, score in leases}
 
 
@@ -53,14 +53,25 @@ async def test_no_worker_is_dead_or_lives_longer_for_a_step_of_the_clock(
     await assert_outlives(server, client, lambda: step_leases(server, LEASES, -step_s))
 
 
+@pytest.fixture(scope="module")
+def clocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RedisServer, FakeClock]]:
+    """A server, and its clock."""
+    directory: Path = tmp_path_factory.mktemp("clocked")
+    clock = FakeClock(directory / "clock")
+    with running_redis(directory, clock=clock) as server:
+        yield server, clock
+
+
 @needs(FAKETIME)
 @pytest.mark.parametrize("step_s", STEPS)
-async def test_no_worker_is_dead_or_lives_longer_for_a_step_of_a_real_clock(tmp_path: Path, step_s: float):
-    clock = FakeClock(tmp_path / "clock")
-    with running_redis(tmp_path, clock=clock) as server:
-        client = connect(server.url, timeout_s=PATIENCE_S)
-        await assert_outlives(server, client, lambda: clock.step(step_s))
-        await client.aclose()
+async def test_no_worker_is_dead_or_lives_longer_for_a_step_of_a_real_clock(
+    clocked: tuple[RedisServer, FakeClock], step_s: float
+):
+    server, clock = clocked
+    server.admin.flushall()
+    client = connect(server.url, timeout_s=PATIENCE_S)
+    await assert_outlives(server, client, lambda: clock.step(step_s))
+    await client.aclose()
 
 
 async def test_a_worker_that_died_before_the_clock_was_set_back_is_gone_when_its_lease_would_have_ended(
@@ -81,9 +92,7 @@ async def test_a_worker_that_died_before_the_clock_was_set_back_is_gone_when_its
     assert server.admin.smembers(DEAD) == {pack_id(BOB, 0).hex().encode()}
 
 
-async def test_the_sweep_goes_on_though_a_lock_lasts_longer_than_any_sweep(
-    server: RedisServer, client: Client, monkeypatch: pytest.MonkeyPatch
-):
+async def test_the_sweep_goes_on_though_a_lock_lasts_longer_than_any_sweep(server: RedisServer, client: Client):
     """Who had it died before the clock was set back by an hour."""
     now = [0.0]
     registry = Registry(client, clock=lambda: now[0])

@@ -6,8 +6,7 @@ tests step those times; and where `faketime` is installed, they step the clock o
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -31,23 +30,25 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield running
 
 
-@contextmanager
-def stepped_times(server: RedisServer, directory: Path) -> Iterator[tuple[RedisServer, Step]]:
-    server.admin.flushall()
-    yield server, lambda seconds: step_limits(server, -seconds)
+@pytest.fixture(scope="module")
+def stepped_times(plain: RedisServer) -> tuple[RedisServer, Step]:
+    return plain, lambda seconds: step_limits(plain, -seconds)
 
 
-@contextmanager
-def stepped_clock(server: RedisServer, directory: Path) -> Iterator[tuple[RedisServer, Step]]:
+@pytest.fixture(scope="module")
+def stepped_clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RedisServer, Step]]:
+    directory = tmp_path_factory.mktemp("clocked")
     clock = FakeClock(directory / "clock")
-    with running_redis(directory, clock=clock) as other:
-        yield other, clock.step
+    with running_redis(directory, clock=clock) as running:
+        yield running, clock.step
 
 
-@pytest.fixture(params=[stepped_times, pytest.param(stepped_clock, marks=needs(FAKETIME))])
-def stepping(request: pytest.FixtureRequest, plain: RedisServer, tmp_path: Path) -> Iterator[tuple[RedisServer, Step]]:
-    with request.param(plain, tmp_path) as found:
-        yield found
+@pytest.fixture(params=["stepped_times", pytest.param("stepped_clock", marks=needs(FAKETIME))])
+def stepping(request: pytest.FixtureRequest) -> tuple[RedisServer, Step]:
+    """A server without keys, and what steps its clock."""
+    server, step = request.getfixturevalue(request.param)
+    server.admin.flushall()
+    return server, step
 
 
 class Gateway(RedisQuotas):
@@ -57,8 +58,8 @@ class Gateway(RedisQuotas):
 
 
 @asynccontextmanager
-async def gateway_of(server: RedisServer) -> AsyncIterator[Gateway]:
-    client = connect(server.url, 60)
+async def gateway_of(server: RedisServer, timeout_s: float = 60) -> AsyncIterator[Gateway]:
+    client = connect(server.url, timeout_s)
     made = Gateway(client, CircuitBreaker(asyncio.get_running_loop().time), lambda: made.now)
     await made.beat()
     try:
@@ -207,3 +208,26 @@ async def test_gateways_that_redis_lost_have_their_part_until_their_leases_would
         one.now += 0.2
         await one.beat()
         assert one.num_gateways == 1
+
+
+@pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
+async def test_what_redis_granted_too_late_is_undone_whatever_its_clock_says(
+    stepped_times: tuple[RedisServer, Step], step_s: float
+):
+    server, step = stepped_times
+    server.admin.flushall()
+    async with gateway_of(server, timeout_s=0.3) as one, gateway_of(server) as other:
+        await one.take(ask(0, 101, tokens_per_minute=100))  # the script is loaded
+        server.freeze()
+        try:
+            assert (await one.take(ask(1, requests_per_minute=2))).alone
+        finally:
+            server.thaw()
+        async with asyncio.timeout(60):
+            while not server.admin.keys("*:counted:lease-1"):
+                await asyncio.sleep(0.01)
+            step(step_s)
+            while one.alone:
+                await asyncio.sleep(0.05)
+                await one.beat()
+        assert (await other.take(ask(2, requests_per_minute=2))).requests_s == pytest.approx(30, abs=1)

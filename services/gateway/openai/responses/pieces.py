@@ -23,7 +23,10 @@ def _counted(logprobs: Mapping[int, bytes]) -> Iterator[tuple[int, int]]:
 
 
 def cut_items(output: Sequence[Mapping[str, Any]], pieces: bytes) -> list[OutputItem]:
-    """Returns the items of a kept response's `output`, cut as they were when they grew."""
+    """Returns the items of a kept response's `output`, cut as they were when they grew.
+
+    Raises ValueError, KeyError, TypeError or IndexError for what `pieces_of` did not make.
+    """
     return [
         _cut(index, item, *cuts) for index, (item, cuts) in enumerate(zip(output, orjson.loads(pieces), strict=True))
     ]
@@ -40,6 +43,8 @@ def _cut(
     else:
         part = listed["content"][0]
         text, entries = part["text"], part.get("logprobs", [])
+    if sum(lengths) != len(text) or any(length < 0 for length in lengths):
+        raise ValueError(f"the pieces of {listed['id']} do not make up its text")
     item.pieces = [text[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
     ends = pairwise(accumulate((count for _, count in counts), initial=0))
     for (number, _), (start, end) in zip(counts, ends, strict=True):

@@ -19,7 +19,7 @@ class StoreUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What the owner of a lease hears when it renews it.
+    """The answer to the owner of a lease who renews it.
 
     end_wanted: the response's end was asked for meanwhile. over: the response counts as lost, and has ended for all
     others; the lease is not renewed. lost: nothing is kept under the response's id.

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.machine import FAKETIME, needs
 from tests.redis_server import FakeClock, RedisServer, running_redis
 
 LIFETIME_S, LEASE_S = 0.5, 0.4
+Happens = Callable[[RedisServer], Coroutine[Any, Any, None]]
 UNENDED, LATER, ENDED = b"{}\n[]\nunended", b"{ }\n[]\nunended", b"{}\n[]\n[]"
 
 
@@ -166,9 +168,7 @@ async def restart(server: RedisServer) -> None:
 
 
 @pytest.mark.parametrize("happens", [empty, fill, make_read_only, freeze, restart])
-async def test_no_owner_is_dead_that_could_not_renew_its_lease(
-    server: RedisServer, happens: Callable[[RedisServer], Awaitable[None]]
-):
+async def test_no_owner_is_dead_that_could_not_renew_its_lease(server: RedisServer, happens: Happens):
     """Another gateway watches, and asks all the time, until a whole lease's time was good."""
     server.admin.flushall()
     client = connect(server.url, timeout_s=0.2)
@@ -210,8 +210,23 @@ async def test_what_is_not_there_is_not_said_to_be_gone_while_redis_may_have_los
     await client.aclose()
 
 
+async def test_what_is_not_there_is_gone_where_redis_was_only_away(server: RedisServer):
+    server.admin.flushall()
+    client = connect(server.url, timeout_s=0.2)
+    store = RedisResponseStore(client, CircuitBreaker(time.monotonic), 60, lease_s=LEASE_S)
+    assert await store.get("a", "resp_1") is None
+    await freeze(server)
+    while True:
+        with suppress(StoreUnavailable):
+            assert await store.get("a", "resp_1") is None
+            break
+        await asyncio.sleep(0.01)
+    assert await store.get("a", "resp_1") is None
+    await client.aclose()
+
+
 @pytest.mark.parametrize("full", [fill, make_read_only])
-async def test_a_redis_that_takes_nothing_is_read(server: RedisServer, full: Callable[[RedisServer], Awaitable[None]]):
+async def test_a_redis_that_takes_nothing_is_read(server: RedisServer, full: Happens):
     client = connect(server.url, timeout_s=5)
     store = RedisResponseStore(client, CircuitBreaker(time.monotonic), 60)
     assert await store.put("a", "resp_1", b"x")
