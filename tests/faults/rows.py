@@ -58,13 +58,15 @@ ROWS = {
     48: "prefill and decode silent towards each other",
     49: "a firewall refuses a living worker's port",
     50: "every process restarted in turn by SIGTERM",
-    71: "a child cannot be executed for a while",
-    72: "a renewed certificate that TLS cannot use",
-    73: "a key revoked while descriptors are out",
     61: "gateway drained under streams of any door alone",
     62: "restart with another model in the directory",
     63: "restart interrupted twice",
     64: "SIGHUP to each process under load",
+    65: "a child cannot be executed for a while",
+    66: "a renewed certificate that TLS cannot use",
+    67: "a key revoked while descriptors are out",
+    68: "Redis away under background responses",
+    69: "Redis' clock an hour back or forth",
 }
 
 

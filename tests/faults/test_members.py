@@ -62,7 +62,7 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mem
 
 
 @long
-@row(71)
+@row(65)
 def test_a_child_whose_program_is_away_is_started_when_it_is_back(stack: Members, case: Case):
     before, killed, python = stack.children(), stack.child("decode"), Path(stack.python)
     others = before - {killed.pid}
@@ -79,7 +79,7 @@ def test_a_child_whose_program_is_away_is_started_when_it_is_back(stack: Members
 
 
 @long
-@row(72)
+@row(66)
 def test_a_certificate_that_tls_cannot_use_keeps_the_older_one_in_use(stack: Members, case: Case):
     """A decode worker that dies meanwhile comes back when the certificate can be used."""
     assert stack.certificates is not None
@@ -99,7 +99,7 @@ def test_a_certificate_that_tls_cannot_use_keeps_the_older_one_in_use(stack: Mem
 
 
 @long
-@row(73)
+@row(67)
 def test_a_key_that_is_revoked_while_descriptors_are_out_opens_nothing_afterwards(stack: Members, case: Case):
     id, key = add_key(stack.keys, "acme", [Right.API], 0, RateLimits())
     gateway = stack.child("gateway")
@@ -132,7 +132,7 @@ def _opener(client: openai.OpenAI) -> Callable[[], bool]:
 
 
 @long
-@row(73)
+@row(67)
 def test_a_pipe_in_the_place_of_the_keys_file_holds_no_gateway_up(stack: Members):
     """It answers, and SIGTERM ends it. None starts before there is a file again."""
     content, gateway = stack.keys.read_bytes(), stack.child("gateway")

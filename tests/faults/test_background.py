@@ -1,0 +1,197 @@
+"""Background responses of two gateways whose Redis is killed, frozen, full, read-only or emptied while they run.
+
+The gateways are in this process, with short leases; test_responses.py has processes, with the real ones.
+
+No gateway may take the other for dead, throw an answer away, or change an end that it told.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from services.gateway.openai.responses.redis_store import RedisResponseStore
+from services.prefix_index.breaker import CircuitBreaker
+from services.prefix_index.redis_client import connect
+from tests.faults.rows import long
+from tests.gateway.openai.responses.test_official_client import say
+from tests.gateway.running_api import Api, running_api
+from tests.redis_server import RedisServer, running_redis
+
+TEXT = "Hello, world"
+LEASE_S, AWAY_S = 0.8, 1.2
+GOING_ON = {"queued", "in_progress"}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as running:
+        yield running
+
+
+@asynccontextmanager
+async def gateway(server: RedisServer) -> AsyncIterator[Api]:
+    """A gateway with a store in Redis, which it watches."""
+    client = connect(server.url, timeout_s=0.3)
+    store = RedisResponseStore(client, CircuitBreaker(time.monotonic), 600, lease_s=LEASE_S)
+    following = asyncio.create_task(store.follow())
+    try:
+        async with running_api(response_store=store) as api:
+            yield api
+    finally:
+        following.cancel()
+        await client.aclose()
+
+
+async def begun(api: Api, lasts_s: float) -> str:
+    """Begins a background response that lasts so long; returns its id."""
+    say(api, TEXT)
+    api.generator.script.pause_s = lasts_s / len(api.tokens(TEXT))
+    answer = await api.http.post("/v1/responses", json={"input": "Hi", "background": True})
+    assert answer.status_code == 200
+    return str(answer.json()["id"])
+
+
+async def status(api: Api, response_id: str) -> str:
+    """The status of a response, or that of the answer where it is none."""
+    try:
+        answer = await api.http.get(f"/v1/responses/{response_id}")
+    except httpx2.TransportError as error:
+        return repr(error)
+    return str(answer.json()["status"] if answer.status_code == 200 else answer.status_code)
+
+
+class Watch:
+    """What clients that ask all the time hear of one response at one gateway."""
+
+    def __init__(self, api: Api, response_id: str) -> None:
+        self.heard: list[str] = []
+        self._api, self._id = api, response_id
+
+    async def run(self) -> None:
+        while True:
+            self.heard.append(await status(self._api, self._id))
+            await asyncio.sleep(0.03)
+
+    def check(self) -> None:
+        """An end is final, and nobody was told that there is no such response, or that it failed."""
+        assert set(self.heard) <= GOING_ON | {"completed", "503"}, self.heard
+        told = [each for each in self.heard if each != "503"]
+        assert told == sorted(told, key=["queued", "in_progress", "completed"].index), told
+
+
+def full(server: RedisServer) -> None:
+    server.admin.config_set("maxmemory-policy", "noeviction")
+    server.admin.config_set("maxmemory", 1)
+
+
+FAULTS: dict[str, tuple[Callable[[RedisServer], object], Callable[[RedisServer], object]]] = {
+    "killed": (RedisServer.kill, RedisServer.start),
+    "full": (full, lambda server: server.admin.config_set("maxmemory", 0)),
+    "frozen": (RedisServer.freeze, RedisServer.thaw),
+    "read-only": (
+        lambda server: server.admin.config_set("min-replicas-to-write", 1),
+        lambda server: server.admin.config_set("min-replicas-to-write", 0),
+    ),
+    "emptied": (lambda server: server.admin.flushall(), lambda server: None),
+}
+
+
+async def run_through(server: RedisServer, fault: str) -> None:
+    """One response runs through the fault, one ends within it. Both are as if there had been none."""
+    break_it, mend_it = FAULTS[fault]
+    async with AsyncExitStack() as stack:
+        own, other = [await stack.enter_async_context(gateway(server)) for _ in range(2)]
+        ids = [await begun(own, lasts_s) for lasts_s in (2.5 * AWAY_S, 0.6 * AWAY_S)]
+        watches = [Watch(api, each) for api in (own, other) for each in ids]
+        watching = [asyncio.create_task(watch.run()) for watch in watches]
+        await asyncio.sleep(0.2)
+        break_it(server)
+        await asyncio.sleep(AWAY_S - 0.2)
+        async with asyncio.timeout(20):
+            while fault != "emptied" and watches[1].heard[-1] != "completed":  # its gateway has the answer
+                await asyncio.sleep(0.05)
+        assert (await other.http.delete(f"/v1/responses/{ids[0]}")).status_code in (400, 503)
+        mend_it(server)
+        async with asyncio.timeout(20):
+            while [watch.heard[-1] for watch in watches] != ["completed"] * 4:
+                assert not any(task.done() for task in watching), await asyncio.gather(*watching)
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(LEASE_S)
+        for task in watching:
+            task.cancel()
+        for watch in watches:
+            watch.check()
+        for each in ids:
+            found = (await other.http.get(f"/v1/responses/{each}")).json()
+            assert found["output"][0]["content"][0]["text"] == TEXT
+            assert found == (await own.http.get(f"/v1/responses/{each}")).json()
+            assert (await other.http.delete(f"/v1/responses/{each}")).status_code == 200
+        await asyncio.sleep(0.5 * LEASE_S)
+        for api in (own, other):
+            assert [await status(api, each) for each in ids] == ["404", "404"]
+
+
+async def test_a_background_response_is_not_lost_with_redis_that_is_full(server: RedisServer):
+    await run_through(server, "full")
+
+
+@long
+@pytest.mark.parametrize("fault", sorted({*FAULTS} - {"full"}))
+async def test_a_background_response_is_not_lost_with_a_redis_that_is_gone_hangs_or_loses_all(
+    server: RedisServer, fault: str
+):
+    await run_through(server, fault)
+
+
+async def ended_here(own: Api, other: Api, server: RedisServer) -> str:
+    """A response that ended while Redis took nothing: its gateway alone has it. Returns its id."""
+    response_id = await begun(own, 0.02)
+    full(server)
+    async with asyncio.timeout(20):
+        while await status(own, response_id) != "completed":
+            await asyncio.sleep(0.02)
+    assert await status(other, response_id) in GOING_ON
+    return response_id
+
+
+async def test_an_answer_that_its_gateway_holds_is_read_and_continued_there_and_cannot_be_deleted(server: RedisServer):
+    async with gateway(server) as own, gateway(server) as other:
+        response_id = await ended_here(own, other, server)
+        turn = {"input": "Go on", "previous_response_id": response_id}
+        assert (await own.http.post("/v1/responses", json=turn)).status_code == 200
+        assert (await own.http.get(f"/v1/responses/{response_id}/input_items")).status_code == 200
+        events = await own.http.get(f"/v1/responses/{response_id}?stream=true")
+        assert "response.completed" in events.text
+        assert (await own.http.delete(f"/v1/responses/{response_id}")).status_code == 503
+        assert (await own.http.post(f"/v1/responses/{response_id}/cancel")).status_code == 400
+        server.admin.config_set("maxmemory", 0)
+        async with asyncio.timeout(20):
+            while await status(other, response_id) != "completed":
+                await asyncio.sleep(0.05)
+        assert (await own.http.delete(f"/v1/responses/{response_id}")).status_code == 200
+        await asyncio.sleep(0.5 * LEASE_S)
+        assert [await status(api, response_id) for api in (own, other)] == ["404", "404"]
+
+
+async def test_what_was_taken_for_lost_stays_so_and_its_gateway_ends_it(server: RedisServer):
+    """The gateway alone lost its Redis for longer than its lease; the response is deleted meanwhile, or not."""
+    async with gateway(server) as own, gateway(server) as other:
+        kept, deleted = [await begun(own, 3.0) for _ in range(2)]
+        while [await status(other, each) for each in (kept, deleted)] != ["in_progress"] * 2:
+            await asyncio.sleep(0.05)
+        for each in (kept, deleted):  # as if they had run out, and this gateway had claimed them
+            server.admin.set(f"baton:response-lease:default:{each}", "over")
+        assert [await status(other, each) for each in (kept, deleted)] == ["failed", "failed"]
+        assert (await other.http.delete(f"/v1/responses/{deleted}")).status_code == 200
+        async with asyncio.timeout(20):
+            while own.generator.running:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5 * LEASE_S)
+        for api in (own, other):
+            assert await status(api, kept) == "failed"
+            assert await status(api, deleted) == "404"
