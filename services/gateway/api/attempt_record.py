@@ -14,6 +14,7 @@ from services.config import WorkerRole
 from services.protocol.frames import Timing
 
 MAX_KEPT = 32  # attempts of one request
+_NOT_BEGUN = frozenset({"too_large", "not_now"})  # ends of attempts that their workers refused as they came
 
 
 class Decision(Protocol):
@@ -112,6 +113,12 @@ class AttemptRecords:
     def is_full(self) -> bool:
         """True when the next attempt's record will not be kept."""
         return len(self._kept) >= MAX_KEPT
+
+    @property
+    def computed_nothing(self) -> bool:
+        """True when no worker has begun any of these attempts."""
+        refused = (record.ends and all(end.reason in _NOT_BEGUN for end in record.ends) for record in self._kept)
+        return self.number == len(self._kept) and all(refused)
 
     def add(self, record: AttemptRecord) -> None:
         """Keeps the record of a further attempt, or counts it."""

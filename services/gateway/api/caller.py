@@ -24,7 +24,8 @@ class Quota(Protocol):
     def admit(self, record: RequestRecord) -> AbstractAsyncContextManager[None]:
         """Counts a request, of which the prompt's tokens are known, for as long as the `async with` block runs.
 
-        At the end it counts the tokens that were generated. Raises ApiError, 429, where a limit is reached. The record
+        At the end it counts the tokens that were generated; or nothing of the request, where the block raises
+        GenerationError before a worker has begun it. Raises ApiError, 429, where a limit is reached. The record
         gets what is left.
         """
 

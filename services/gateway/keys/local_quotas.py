@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from services.gateway.api.generation import Refusal
 from services.gateway.keys.entry import RateLimits
-from services.gateway.keys.quota import Ask, Taken
+from services.gateway.keys.quota import Ask, Taken, without
 from services.gateway.keys.rates import WINDOW_S, fill, part_of
 
 
@@ -38,6 +38,10 @@ class LocalQuotas:
         """See QuotaStore."""
         self.end(ask, taken, generated)
 
+    async def undo(self, ask: Ask, taken: Taken, generated: int) -> None:
+        """See QuotaStore."""
+        self.take_back(ask, taken)
+
     def look_at_share(self, ask: Ask, share: int) -> Taken:
         """Returns what `take_share` would, and counts nothing."""
         return _judged(self._counts.get(ask.key_id) or _Counts(), ask, share, self._clock())
@@ -63,6 +67,14 @@ class LocalQuotas:
         if (limit := ask.limits.tokens_per_minute) is not None:
             counts, part = self._counts[ask.key_id], part_of(limit, taken.share)
             counts.tokens_empty = max(counts.tokens_empty, self._clock()) + generated * WINDOW_S / part
+
+    def take_back(self, ask: Ask, taken: Taken) -> None:
+        """Does what `undo` does."""
+        self.stop(ask)
+        now, counts = self._clock(), self._counts[ask.key_id]
+        levels = Taken(counts.requests_empty - now, counts.tokens_empty - now, share=taken.share)
+        before = without(ask, levels)
+        counts.requests_empty, counts.tokens_empty = now + before.requests_s, now + before.tokens_s
 
     def stop(self, ask: Ask) -> None:
         """Counts a request as running no more."""

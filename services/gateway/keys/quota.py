@@ -6,17 +6,17 @@ They are looked at when it comes, count it when its prompt is known, and are set
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from services.gateway.api.errors import ApiError
-from services.gateway.api.generation import Refusal
+from services.gateway.api.generation import GenerationError, Refusal
 from services.gateway.api.limits_left import LimitLeft
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.keys.entry import RateLimits
-from services.gateway.keys.rates import WINDOW_S, part_of, remaining
+from services.gateway.keys.rates import WINDOW_S, part_of, remaining, unfill
 
 _NO_TIME_S = 1.0  # until another try, where nobody can say when a running request ends
 
@@ -68,6 +68,9 @@ class QuotaStore(Protocol):
     async def settle(self, ask: Ask, taken: Taken, generated: int) -> None:
         """Ends a request that was let in, and counts the tokens that were generated for it. Never fails."""
 
+    async def undo(self, ask: Ask, taken: Taken, generated: int) -> None:
+        """Ends a request that was let in and for which nothing was done: it no longer counts. Never fails."""
+
 
 class KeyQuota:
     """The limits of one key: a Quota."""
@@ -92,10 +95,16 @@ class KeyQuota:
         ask = Ask(self._key_id, self._limits, secrets.token_hex(8), (record.prompt_tokens or 0) + record.cut_tokens)
         taken = await self._store.take(ask)
         self._judge(record, ask, taken)
+        ending = self._store.settle
         try:
             yield
+        except GenerationError:
+            if record.attempts.computed_nothing:
+                record.limits_left = limits_left(self._limits, without(ask, taken))
+                ending = self._store.undo
+            raise
         finally:
-            self._settle(ask, taken, record.generated_tokens or 0)
+            self._finish(ending(ask, taken, record.generated_tokens or 0))
 
     def _judge(self, record: RequestRecord, ask: Ask, taken: Taken) -> None:
         record.limits_left = limits_left(self._limits, taken)
@@ -103,11 +112,19 @@ class KeyQuota:
             self._refused(taken.refusal)
             raise _refusal(taken.refusal, taken.wait_s, self._limits, ask.tokens)
 
-    def _settle(self, ask: Ask, taken: Taken, generated: int) -> None:
+    def _finish(self, ending: Coroutine[Any, Any, None]) -> None:
         # A task of its own: a request that is cancelled has to be settled too.
-        task = asyncio.create_task(self._store.settle(ask, taken, generated))
+        task = asyncio.create_task(ending)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+
+
+def without(ask: Ask, taken: Taken) -> Taken:
+    """Returns the levels as they were before a request was let in."""
+    requests, tokens = ask.limits.requests_per_minute, ask.limits.tokens_per_minute
+    requests_s = 0.0 if requests is None else unfill(taken.requests_s, 1, part_of(requests, taken.share))
+    tokens_s = 0.0 if tokens is None else unfill(taken.tokens_s, ask.tokens, part_of(tokens, taken.share))
+    return replace(taken, requests_s=requests_s, tokens_s=tokens_s)
 
 
 def limits_left(limits: RateLimits, taken: Taken) -> list[LimitLeft]:

@@ -32,6 +32,11 @@ def fill(level_s: float, cost: float, limit: float) -> Fill:
     return Fill(filled)
 
 
+def unfill(level_s: float, cost: float, limit: float) -> float:
+    """Returns how full a bucket is without `cost` units that `fill` let in."""
+    return max(0.0, level_s - cost * WINDOW_S / limit)
+
+
 def remaining(level_s: float, limit: int) -> int:
     """Returns how many units there is room for now."""
     return max(0, math.floor((WINDOW_S - level_s + _ROUNDING_S) * limit / WINDOW_S))

@@ -79,9 +79,7 @@ class RedisQuotas:
 
     async def settle(self, ask: Ask, taken: Taken, generated: int) -> None:
         """See QuotaStore. Where Redis does not answer, the request's lease ends by itself, and its answer is free."""
-        ours, other = self._seen, self._counted_alone
-        if taken.alone:
-            ours, other = other, ours
+        ours, other = self._stores(taken)
         ours.end(ask, taken, generated)
         other.stop(ask)
         self._renewed.pop(ask.lease, None)
@@ -92,6 +90,27 @@ class RedisQuotas:
             self._answered()
         except UNREACHABLE as error:
             self._unreachable(began, error)
+
+    async def undo(self, ask: Ask, taken: Taken, generated: int) -> None:
+        """See QuotaStore. Where Redis does not answer, it is told with a later beat."""
+        ours, other = self._stores(taken)
+        ours.take_back(ask, taken)
+        other.stop(ask)
+        self._renewed.pop(ask.lease, None)
+        if taken.alone:
+            return
+        self._note_unanswered(ask)
+        if (began := self._breaker.let_through()) is None:
+            return
+        try:
+            await self._undo_unanswered()
+            self._answered()
+        except UNREACHABLE as error:
+            self._unreachable(began, error)
+
+    def _stores(self, taken: Taken) -> tuple[LocalQuotas, LocalQuotas]:
+        """Returns the store that has counted a request, and the other one."""
+        return (self._counted_alone, self._seen) if taken.alone else (self._seen, self._counted_alone)
 
     async def follow(self) -> None:
         """Beats until it is cancelled."""

@@ -16,7 +16,15 @@ from starlette.routing import Route
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.config import Right
-from services.gateway.api.generation import Delta, Refusal
+from services.gateway.api.generation import (
+    Delta,
+    GenerationError,
+    Overloaded,
+    Refusal,
+    Stopping,
+    TooLarge,
+    Unavailable,
+)
 from services.gateway.http.application import Application
 from services.gateway.http.operation import ErrorAnswer
 from services.gateway.keys.authentication import Keys
@@ -272,3 +280,37 @@ async def test_requests_that_only_tokenize_are_refused_before_any_work(limited: 
         key = bearer(keys.by_path[path])
         assert [(await api.http.post(path, json=TEXT, headers=key)).status_code for _ in range(2)] == [200, 200]
         assert (await api.http.post(path, json=long, headers=key)).status_code == 429
+
+
+BEFORE_WORK = [
+    Overloaded("the first token is expected in 9 s", 1, Refusal.SLO),
+    Overloaded("the first token is expected in 9 s", 1, Refusal.DEADLINE),
+    Overloaded("others wait", 1, Refusal.SHARE),
+    Overloaded("in flight"),
+    Unavailable("nobody"),
+    Stopping("the gateway ends"),
+    TooLarge("for all"),
+]
+
+
+@pytest.mark.parametrize("error", BEFORE_WORK, ids=lambda error: f"{type(error).__name__} {error}")
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses"])
+async def test_a_request_that_is_refused_before_work_does_not_count(
+    limited: tuple[Api, Limited], error: GenerationError, path: str
+):
+    """Neither as a request, nor with the tokens of its prompt; the answer says what is left without it."""
+    api, keys = limited
+    body = {"/v1/completions": {"prompt": "Hi"}, "/v1/responses": {"input": "Hi"}}.get(path, MESSAGE)
+    for number in range(1, 4):
+        api.generator.error = error
+        refused = await api.http.post(path, json={"model": MODEL, **body}, headers=bearer(keys.by_both))
+        assert refused.status_code in (400, 429, 503, 529), refused.text
+        assert refused.json()["error"].get("code") != "rate_limit_exceeded"
+        left = [
+            value
+            for name, value in refused.headers.items()
+            if name.endswith(("remaining-requests", "requests-remaining"))
+        ]
+        assert left == ["1"], number
+    api.generator.error = None
+    assert [(await post(api, keys.by_both)).status_code for _ in range(2)] == [200, 429]

@@ -77,7 +77,7 @@ async def assert_alike(one: QuotaStore, other: QuotaStore, steps: list[int | Non
         if step is None and live:
             ended, taken = live.pop(0)
             for store, each in zip(stores, taken, strict=True):
-                await store.settle(ended, each, 1)
+                await (store.undo if number % 2 else store.settle)(ended, each, 1)
         elif step is not None:
             wanted = ask(number, step, **limits)
             in_redis, here = [await store.take(wanted) for store in stores]
@@ -317,6 +317,22 @@ async def test_whether_requests_of_other_gateways_still_run_is_asked_again(serve
         assert (await one.look(ask(0, max_concurrent=1))).refusal is None
         assert server.admin.keys("*:counted:") == []  # of a look
         assert (await one.take(ask(3, max_concurrent=1))).refusal is None
+
+
+async def test_a_request_that_is_undone_no_longer_counts_at_any_gateway(server: RedisServer):
+    limits = {"requests_per_minute": 3, "tokens_per_minute": 30, "max_concurrent": 3}
+    async with gateways(server, 2) as (one, other):
+        asks = [ask(n, 10, **limits) for n in range(3)]
+        taken = [await one.take(each) for each in asks]
+        assert (await other.take(ask(7, 10, **limits))).refusal is not None
+        for each, answer in zip(asks[:2], taken, strict=False):
+            await one.undo(each, answer, 0)
+            await one.undo(each, answer, 0)  # a repeated call changes nothing
+        again = [
+            (await gateway.take(ask(8 + n, 10, **limits))).refusal for n, gateway in enumerate((other, one, other))
+        ]
+        assert again[:2] == [None, None]
+        assert again[2] is not None
 
 
 async def test_the_tokens_of_an_answer_count_once_it_has_ended(server: RedisServer):
