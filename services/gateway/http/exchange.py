@@ -23,6 +23,9 @@ from services.gateway.http.http_protocol import REQUEST_BODY, STREAM_WRITER, Req
 
 BODY_TIMEOUT_S = 60.0
 
+# A browser must not take an answer, which may have a client's words in it, for a page or a script.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+
 _MAX_QUERY_FIELDS = 64
 
 STATUS_CLIENT_GONE = 499  # never sent, for logs and metrics alone
@@ -176,6 +179,7 @@ class Exchange:
         self._started = True
         self.record.status = status
         pairs = [(name.encode(), self.record.request_id.encode()) for name in self.envelope.id_headers]
+        pairs.append(NO_SNIFFING)
         if self.record.first_token is not None:
             pairs.append((b"server-timing", server_timing(self.record, monotonic()).encode()))
         if self.record.num_ignored_fields:

@@ -347,7 +347,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         body, phrase = error.envelope(), HTTPStatus(error.status).phrase
         head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        head += "x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
         self.transport.close()
 
     def _wait_for_head(self) -> None:

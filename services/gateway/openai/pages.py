@@ -14,7 +14,7 @@ from services.gateway.api.request_records import KEPT, RequestRecords
 from services.gateway.api.served_model import ServedModel
 from services.gateway.http.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.docs_page import render_docs
+from services.gateway.openai.docs_page import content_policy, render_docs
 
 HTML = "text/html; charset=utf-8"
 
@@ -91,6 +91,7 @@ class Documents:
     def __init__(self, document: Mapping[str, Any], tokenizer_info: Mapping[str, object] | None) -> None:
         self._document = orjson.dumps(document)
         self._page = render_docs(document)
+        self._policy = {"content-security-policy": content_policy(self._page)}
         self._tokenizer_info = tokenizer_info
 
     async def openapi(self, exchange: Exchange) -> None:
@@ -99,7 +100,7 @@ class Documents:
 
     async def page(self, exchange: Exchange) -> None:
         """Sends the same as a page."""
-        await exchange.respond(200, self._page, HTML)
+        await exchange.respond(200, self._page, HTML, self._policy)
 
     async def tokenizer_info(self, exchange: Exchange) -> None:
         """Sends what the model says of its tokenizer."""

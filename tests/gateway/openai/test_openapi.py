@@ -3,7 +3,9 @@
 import json
 import re
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,23 @@ async def test_the_page_shows_every_endpoint_and_field_and_asks_no_other_server(
     assert [each for each in (*document["paths"], *names) if f">{each}<" not in page] == []
     assert re.findall(r"(?:src|href)=\"(?!#|openapi\.json)[^\"]*", page) == []
     assert "at most 2048 entries" in page
+
+
+async def test_the_page_may_use_its_own_styles_and_scripts_and_nothing_else(api: Api):
+    response = await api.http.get("/docs")
+    policy = dict(rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    for element in ("script", "style"):
+        texts = re.findall(f"<{element}>(.*?)</{element}>", response.text, re.DOTALL)
+        hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in texts]
+        assert policy[f"{element}-src"] == " ".join(f"'sha256-{each}'" for each in hashes)
+        assert len(hashes) == response.text.count(f"<{element}") == 1
+    assert re.findall(r"\s(?:on[a-z]+|style)=|javascript:", response.text) == []
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/health", "/v1/models", "/nothing", "/v1/completions"])
+async def test_no_answer_s_type_is_guessed(api: Api, path: str):
+    assert (await api.http.get(path)).headers["x-content-type-options"] == "nosniff"
 
 
 async def test_what_a_model_says_of_its_tokenizer_is_shown_where_that_is_asked_for(api: Api):
