@@ -21,7 +21,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class AddressError(ValueError):
-    """Not the address of a worker, or one that is not to be connected to."""
+    """Text that is no host:port, or an address that no worker has."""
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -4,14 +4,14 @@ import asyncio
 import socket
 from pathlib import Path
 
-import grpc
 import numpy as np
 import pytest
 
 from kvtransfer.ids import WorkerId
 from services.config.hosts import AddressError, split_address
+from services.config.option import OptionError
 from services.prefix_index.registry import WorkerRecord
-from services.process.configs import OptionError, parse_workers
+from services.process.configs import parse_workers
 from services.protocol.capsule import Capsule
 from services.protocol.grpc_options import CLIENT_OPTIONS
 from services.protocol.messages import Submit, TakeFrom
@@ -134,8 +134,8 @@ async def test_a_host_that_is_called_as_a_scheme_is_a_host(tmp_path: Path, monke
     connections: list[asyncio.StreamWriter] = []
     async with await asyncio.start_unix_server(lambda _reader, writer: connections.append(writer), "9000"):
         async with Channels().open("unix:9000", CertificateRole.WORKER, CLIENT_OPTIONS) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await channel.unary_unary("/any/Method")(b"", timeout=1)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(channel.channel_ready(), 1)
         for writer in connections:
             writer.close()
     assert connections == []
