@@ -1,20 +1,29 @@
 """Grammars of single forms (a JSON schema, a regular expression, choices, a grammar), as text for llguidance."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark
 from pydantic import Field
 
 from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.gbnf import GbnfError, gbnf_to_lark
 from services.gateway.api.json_schema import close_objects
 
 MAX_CHARS = 1 << 16  # of a schema as JSON, a regular expression, a grammar, all choices together, structural tags
 MAX_CHOICES = 1024
 MAX_REASON = 500  # characters of the reason why a form is refused
-_MAX_RULES = 512  # in GBNF, whose translation takes the square of their number: 3,500 took 7.6 s
+_MAX_RULES = 512  # in GBNF
+
+_WITHOUT_TEXTS = re.compile("NoExtension")
+_TOO_COMPLEX = re.compile("TooComplex|fuel exhausted|limit.* exceeded")
+# Paths of Rust and Python, names of their types, files and packages.
+_INSIDE = re.compile(
+    r"::|\bf64\b|\bSome\(|\b(?:[A-Z][a-z0-9]+){2,}\b|\.(?:rs|py)\b|panicked"
+    r"|(?i:guidance|derivre|toktrie|serde|jsonschema)"
+)
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
 
@@ -77,8 +86,10 @@ def of_grammar(grammar: str, param: str) -> str:
             raise wrong(param, f"a grammar in GBNF must have at most {_MAX_RULES} rules.")
         try:
             grammar = gbnf_to_lark(grammar)
-        except Exception as error:  # the parser raises nothing more precise
+        except GbnfError as error:
             raise wrong(param, str(error)) from error
+        except RecursionError as error:
+            raise wrong(param, "it is nested too deeply.") from error
     return orjson.dumps({"grammars": [{"lark_grammar": grammar}]}).decode()  # whatever the text is
 
 
@@ -88,8 +99,27 @@ def lark_string(text: str) -> str:
 
 
 def wrong(param: str, reason: str) -> ApiError:
-    """400: a form that makes no grammar, or not one that can be followed."""
-    return invalid(f"Invalid '{param}': {reason.strip()[:MAX_REASON]}", param, "invalid_grammar")
+    """400: a form that makes no grammar, or not one that can be followed. reason: the library's, maybe."""
+    return invalid(f"Invalid '{param}': {_in_plain_words(reason.strip())[:MAX_REASON]}", param, "invalid_grammar")
+
+
+def _in_plain_words(reason: str) -> str:
+    """Returns a reason without the names that the library has for its own parts; what it quotes is the client's."""
+    if _WITHOUT_TEXTS.search(_unquoted(reason)):
+        return "it has no text, or none that goes on as it begins."
+    if _TOO_COMPLEX.search(_unquoted(reason)):
+        return "it is too complex to be followed."
+    parts = re.split(r"(; |\n)", reason)  # with what is between them
+    plain = "".join(
+        part + after
+        for part, after in zip(parts[::2], [*parts[1::2], ""], strict=True)
+        if not _INSIDE.search(_unquoted(part))
+    )
+    return plain.strip("; \n") or "it cannot be followed."
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "", text)
 
 
 def too_large(param: str) -> ApiError:
