@@ -99,9 +99,10 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **variables,
             )
-        except jinja2.TemplateError as error:
-            raise TemplateError(f"The model's chat template refuses these messages: {error.message}") from error
         except Exception as error:  # any error of the template's own code
+            if type(error) is jinja2.TemplateError:  # in the template's words: see `_raise`
+                words = f"The model's chat template refuses these messages: {error.message}"
+                raise TemplateError(words) from error
             raise TemplateError("The model's chat template cannot render these messages.") from error
         return _cut_at_mark(text, messages[-1]["content"]) if continue_final_message else text
 
