@@ -1,6 +1,5 @@
 """What Baton follows in files, each by its real reader: what a test may replace there, and what is in use."""
 
-import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -127,10 +126,7 @@ class Keys:
         return self._newer
 
     async def uses_newer(self) -> bool:
-        following = asyncio.create_task(self.followed.follow(interval_s=0.001))
-        await asyncio.wait([following], timeout=0.01)
-        following.cancel()
-        await asyncio.wait([following])
+        await self.followed.look()
         assert self._opens(self.kept)
         return not self._opens(self.revoked)
 

@@ -19,7 +19,7 @@ from tests.files.subjects import SUBJECTS, Subject, subjects
 
 NOBODY = 65534
 LOOKS = 2
-RETRY_S = 0.005
+RETRY_S = 0.001
 
 Mend = Callable[[], object]
 Trouble = Callable[[Path, bytes], Mend]  # makes a file wrong that is to have this content; returns what mends it

@@ -26,7 +26,7 @@ async def test_a_control_stream_that_cannot_be_opened_is_opened_a_moment_later(
     monkeypatch.setattr(kv_streams, "_RETRY_S", 0.01)
     twice = first(2)
     to_producer = lambda _, address, role, *__: role is CertificateRole.PREFILL and twice()
-    with failing("services.tls.grpc_ends.Channels.open", failure, to_producer) as failed:
+    with capture_logs(), failing("services.tls.grpc_ends.Channels.open", failure, to_producer) as failed:
         handle = await pair.gateway.hand_off(pair.prefill, pair.decode, PROMPT, 5)
         await pair.decode.until(lambda: pair.decode.ended(handle))
     assert len(failed) == 2
@@ -39,7 +39,7 @@ async def test_a_message_that_cannot_be_sent_breaks_its_stream_and_not_the_next_
     pair: Pair, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_streams, "_RETRY_S", 0.01)
-    with failing("services.worker.kv_streams.pack_to_producer", failure, first(1)) as failed:
+    with capture_logs(), failing("services.worker.kv_streams.pack_to_producer", failure, first(1)) as failed:
         handle = await pair.gateway.hand_off(pair.prefill, pair.decode, PROMPT, 5)
         await pair.decode.until(lambda: pair.decode.ended(handle))
     assert len(failed) == 1
@@ -60,7 +60,8 @@ async def test_a_read_that_cannot_begin_fails_at_once_and_the_next_one_works(fai
         gateway.connect(prefill_port) as prefill,
         gateway.connect(decode_port) as decode,
     ):
-        with failing("services.worker.kv_bytes.kv_pb2_grpc.KvBytesStub", failure, first(1)) as failed:
+        stub = "services.worker.kv_bytes.kv_pb2_grpc.KvBytesStub"
+        with capture_logs(), failing(stub, failure, first(1)) as failed:
             handle = await gateway.hand_off(prefill, decode, PROMPT, 5)
             await decode.until(lambda: decode.ended(handle), timeout_s=20)
         assert len(failed) == 1

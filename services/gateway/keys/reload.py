@@ -34,8 +34,12 @@ class FollowedKeys:
         """Looks at the file again and again, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
-            if await asyncio.to_thread(self._file.look):
-                log.info("keys reloaded", num_keys=len(self.keys))
+            await self.look()
+
+    async def look(self) -> None:
+        """Looks at the file once, and takes its keys where they are others."""
+        if await asyncio.to_thread(self._file.look):
+            log.info("keys reloaded", num_keys=len(self.keys))
 
     def _take(self, contents: Sequence[FileContent], older: KeysFile | None) -> KeysFile:
         file = keys_of(contents[0])
