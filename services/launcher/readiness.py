@@ -27,12 +27,13 @@ class NeverReady:
 
 
 Probe = Callable[[int], Awaitable[bool | NeverReady]]
+Serves = Callable[[int], Awaitable[bool]]  # a probe that always has hope
 
 _TIMEOUT_S = 2.0
 _DIRECT = (("grpc.enable_http_proxy", 0),)
 
 
-def grpc_serving(address: str, mtls: Path | None = None) -> Probe:
+def grpc_serving(address: str, mtls: Path | None = None) -> Serves:
     """True once the standard health service at host:port, a worker's, reports SERVING.
 
     mtls: directory with a certificate to ask with. Raises TlsError where that cannot be used.
@@ -122,7 +123,7 @@ async def _get(url: str) -> httpx2.Response | None:
     return answer if answer.status_code == httpx2.codes.OK else None
 
 
-def redis_answers(url: str) -> Probe:
+def redis_answers(url: str) -> Serves:
     """True once PING is answered."""
 
     async def probe(_: int) -> bool:

@@ -53,6 +53,7 @@ TEMPLATES = (
     "{{ loop.x.y }}", "{{ self.x.y }}", "{{ messages|sort(attribute='x') }}", "{{ joiner().x.y }}",
     "{{ ('a'|safe).x.y }}",
 )  # fmt: skip
+OF_OTHER_TYPES: tuple[Any, ...] = (5, "x", [[]], {"a": []})
 FIELDS: tuple[dict[str, Any], ...] = (
     *({"structured_outputs": {"regex": each}} for each in REGEX),
     *({"structured_outputs": {"grammar": each}} for each in GRAMMARS),
@@ -64,7 +65,7 @@ FIELDS: tuple[dict[str, Any], ...] = (
     *(
         {name: value}
         for name in ("stop", "logit_bias", "tools", "stream_options")
-        for value in (5, "x", [[]], {"a": []})
+        for value in OF_OTHER_TYPES
     ),
 )
 
