@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.processes import free_ports
-from tests.checkpoints import edit_json
+from tests.checkpoints import edit_json, plant
 
 
 def unknown_architecture(model: Path) -> str:
@@ -25,7 +25,12 @@ def truncated_file(model: Path) -> str:
     return "model.safetensors"
 
 
-@pytest.mark.parametrize("spoil", [unknown_architecture, truncated_file])
+def damaged_weight(model: Path) -> str:
+    plant(model, "model.norm.weight", 3, float("nan"))
+    return "numbers that are not finite"
+
+
+@pytest.mark.parametrize("spoil", [unknown_architecture, truncated_file, damaged_weight])
 def test_a_checkpoint_that_cannot_be_served_is_one_line_and_no_port(
     spoil: Callable[[Path], str], llama: Path, tmp_path: Path
 ):
