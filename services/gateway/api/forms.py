@@ -24,6 +24,7 @@ _INSIDE = re.compile(
     r"::|\bf64\b|\bSome\(|\b(?:[A-Z][a-z0-9]+){2,}\b|\.(?:rs|py)\b|panicked"
     r"|(?i:guidance|derivre|toktrie|serde|jsonschema)"
 )
+_PACKAGE = re.compile("(?i:llguidance|derivre|toktrie)")  # also where the client's own text has it
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
 
@@ -113,7 +114,7 @@ def _in_plain_words(reason: str) -> str:
     plain = "".join(
         part + after
         for part, after in zip(parts[::2], [*parts[1::2], ""], strict=True)
-        if not _INSIDE.search(_unquoted(part))
+        if not _INSIDE.search(_unquoted(part)) and not _PACKAGE.search(part)
     )
     return plain.strip("; \n") or "it cannot be followed."
 
