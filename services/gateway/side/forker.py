@@ -33,9 +33,9 @@ from services.gateway.side.job_process import serve_one_job
 from services.gateway.side.jobs import Jobs
 from services.process import lifeline
 
-_WAITING = 2  # processes that are forked ahead
+_WAITING = 4  # processes that are forked ahead, of 1 MiB each beside what they share
 _READ_BYTES = 1 << 18
-_STARVED = 0.25  # of its time on the clock: a job that the processors gave less was not the one that was slow
+_STARVED = 0.1  # of its time on the clock: a job that the processors gave less was not the one that was slow
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,8 @@ class Forker:
         """Serves the gateway until it closes its end."""
         self._answer(answer_frame(READY, JobEnd.DONE))
         while True:
-            self._fork_ahead()
+            if not self._running or not self._waiting:  # a fork takes longer than most jobs, whose answers would wait
+                self._fork_ahead()
             for key, _ in self._selector.select(self._until_next_deadline()):
                 if key.data is not None:
                     self._hear(key.data)
@@ -146,11 +147,16 @@ class Forker:
             part = process.pipe.recv(_READ_BYTES)
         except ConnectionError:
             part = b""
-        process.answer += part
-        if not part:
-            self._end(process, JobEnd.DIED)
-        elif len(process.answer) > head.answer_bytes:
+        answer = process.answer
+        answer += part
+        length = LENGTH.unpack_from(answer)[0] if len(answer) >= LENGTH.size else 0
+        if length > head.answer_bytes:
             self._end(process, JobEnd.SIZE)
+        elif length and len(answer) == LENGTH.size + length:
+            self._answer(answer_frame(head.number, JobEnd.DONE, answer[LENGTH.size :]))  # it need not wait for its end
+            self._end(process, None)
+        elif not part:
+            self._end(process, JobEnd.DIED)
 
     def _until_next_deadline(self) -> float | None:
         return min((max(0.0, _deadline(process) - monotonic()) for process in self._running.values()), default=None)
@@ -161,17 +167,14 @@ class Forker:
             self._end(process, JobEnd.TIME)
 
     def _end(self, process: _Process, end: JobEnd | None) -> None:
-        """Ends a job's process and answers. None: without an answer. DIED: unless it has just done its work."""
+        """Ends a job's process and says how it ended. None: nobody needs to know."""
         head = process.job
         assert head is not None
         del self._running[head.number]
         self._selector.unregister(process.pipe)
         process.pipe.close()
-        os.kill(process.pid, signal.SIGKILL)  # has no effect on one that exits
+        os.kill(process.pid, signal.SIGKILL)
         _, status, used = os.wait4(process.pid, 0)
-        if end is JobEnd.DIED and status == 0:
-            self._answer(answer_frame(head.number, JobEnd.DONE, process.answer))
-            return
         if end is JobEnd.DIED and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
             end = JobEnd.TIME
         if end is JobEnd.TIME and used.ru_utime + used.ru_stime < _STARVED * head.wall_ms / 1000:

@@ -2,7 +2,7 @@
 
     gateway ──▶ forker     the setup: its length, JSON. Then jobs: head, value. A head with no value ends its job.
     forker ──▶ job         the same head and value
-    job ──▶ forker         its answer, up to the end of the stream
+    job ──▶ forker         the length of its answer, the answer
     forker ──▶ gateway     head, answer. The first one, READY's, is empty: the forker has loaded what jobs need.
 
 Values and answers are JSON. Nothing is unpickled.
@@ -37,12 +37,11 @@ class JobEnd(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """The limits of one job. memory_bytes: beyond what every process has from the start. nice: as in nice(2)."""
+    """The limits of one job. memory_bytes: beyond what every process has from the start."""
 
     wall_s: float
     memory_bytes: int
     answer_bytes: int
-    nice: int = 0
 
 
 class JobHead(NamedTuple):
@@ -52,7 +51,6 @@ class JobHead(NamedTuple):
     wall_ms: int
     memory_bytes: int
     answer_bytes: int
-    nice: int
     length: int
 
 
@@ -64,7 +62,7 @@ class AnswerHead(NamedTuple):
     length: int
 
 
-_JOB_HEAD = struct.Struct("!QIQQBQ")
+_JOB_HEAD = struct.Struct("!QIQQQ")
 _ANSWER_HEAD = struct.Struct("!QBQ")
 JOB_HEAD_BYTES = _JOB_HEAD.size
 ANSWER_HEAD_BYTES = _ANSWER_HEAD.size
@@ -73,7 +71,7 @@ ANSWER_HEAD_BYTES = _ANSWER_HEAD.size
 def job_frame(number: int, limits: JobLimits, value: bytes) -> bytes:
     """Returns a job with its value; empty: the job that has this number is to end."""
     wall_ms = round(limits.wall_s * 1000)
-    head = JobHead(number, wall_ms, limits.memory_bytes, limits.answer_bytes, limits.nice, len(value))
+    head = JobHead(number, wall_ms, limits.memory_bytes, limits.answer_bytes, len(value))
     return _JOB_HEAD.pack(*head) + value
 
 

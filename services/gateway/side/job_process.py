@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Never
 
-from services.gateway.side.frames import JOB_HEAD_BYTES, JobHead, read_job_head
+from services.gateway.side.frames import JOB_HEAD_BYTES, LENGTH, JobHead, read_job_head
 from services.gateway.side.jobs import Jobs
 from services.process import lifeline
 
@@ -26,10 +26,12 @@ def serve_one_job(jobs: Jobs, pipe: socket.socket, forker: int) -> Never:
         _leave_all_but(pipe)
         lifeline.hold_to(forker)
         own = socket.socket(fileno=0)
+        jobs.warm_up()
         head = read_job_head(_receive(own, JOB_HEAD_BYTES))
         value = _receive(own, head.length)
         _limit(head)
-        own.sendall(jobs.do(value))
+        answer = jobs.do(value)
+        own.sendall(LENGTH.pack(len(answer)) + answer)
     except BaseException:  # nothing here is anybody else's: the forker sees that there is no whole answer
         os._exit(_FAILED)
     os._exit(0)
@@ -55,7 +57,6 @@ def _receive(pipe: socket.socket, length: int) -> bytes:
 
 def _limit(head: JobHead) -> None:
     """Sets the limits of this process. The forker watches the time, too: a second's rest is for its clock."""
-    os.nice(head.nice)
     seconds = ceil(head.wall_ms / 1000) + 1
     limits = {
         resource.RLIMIT_CPU: seconds,

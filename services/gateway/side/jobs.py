@@ -10,6 +10,8 @@ import orjson
 from services.gateway.side.frames import JobKind
 from services.gateway.text.chat_template import ChatTemplate, TemplateError
 
+_SMALL_JOB = orjson.dumps({"kind": JobKind.GRAMMAR, "grammar": 'start: "{" /[a-z]+/ "}"'})
+
 
 class Jobs:
     """Does jobs. What all of them need is loaded once, in the forker."""
@@ -26,6 +28,10 @@ class Jobs:
             JobKind.GRAMMAR: self._follow,
             JobKind.TEMPLATE: _render,
         }
+
+    def warm_up(self) -> None:
+        """Does a small job in a process that was just forked, so that the next one finds what it needs in memory."""
+        self.do(_SMALL_JOB)
 
     def do(self, value: bytes) -> bytes:
         """Returns the answer to a job's value, both JSON."""

@@ -37,7 +37,7 @@ MEMORY_BYTES = 256 << 20  # of a job, beside what every process has
 ANSWER_BYTES = 16 << 20  # of a job
 
 _SHORT = JobLimits(0.1, MEMORY_BYTES, ANSWER_BYTES)
-_LONG = JobLimits(LONGEST_S, MEMORY_BYTES, ANSWER_BYTES, nice=5)
+_LONG = JobLimits(LONGEST_S, MEMORY_BYTES, ANSWER_BYTES)
 _SHORT_TURNS = 3
 _LONG_TURNS = 3
 _MAX_WAITING = 64  # of one tenant

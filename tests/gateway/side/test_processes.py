@@ -1,6 +1,7 @@
 """Jobs in processes with limits: what is stopped, who waits for whom, and what is left when a process ends."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -45,11 +46,11 @@ async def render(processes: SideProcesses, source: str, tenant: str = "a") -> di
 
 
 async def started(processes: SideProcesses, source: str, tenant: str = "a") -> "asyncio.Task[dict[str, str]]":
-    """Returns a job once it has taken up some time of a process."""
+    """Returns a job once a process has it."""
     if processes.forker_pid is None:
         await render(processes, "")
     job = asyncio.create_task(render(processes, source, tenant))
-    while not any(sum(child.cpu_times()[:2]) > 0.05 for child in jobs_of(processes)):
+    while not busy_ones(processes):
         await asyncio.sleep(0.01)
         assert not job.done(), job.result()
     return job
@@ -61,17 +62,27 @@ def jobs_of(processes: SideProcesses) -> list[psutil.Process]:
     return psutil.Process(processes.forker_pid).children()
 
 
+def busy_ones(processes: SideProcesses) -> list[psutil.Process]:
+    """The processes that have a job: those have their limits."""
+    found = []
+    for each in jobs_of(processes):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if each.rlimit(psutil.RLIMIT_AS)[0] != psutil.RLIM_INFINITY:
+                found.append(each)
+    return found
+
+
 async def test_a_job_ends_at_its_time_and_its_process_is_gone(processes: SideProcesses) -> None:
     with pytest.raises(JobFailed) as failed:
         await render(processes, FOREVER)
     assert failed.value.end is JobEnd.TIME
-    assert not [each for each in jobs_of(processes) if sum(each.cpu_times()[:2]) > 0.05]
+    assert not busy_ones(processes)
     assert await render(processes, "{{ messages[0].content }}") == {"text": "x"}
 
 
 async def test_a_process_has_its_memory_and_no_more(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
-    (busy,) = [each for each in jobs_of(processes) if sum(each.cpu_times()[:2]) > 0.05]
+    (busy,) = busy_ones(processes)
     most, _ = busy.rlimit(psutil.RLIMIT_AS)
     assert busy.memory_info().vms <= most <= busy.memory_info().vms + MEMORY_BYTES
     assert busy.rlimit(psutil.RLIMIT_CORE) == busy.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
@@ -92,7 +103,7 @@ async def test_jobs_know_nothing_of_the_gateway_s_environment(
 
 async def test_a_job_that_nobody_waits_for_ends(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
-    (busy,) = [each for each in jobs_of(processes) if sum(each.cpu_times()[:2]) > 0.05]
+    (busy,) = busy_ones(processes)
     job.cancel()
     while busy.is_running() and busy.status() != psutil.STATUS_ZOMBIE:
         await asyncio.sleep(0.01)
