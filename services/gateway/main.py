@@ -136,9 +136,8 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
             serving(create_app(parts), listeners.http, context) as http,
             asyncio.TaskGroup() as group,
         ):
-            runners.processes.start()
             members = _members(dispatcher, grpc_server, process_metrics, followed, quotas)
-            members["forms and templates"] = runners.processes.run
+            members["forms and templates"] = partial(runners.processes.run, at_once=True)
             if parts.response_store is not None:
                 members["kept responses"] = parts.response_store.follow
             if redis is not None:

@@ -273,8 +273,8 @@ class ServingSettings:
     trust_request_chat_template: Annotated[
         bool,
         Option(
-            help="Take a chat template from the request that brings one. A template can keep the gateway busy for as "
-            "long as it likes, so this is for clients that are trusted."
+            help="Take a chat template from the request that brings one. It is rendered in a process that has limits: "
+            "1 s, 256 MiB."
         ),
     ] = False
     allowed_origins: Annotated[

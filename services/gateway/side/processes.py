@@ -79,19 +79,16 @@ class SideProcesses:
         self._short = Turns(_SHORT_TURNS, max_waiting=_MAX_WAITING, max_wait_s=_MAX_WAIT_S)
         self._long = Turns(_LONG_TURNS, max_waiting=_MAX_WAITING, max_wait_s=_MAX_WAIT_S)
 
-    def start(self) -> None:
-        """Has the forker started now, and not when there is a first job."""
-        self._wanted.set()
-
     @property
     def forker_pid(self) -> int | None:
         """The forker's process id; None: there is none now."""
         return None if self._process is None else self._process.pid
 
-    async def run(self) -> Never:
-        """Keeps a forker running from the first job on, until it is cancelled."""
+    async def run(self, *, at_once: bool = False) -> Never:
+        """Keeps a forker running from the first job on, or at once, until it is cancelled."""
         backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
-        await self._wanted.wait()
+        if not at_once:
+            await self._wanted.wait()
         while True:
             began = monotonic()
             status = await self._run_one()

@@ -11,7 +11,7 @@ class Crowded(Exception):
 
 
 class Turns:
-    """At most `slots` turns at a time, of one tenant one less where there are several.
+    """Gives at most `slots` turns at a time, to one tenant one less where there are several.
 
     So there is a turn at once for a tenant with little to do, unless several others have much.
     """
