@@ -87,7 +87,7 @@ async def test_a_process_has_its_memory_and_no_more(processes: SideProcesses) ->
     assert busy.memory_info().vms <= most <= busy.memory_info().vms + MEMORY_BYTES
     assert busy.rlimit(psutil.RLIMIT_CORE) == busy.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     job.cancel()
-    assert "cannot render" in (await render(processes, f"{{{{ 'a' * {MEMORY_BYTES} }}}}"))["error"]
+    assert "cannot render" in (await render(processes, f"{{{{ 'a' * {2 * MEMORY_BYTES} }}}}"))["error"]
 
 
 async def test_jobs_know_nothing_of_the_gateway_s_environment(
@@ -128,8 +128,11 @@ async def test_tenants_do_not_wait_for_each_other(processes: SideProcesses) -> N
 
 async def test_a_process_that_is_killed_fails_its_job_alone(processes: SideProcesses) -> None:
     job = await started(processes, FOREVER)
-    for each in jobs_of(processes):
+    killed = jobs_of(processes)
+    for each in killed:
         each.kill()
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in killed):
+        await asyncio.sleep(0.01)
     with pytest.raises(JobFailed) as failed:
         await job
     assert failed.value.end is JobEnd.DIED
