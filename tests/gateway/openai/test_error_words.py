@@ -62,11 +62,7 @@ FIELDS: tuple[dict[str, Any], ...] = (
     {"structured_outputs": {"structural_tag": "{"}},
     {"structured_outputs": {"structural_tag": {"format": {"type": "tag", "begin": 5}}}},
     {"structured_outputs": {"choice": []}},
-    *(
-        {name: value}
-        for name in ("stop", "logit_bias", "tools", "stream_options")
-        for value in OF_OTHER_TYPES
-    ),
+    *({name: value} for name in ("stop", "logit_bias", "tools", "stream_options") for value in OF_OTHER_TYPES),
 )
 
 
