@@ -107,6 +107,7 @@ def test_a_restart_that_is_interrupted_twice_leaves_as_many_processes_as_there_w
     last = up.restart()
     while last.poll() is None:
         case.stream(1)
+    last.communicate()
     assert last.returncode == 0
     wait_until(lambda: len(up.children()) == len(before), 60, "as many processes as there were")
     case.settle()
