@@ -91,6 +91,12 @@ async def test_a_gateway_keeps_reads_and_deletes_responses(clients: tuple[Client
     assert await store.put("default", "resp_1", b"words")
     assert await store.get("default", "resp_1") == b"words"
     assert await store.delete("default", "resp_1")
+    assert await store.get("default", "resp_1") is None
+    assert (await store.renew("default", "resp_1")).lost
+    assert await store.update("default", "resp_1", b"words", anew=True) == b"words"
+    await store.ask_for_end("default", "resp_1")
+    assert not await store.claim("default", "resp_1")
+    assert (await store.renew("default", "resp_1")).end_wanted
 
 
 async def test_a_gateway_counts_what_keys_use(clients: tuple[Client, Client]):
