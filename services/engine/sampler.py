@@ -42,23 +42,30 @@ def sample(logits: Tensor, batch: SamplingBatch, mask: Mask = _BY_TORCH.mask) ->
 
     NOT_FINITE stands for a token where the row's logits are not all finite. mask: see `HostOperations.mask`.
     """
-    strange = find_not_finite(logits)  # before anything is edited
-    output = _sample(logits, batch, mask)
+    if batch.only_likeliest and batch.edits is None:
+        chosen = likeliest(logits)
+        output, strange = StepOutput(chosen, None), find_not_finite(logits, chosen)
+    else:
+        strange = find_not_finite(logits)  # before anything is edited
+        output = _sample(logits, batch, mask)
     output.token_ids[strange] = NOT_FINITE
     return output
 
 
-def find_not_finite(logits: Tensor) -> np.ndarray:
+def find_not_finite(logits: Tensor, highest: np.ndarray | None = None) -> np.ndarray:
     """Returns the rows of logits (floating-point [N, vocab], on the CPU) that have NaN or infinities, int64[M].
 
-    By their bits, numbers above 0 are in the order of integers, and those below 0 in that of unsigned integers,
-    backwards; infinities come last, NaN behind them. numpy finds the largest integers fast: of 64 rows of 8,192
-    bfloat16 in 0.05 ms.
+    highest: what `likeliest` returns, where it is known; it halves the work. By their bits, numbers above 0 are in the
+    order of integers, and those below 0 in that of unsigned integers, backwards; infinities come last, NaN behind them.
+    numpy finds the largest integers fast: of 64 rows of 8,192 bfloat16 in 0.05 ms.
     """
     signed, unsigned, infinity = _BITS[logits.dtype]
     above = logits.view(signed).numpy()
     below, minus_infinity = above.view(unsigned), infinity | 1 << (8 * logits.dtype.itemsize - 1)
-    if not above.size or (_largest(above) < infinity and _largest(below) < minus_infinity):
+    if not above.size:
+        return NO_ROWS
+    tops = above if highest is None else above[np.arange(len(above)), highest]  # of NaN, whatever its sign, the first
+    if _largest(tops) < infinity and _largest(below) < minus_infinity:
         return NO_ROWS
     return np.flatnonzero((above.max(axis=1) >= infinity) | (below.max(axis=1) >= minus_infinity))
 
