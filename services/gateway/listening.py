@@ -24,8 +24,10 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 def inherit(fd: int) -> socket.socket:
     """Returns the launcher's socket, listening. It is one with that of another gateway, which may end before or after.
 
-    A connection that one of them has not accepted when it ends is thus the other's.
+    A connection that one of them has not accepted when it ends is thus the other's. No process that this one starts has
+    it as well: nobody would accept there.
     """
     listener = socket.socket(fileno=fd)
+    listener.set_inheritable(False)
     listener.listen(BACKLOG)
     return listener
