@@ -25,9 +25,11 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "intermediate_size": 192,
 }  # that AMX takes, too
-# Between kernels: the embedding's rows, angles of rotation, block tables, views; and what samples.
+# Between kernels: the embedding's rows, angles of rotation, block tables, views; what samples, and what looks whether a
+# chunk's last hidden state is finite.
 _NAMES = """
-    alias cat cos detach empty flatten index index_fill_ lift_fresh mul neg new_empty resolve_conj resolve_neg sin slice
+    alias all cat cos detach empty flatten index index_fill_ isfinite lift_fresh mul neg new_empty resolve_conj
+    resolve_neg sin slice
     split_with_sizes to unflatten unsqueeze view
 """
 OPERATORS = frozenset(f"aten.{name}" for name in _NAMES.split())
