@@ -162,7 +162,7 @@ def test_options_of_json_reach_the_schemas_in_tags() -> None:
         ({"type": "sequence", "elements": [ANY, text("a")]}, "put them last"),
         ({"type": "star", "content": ANY}, "put them last"),
         ({"type": "json_schema", "json_schema": False}, "matches nothing"),
-        ({"type": "grammar", "grammar": "root ::= ("}, "root"),
+        ({"type": "grammar", "grammar": "root ::= ("}, r"line 1: '\)' is expected"),
         (triggered(triggers=["<f=a", "<f", "<g>"]), "2 triggers begin the tag '<f=a>'"),
         (triggered(triggers=["<f="]), "0 triggers begin the tag '<g>'"),
         (triggered(triggers=["<f=", "<g>", "<h"]), "no tag begins with the trigger '<h'"),

@@ -39,7 +39,7 @@ class Fault:
 
     def open(self, address: str, **options: Any) -> Any:
         """As grpc.aio.insecure_channel."""
-        if address != self.worker.address:
+        if address != f"dns:///{self.worker.address}":
             return self.channel(address, **options)
         self.meet("connect")
         channel = self.channel(address, **options)
@@ -89,10 +89,11 @@ async def test_a_link_that_fails_is_logged_once_and_tried_again(
             victim.break_stream()
             link = stack.dispatcher._links[victim.address]
             number = 0
-            while fault.count < 4:
-                await eventually(lambda: link.connected or fault.count >= 4)
-                link.send(Abort(number := number + 1))
-                await asyncio.sleep(0.002)
+            async with asyncio.timeout(60):
+                while fault.count < 4:
+                    await eventually(lambda: link.connected or fault.count >= 4)
+                    link.send(Abort(number := number + 1))
+                    await asyncio.sleep(0.002)
             async with stack.dispatcher.generate(request()):
                 await other.submit()
         await stack.connected(2)
