@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from pydantic import Field
 
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.gbnf import GbnfError, gbnf_to_lark
+from services.gateway.api.gbnf import RULE_OF_GBNF, GbnfError, gbnf_to_lark
 from services.gateway.api.json_schema import close_objects
 
 MAX_CHARS = 1 << 16  # of a schema as JSON, a regular expression, a grammar, all choices together, structural tags
@@ -18,13 +18,15 @@ MAX_REASON = 500  # characters of the reason why a form is refused
 _MAX_RULES = 512  # in GBNF
 
 _WITHOUT_TEXTS = re.compile("NoExtension")
-_TOO_COMPLEX = re.compile("TooComplex|fuel exhausted|limit.* exceeded")
+_TOO_COMPLEX = re.compile("TooComplex|fuel exhausted|limit.* exceeded|too many expressions")
 # Paths of Rust and Python, names of their types, files and packages.
 _INSIDE = re.compile(
-    r"::|\bf64\b|\bSome\(|\b(?:[A-Z][a-z0-9]+){2,}\b|\.(?:rs|py)\b|panicked"
+    r"::|^<[\w-]+>$|\bf64\b|\bSome\(|\b(?:[A-Z][a-z0-9]+){2,}\b|\.(?:rs|py)\b|panicked"
     r"|(?i:guidance|derivre|toktrie|serde|jsonschema)"
 )
-_PACKAGE = re.compile("(?i:llguidance|derivre|toktrie)")  # also where the client's own text has it
+# Packages and their options, also where the client's own text has them.
+_PACKAGE = re.compile("(?i:llguidance|derivre|toktrie)|coerce_one_of")
+_PANIC = re.compile(r"^\W*panic", re.MULTILINE | re.IGNORECASE)  # all that follows is about the library's inside
 
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARS)]
 
@@ -81,8 +83,8 @@ def of_choices(choices: list[str], param: str) -> str:
 
 
 def of_grammar(grammar: str, param: str) -> str:
-    """Returns the grammar of a text in Lark's notation, or in GBNF, llama.cpp's, which has `::=`. Raises ApiError."""
-    if num_rules := grammar.count("::="):
+    """Returns the grammar of a text in Lark's notation, or in GBNF, llama.cpp's. Raises ApiError."""
+    if num_rules := len(RULE_OF_GBNF.findall(grammar)):
         if num_rules > _MAX_RULES:
             raise wrong(param, f"a grammar in GBNF must have at most {_MAX_RULES} rules.")
         try:
@@ -110,19 +112,19 @@ def _in_plain_words(reason: str) -> str:
         return "it has no text, or none that goes on as it begins."
     if _TOO_COMPLEX.search(_unquoted(reason)):
         return "it is too complex to be followed."
-    parts = re.split(r"(; |\n)", reason)  # with what is between them
+    parts = re.split(r"(; |\n|(?<=\.) |, (?=expected ))", _PANIC.split(reason)[0])  # with what is between them
     plain = "".join(
         part + after
         for part, after in zip(parts[::2], [*parts[1::2], ""], strict=True)
         if not _INSIDE.search(_unquoted(part)) and not _PACKAGE.search(part)
     )
-    return plain.strip("; \n") or "it cannot be followed."
+    return plain.strip(";, \n") or "it cannot be followed."
 
 
 def _unquoted(text: str) -> str:
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", "", text)
 
 
-def too_large(param: str) -> ApiError:
-    """400: a form that is too long."""
-    return invalid(f"Invalid '{param}': it must have at most {MAX_CHARS} characters.", param, "string_above_max_length")
+def too_large(param: str, words: str = f"it must have at most {MAX_CHARS} characters.") -> ApiError:
+    """400: a form that is too long, or becomes that."""
+    return invalid(f"Invalid '{param}': {words}", param, "string_above_max_length")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import orjson
 
+# The beginning of a rule, or of one that lacks a name: Lark has no such line, though it may have the sign elsewhere.
+RULE_OF_GBNF = re.compile(r"(?:\A|[\r\n])[ \t]*[\w-]*[ \t]*::=")
 _NAME = re.compile(r"[\w-]+")
 _RULE = re.compile(r"(?<=[\r\n])[\w-]+[ \t]*::=")  # begins after an empty alternative, too
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from services.gateway.api.gbnf import GbnfError, gbnf_to_lark
+from services.gateway.api.gbnf import RULE_OF_GBNF, GbnfError, gbnf_to_lark
 
 BYTES = LLTokenizer("byte", n_vocab=262, eos_token=261)
 NUM_GRAMMARS = 150
@@ -83,6 +83,23 @@ def test_what_is_nested_or_escaped_or_empty_means_what_it_says(grammar: str, ins
 def test_what_is_no_gbnf_is_refused_in_words(grammar: str, says: str):
     with pytest.raises(GbnfError, match=re.escape(says)):
         gbnf_to_lark(grammar)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "gbnf"),
+    [
+        ('root ::= "a"', True),
+        ('  root::="a"', True),
+        ('# a comment\r\n\troot ::= "a"', True),
+        ('root ::= "a"\rx ::= "b"', True),
+        ("::= x", True),
+        ('start: "a" // ::=', False),
+        ('start: "::=" /::=/', False),
+        ('// x ::= y\nstart: "a"', False),
+    ],
+)
+def test_a_grammar_is_gbnf_where_a_line_begins_as_its_rules_do(grammar: str, gbnf: bool):
+    assert bool(RULE_OF_GBNF.search(grammar)) == gbnf
 
 
 class Drawn:
