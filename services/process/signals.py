@@ -5,6 +5,8 @@ SIGTERM, SIGINT, SIGHUP   the first one drains the process, a further one ends i
 SIGUSR1, SIGUSR2          nothing: they mean nothing here, and must not end a service
 SIGQUIT                   ends the process at once, as the kernel does
 SIGPIPE                   nothing, as in any Python program
+
+A process that ends with its parent, which drains, takes no notice of the first two lines' signals.
 """
 
 import asyncio
@@ -23,6 +25,13 @@ def heeded() -> list[signal.Signals]:
 def ignore_meaningless() -> None:
     """Ignores signals that would end a process and mean nothing here. Children inherit that."""
     for number in _MEANINGLESS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def leave_to_parent() -> None:
+    """Ignores the signals that end a process, too: for one that its parent needs until that has drained."""
+    ignore_meaningless()
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
 

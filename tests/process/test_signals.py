@@ -65,3 +65,16 @@ def test_a_signal_that_was_ignored_at_the_beginning_stays_ignored(number: signal
         started.send_signal(number)
         started.send_signal(signal.SIGTERM)
         assert said(started) == "ends"
+
+
+def test_a_process_that_is_left_to_its_parent_takes_no_notice_of_signals():
+    program = (
+        "from services.process.signals import leave_to_parent; leave_to_parent(); print('ready', flush=True); input()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        assert said(started) == "ready"
+        for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+            started.send_signal(number)
+        started.communicate("\n")
+        assert started.returncode == 0

@@ -4,8 +4,10 @@ What a client sends is turned into one of llguidance's notations, and compiled o
 grammar that is wrong or too costly is refused with the library's words, before any work is done for it.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self
 
@@ -24,6 +26,7 @@ from services.gateway.api.forms import (
     of_grammar,
     of_regex,
     of_schema,
+    too_large,
     wrong,
 )
 from services.gateway.api.strict import Strict
@@ -31,6 +34,7 @@ from services.gateway.api.structural_tag import StructuralTag, TagFields
 from services.gateway.api.tag_grammar import of_tag
 from services.gateway.side.frames import JobEnd, JobKind
 from services.gateway.side.processes import LONGEST_S, MEMORY_BYTES, JobFailed, NoJobs, SideProcesses
+from services.protocol.sampling import MAX_GRAMMAR
 
 _MAX_KNOWN = 4096  # grammars that are known to be right or wrong
 _DIGEST_BYTES = 32
@@ -140,6 +144,15 @@ def grammar_of(
     tokens: those that marks may have (`Tokenizer.marks`). Raises ApiError. A grammar of some size takes long to
     translate: this is not for the event loop.
     """
+    grammar, param = _grammar_of(response_format, structured, tokens)
+    if len(grammar) > MAX_GRAMMAR:  # a translation is longer than what the client wrote
+        raise too_large(param, "the grammar that it becomes is too large.")
+    return grammar, param
+
+
+def _grammar_of(
+    response_format: ResponseFormat | None, structured: StructuredOutputs | None, tokens: Mapping[str, int]
+) -> tuple[str, str]:
     if response_format is not None and response_format.type != "text":
         if structured is not None:
             raise invalid("'response_format' and 'structured_outputs' exclude each other.", "structured_outputs")
@@ -171,26 +184,51 @@ def _of_structured(wanted: StructuredOutputs, tokens: Mapping[str, int]) -> str:
     return of_schema({"type": "object"}, wanted.style, "structured_outputs")
 
 
+@dataclass(slots=True)
+class _Running:
+    """A check that runs. num_waiting: those who asked for it and still wait."""
+
+    reason: "asyncio.Task[str]"
+    num_waiting: int = 0
+
+
 class GrammarChecks:
     """Has grammars followed for one token before they are sent to workers, in processes that have limits.
 
-    What was found is kept, of those that were refused as well.
+    What was found is kept, of those that were refused as well. All of a tenant who ask for one grammar at a time wait
+    for one job; tenants do not, since the job of another may be behind all else of that tenant.
     """
 
     def __init__(self, processes: SideProcesses) -> None:
         self._processes = processes
         self._known: OrderedDict[bytes, str] = OrderedDict()  # why not, or empty, by digest; least recently used first
+        self._running: dict[tuple[bytes, str], _Running] = {}  # by digest and tenant
 
     async def check(self, grammar: str, param: str, tenant: str) -> None:
         """Raises ApiError for a grammar that workers could not follow. `param`: the field that it comes from."""
         digest = blake2b(grammar.encode(), digest_size=_DIGEST_BYTES).digest()
         if digest not in self._known:
-            self._known[digest] = await self._why_not(grammar, tenant)
+            self._known[digest] = await self._shared(digest, grammar, tenant)
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         self._known.move_to_end(digest)
         if reason := self._known[digest]:
             raise wrong(param, reason)
+
+    async def _shared(self, digest: bytes, grammar: str, tenant: str) -> str:
+        """Returns what `_why_not` does. That ends when nobody waits for it any more."""
+        key = digest, tenant
+        if (running := self._running.get(key)) is None:
+            running = self._running[key] = _Running(asyncio.create_task(self._why_not(grammar, tenant)))
+        running.num_waiting += 1
+        try:
+            return await asyncio.shield(running.reason)
+        finally:
+            running.num_waiting -= 1
+            if not running.num_waiting or running.reason.done():
+                running.reason.cancel()
+                if self._running.get(key) is running:
+                    del self._running[key]
 
     async def _why_not(self, grammar: str, tenant: str) -> str:
         """Returns why the grammar cannot be followed at a cost that can be borne; empty: it can. Raises ApiError."""

@@ -29,13 +29,13 @@ from services.gateway.side.frames import (
     answer_frame,
     read_job_head,
 )
-from services.gateway.side.job_process import serve_one_job
+from services.gateway.side.job_process import NOT_BEGUN, TIME_SIGNAL, serve_one_job
 from services.gateway.side.jobs import Jobs
 from services.process import lifeline
+from services.process.signals import leave_to_parent
 
 _WAITING = 4  # processes that are forked ahead, of 1 MiB each beside what they share
 _READ_BYTES = 1 << 18
-_STARVED = 0.1  # of its time on the clock: a job that the processors gave less was not the one that was slow
 
 
 @dataclass(slots=True, eq=False)
@@ -124,18 +124,17 @@ class Forker:
 
     def _handed_to(self, frame: bytes) -> _Process:
         """Hands a job to a process, and returns that. Raises OSError where none can be forked."""
-        while self._waiting:
-            process = self._waiting.popleft()
+        while True:
+            forked_ahead = bool(self._waiting)
+            process = self._waiting.popleft() if forked_ahead else self._fork()
             try:
                 process.pipe.sendall(frame)
-            except OSError:  # it was killed while it waited
+                return process
+            except OSError:  # it was killed while it waited, or could not begin
                 process.pipe.close()
                 os.waitpid(process.pid, 0)
-            else:
-                return process
-        process = self._fork()
-        process.pipe.sendall(frame)
-        return process
+                if not forked_ahead:
+                    raise
 
     def _hear(self, process: _Process) -> None:
         """Takes a part of a job's answer, or its end."""
@@ -164,7 +163,7 @@ class Forker:
     def _end_late_ones(self) -> None:
         now = monotonic()
         for process in [process for process in self._running.values() if _deadline(process) <= now]:
-            self._end(process, JobEnd.TIME)
+            self._end(process, JobEnd.STARVED)
 
     def _end(self, process: _Process, end: JobEnd | None) -> None:
         """Ends a job's process and says how it ended. None: nobody needs to know."""
@@ -173,12 +172,11 @@ class Forker:
         del self._running[head.number]
         self._selector.unregister(process.pipe)
         process.pipe.close()
-        os.kill(process.pid, signal.SIGKILL)
-        _, status, used = os.wait4(process.pid, 0)
-        if end is JobEnd.DIED and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-            end = JobEnd.TIME
-        if end is JobEnd.TIME and used.ru_utime + used.ru_stime < _STARVED * head.wall_ms / 1000:
-            end = JobEnd.STARVED
+        if end is not JobEnd.DIED:
+            os.kill(process.pid, signal.SIGKILL)
+        _, status = os.waitpid(process.pid, 0)
+        if end is JobEnd.DIED:
+            end = _meaning(status)
         if end is not None:
             self._answer(answer_frame(head.number, end))
 
@@ -186,6 +184,17 @@ class Forker:
         view = memoryview(frame)
         while view:
             view = view[os.write(self._out, view) :]
+
+
+def _meaning(status: int) -> JobEnd:
+    """Returns how a job ended whose process ended itself, or was ended by others. status: as `waitpid` has it."""
+    match os.waitstatus_to_exitcode(status):
+        case code if code == -TIME_SIGNAL:
+            return JobEnd.TIME
+        case code if code in (NOT_BEGUN, -signal.SIGKILL):  # the kernel's, where memory is short, or a person's
+            return JobEnd.NO_PROCESS
+        case _:
+            return JobEnd.DIED
 
 
 def _deadline(process: _Process) -> float:
@@ -210,8 +219,7 @@ def _read(fd: int, length: int) -> bytes:
 def main() -> None:
     """Runs the forker. Its input and output are pipes of the gateway."""
     lifeline.hold()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    leave_to_parent()
     jobs = Jobs(_read_setup(0))
     gc.collect()
     gc.freeze()  # so that no collection in a fork writes to what it shares

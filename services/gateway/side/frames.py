@@ -28,17 +28,22 @@ class JobEnd(IntEnum):
     """The ways in which a job ends. The numbers are on the wire."""
 
     DONE = 0
-    TIME = 1  # it was not done within its limit
-    STARVED = 2  # likewise, and the machine let it run for a small part of that time
+    TIME = 1  # it used the processor for as long as it may
+    STARVED = 2  # the processors did not give it that time, nor was it done
     SIZE = 3  # its answer is too large
-    DIED = 4  # by its memory limit, or otherwise
-    NO_PROCESS = 5  # there was none for it
+    DIED = 4  # by its memory limit, or otherwise through what it did
+    NO_PROCESS = 5  # there was none for it, or others ended that
 
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """The limits of one job. memory_bytes: beyond what every process has from the start."""
+    """The limits of one job.
 
+    cpu_s: on a processor. wall_s: on the clock, for machines that have no processor free for it.
+    memory_bytes: beyond what every process has from the start.
+    """
+
+    cpu_s: float
     wall_s: float
     memory_bytes: int
     answer_bytes: int
@@ -48,6 +53,7 @@ class JobHead(NamedTuple):
     """The head of a job. length: of its value, in bytes; 0: the job is to end."""
 
     number: int
+    cpu_ms: int
     wall_ms: int
     memory_bytes: int
     answer_bytes: int
@@ -62,7 +68,7 @@ class AnswerHead(NamedTuple):
     length: int
 
 
-_JOB_HEAD = struct.Struct("!QIQQQ")
+_JOB_HEAD = struct.Struct("!QIIQQQ")
 _ANSWER_HEAD = struct.Struct("!QBQ")
 JOB_HEAD_BYTES = _JOB_HEAD.size
 ANSWER_HEAD_BYTES = _ANSWER_HEAD.size
@@ -70,8 +76,8 @@ ANSWER_HEAD_BYTES = _ANSWER_HEAD.size
 
 def job_frame(number: int, limits: JobLimits, value: bytes) -> bytes:
     """Returns a job with its value; empty: the job that has this number is to end."""
-    wall_ms = round(limits.wall_s * 1000)
-    head = JobHead(number, wall_ms, limits.memory_bytes, limits.answer_bytes, len(value))
+    cpu_ms, wall_ms = round(limits.cpu_s * 1000), round(limits.wall_s * 1000)
+    head = JobHead(number, cpu_ms, wall_ms, limits.memory_bytes, limits.answer_bytes, len(value))
     return _JOB_HEAD.pack(*head) + value
 
 

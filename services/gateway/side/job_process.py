@@ -3,9 +3,9 @@
 import contextlib
 import os
 import resource
+import signal
 import socket
 import sys
-from math import ceil
 from pathlib import Path
 from typing import Never
 
@@ -14,7 +14,9 @@ from services.gateway.side.jobs import Jobs
 from services.process import lifeline
 
 _MAX_FDS = 16
-_FAILED = 1
+NOT_BEGUN = 1  # the status with which a process ends that failed before its job began
+_FAILED = 2
+TIME_SIGNAL = signal.SIGPROF  # ends a process whose time on a processor is used up
 
 
 def serve_one_job(jobs: Jobs, pipe: socket.socket, forker: int) -> Never:
@@ -22,6 +24,7 @@ def serve_one_job(jobs: Jobs, pipe: socket.socket, forker: int) -> Never:
 
     forker: the id of the process that forked it.
     """
+    status = NOT_BEGUN
     try:
         _leave_all_but(pipe)
         lifeline.hold_to(forker)
@@ -30,10 +33,11 @@ def serve_one_job(jobs: Jobs, pipe: socket.socket, forker: int) -> Never:
         head = read_job_head(_receive(own, JOB_HEAD_BYTES))
         value = _receive(own, head.length)
         _limit(head)
+        status = _FAILED
         answer = jobs.do(value)
         own.sendall(LENGTH.pack(len(answer)) + answer)
     except BaseException:  # nothing here is anybody else's: the forker sees that there is no whole answer
-        os._exit(_FAILED)
+        os._exit(status)
     os._exit(0)
 
 
@@ -56,10 +60,10 @@ def _receive(pipe: socket.socket, length: int) -> bytes:
 
 
 def _limit(head: JobHead) -> None:
-    """Sets the limits of this process. The forker watches the time, too: a second's rest is for its clock."""
-    seconds = ceil(head.wall_ms / 1000) + 1
+    """Sets the limits of this process. The forker has the one on the clock."""
+    signal.signal(TIME_SIGNAL, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, head.cpu_ms / 1000)  # of all threads, finer than RLIMIT_CPU's whole seconds
     limits = {
-        resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NPROC: 0,

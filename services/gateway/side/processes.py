@@ -12,7 +12,6 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping
 from itertools import count
-from time import monotonic
 from typing import Any, Never
 
 import orjson
@@ -30,23 +29,20 @@ from services.gateway.side.frames import (
 )
 from services.gateway.side.turns import Crowded, Turns
 from services.process import lifeline
-from services.process.backoff import Backoff
 
-LONGEST_S = 1.0  # of a job, on the clock
+LONGEST_S = 1.0  # of a job, on a processor
 MEMORY_BYTES = 256 << 20  # of a job, beside what every process has
 ANSWER_BYTES = 16 << 20  # of a job
 
-_SHORT = JobLimits(0.1, MEMORY_BYTES, ANSWER_BYTES)
-_LONG = JobLimits(LONGEST_S, MEMORY_BYTES, ANSWER_BYTES)
+# On the clock a job may take ten times as long: the processors may have others to serve.
+_SHORT = JobLimits(0.1, 1.0, MEMORY_BYTES, ANSWER_BYTES)
+_LONG = JobLimits(LONGEST_S, 10.0, MEMORY_BYTES, ANSWER_BYTES)
 _SHORT_TURNS = 3
 _LONG_TURNS = 3
-_MAX_WAITING = 64  # of one tenant
 _MAX_WAIT_S = 20.0
 _START_S = 60.0  # for the forker to load what jobs need
+_NEXT_START_S = 2.0  # a job waits so long where the last start failed
 _GRACE_S = 5.0  # after a job's time, for the forker to say so
-_FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 30.0
-_SOUND_S = 60.0  # a forker that ran so long was sound, and its end is the first in a row
 # Variables in the environment that Python, libraries and chat templates (`strftime_now`) read.
 _PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 
@@ -65,6 +61,10 @@ class NoJobs(Exception):
     """The job could not be done now, through no fault of its own: another try is worth while."""
 
 
+class ForkerEnded(Exception):
+    """The forker ended, which it does not do by itself."""
+
+
 class SideProcesses:
     """The processes beside a gateway. `run` must be running."""
 
@@ -73,11 +73,12 @@ class SideProcesses:
         self._tokenizer = tokenizer
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()
+        self._tried = asyncio.Event()  # to start a forker, whether that failed or not
         self._process: Process | None = None
         self._jobs: dict[int, asyncio.Future[bytes]] = {}
         self._numbers = count(1)
-        self._short = Turns(_SHORT_TURNS, max_waiting=_MAX_WAITING, max_wait_s=_MAX_WAIT_S)
-        self._long = Turns(_LONG_TURNS, max_waiting=_MAX_WAITING, max_wait_s=_MAX_WAIT_S)
+        self._short = Turns(_SHORT_TURNS, max_wait_s=_MAX_WAIT_S)
+        self._long = Turns(_LONG_TURNS, max_wait_s=_MAX_WAIT_S)
 
     @property
     def forker_pid(self) -> int | None:
@@ -85,18 +86,19 @@ class SideProcesses:
         return None if self._process is None else self._process.pid
 
     async def run(self, *, at_once: bool = False) -> Never:
-        """Keeps a forker running from the first job on, or at once, until it is cancelled."""
-        backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
+        """Runs a forker from the first job on, or at once, until it is cancelled.
+
+        Raises ForkerEnded, and what makes the tokenizer or the start fail. It may then run again.
+        """
         if not at_once:
             await self._wanted.wait()
-        while True:
-            began = monotonic()
-            status = await self._run_one()
-            if monotonic() - began > _SOUND_S:
-                backoff.reset()
-            wait_s = backoff.next_s()
-            log.error("the forker ended; another is started", status=status, wait_s=wait_s)
-            await asyncio.sleep(wait_s)
+        try:
+            process = await self._start()
+        except Exception:
+            self._note_end()
+            raise
+        await self._serve(process)
+        raise ForkerEnded(f"the forker ended with status {process.returncode}")
 
     async def do(self, kind: JobKind, value: Mapping[str, Any], tenant: str) -> dict[str, str]:
         """Returns a job's answer. Raises JobFailed, NoJobs, and TypeError for a value that is no JSON."""
@@ -104,6 +106,8 @@ class SideProcesses:
         self._wanted.set()
         try:
             async with asyncio.timeout(_START_S):
+                await self._tried.wait()
+            async with asyncio.timeout(_NEXT_START_S):
                 await self._ready.wait()
             try:
                 async with self._short.turn(tenant):
@@ -140,21 +144,22 @@ class SideProcesses:
             if done.cancelled() and not process.stdin.is_closing():
                 process.stdin.write(job_frame(number, limits, b""))
 
-    async def _run_one(self) -> int | None:
-        """Runs one forker from its start to its end; returns its exit status."""
+    async def _start(self) -> Process:
         setup = await asyncio.to_thread(lambda: orjson.dumps({"tokenizer": self._tokenizer()}))
         command = (sys.executable, "-P", "-m", "services.gateway.side.forker")
-        self._process = process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=_environment()
-        )
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=_environment())
+        assert process.stdin is not None
+        process.stdin.write(LENGTH.pack(len(setup)) + setup)
+        return process
+
+    async def _serve(self, process: Process) -> None:
+        """Serves those who wait for answers until the forker's end."""
+        self._process = process
         assert process.stdin is not None
         try:
-            process.stdin.write(LENGTH.pack(len(setup)) + setup)
-            del setup
             await self._take_answers(process)
         finally:
-            self._ready.clear()
-            self._process = None
+            self._note_end()
             for done in self._jobs.values():
                 if not done.done():
                     done.set_exception(NoJobs())
@@ -162,7 +167,15 @@ class SideProcesses:
                 process.kill()
             process.stdin.close()
             await process.wait()
-        return process.returncode
+
+    def _note_end(self) -> None:
+        """Notes that there is no forker: jobs wait for the next one, and not for long where this one did not start."""
+        self._process = None
+        if self._ready.is_set():
+            self._ready.clear()
+            self._tried.clear()
+        else:
+            self._tried.set()
 
     async def _take_answers(self, process: Process) -> None:
         """Hands answers to those who wait for them, until the forker closes its end."""
@@ -173,6 +186,7 @@ class SideProcesses:
                 answer = await process.stdout.readexactly(head.length)
                 if head.number == READY:
                     self._ready.set()
+                    self._tried.set()
                 elif (done := self._jobs.get(head.number)) is not None and not done.done():
                     _settle(done, JobEnd(head.end), answer)
 

@@ -7,20 +7,20 @@ from contextlib import asynccontextmanager
 
 
 class Crowded(Exception):
-    """There are too many waiting for a turn, or the wait was too long."""
+    """The wait for a turn was too long."""
 
 
 class Turns:
     """Gives at most `slots` turns at a time, to one tenant one less where there are several.
 
-    So there is a turn at once for a tenant with little to do, unless several others have much.
+    So there is a turn at once for a tenant with little to do, unless several others have much. Any number may wait, as
+    of all requests that a gateway holds; the time of each wait is bounded.
     """
 
-    def __init__(self, slots: int, *, max_waiting: int, max_wait_s: float) -> None:
-        """max_waiting: of each tenant. max_wait_s: for a turn."""
+    def __init__(self, slots: int, *, max_wait_s: float) -> None:
+        """max_wait_s: for a turn."""
         self._free = slots
         self._of_one = max(1, slots - 1)
-        self._max_waiting = max_waiting
         self._max_wait_s = max_wait_s
         self._taken: Counter[str] = Counter()  # turns by tenant
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next tenant first
@@ -52,8 +52,6 @@ class Turns:
 
     async def _wait(self, tenant: str) -> None:
         queue = self._waiting.setdefault(tenant, deque())
-        if len(queue) >= self._max_waiting:
-            raise Crowded
         mine = asyncio.get_running_loop().create_future()
         queue.append(mine)
         try:

@@ -1,19 +1,24 @@
 """Grammars of requests: which answers they accept, by the library that follows them, and what is refused."""
 
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import llguidance
+import psutil
 import pytest
 from pydantic import ValidationError
 
 from services.gateway.api.errors import ApiError
 from services.gateway.api.json_schema import close_objects
 from services.gateway.api.structured import GrammarChecks, ResponseFormat, StructuredOutputs, grammar_of
+from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import Tokenizer
-from tests.gateway.running_processes import running_processes
+from tests.gateway.running_processes import busy_ones, running_processes
 from tests.gateway.tokenizer_files import byte_level
 
 BYTES = llguidance.LLTokenizer("byte")
+EXPLODING = '{"grammars": [{"lark_grammar": "start: /((a{100}){100}){100}/"}]}'
 
 
 def accepts(grammar: str, text: str) -> bool:
@@ -36,6 +41,8 @@ def structured(**form: Any) -> str:
         ({"choice": ["a b", '"q"', "\\", "x\ny", "größe"]}, ["a b", '"q"', "\\", "x\ny", "größe"], ["a", "", "größ"]),
         ({"grammar": 'start: word ("," word)*\nword: /[a-z]+/'}, ["a", "a,bc"], [",", "a,"]),
         ({"grammar": 'root ::= "x" [0-9]+'}, ["x1", "x22"], ["x", "1"]),
+        ({"grammar": 'start: "a" // ::='}, ["a"], ["b"]),
+        ({"grammar": 'start: "::="'}, ["::="], ["a"]),
     ],
 )
 def test_answers_have_the_form_that_is_asked_for(form: dict[str, Any], right: list[str], wrong: list[str]) -> None:
@@ -67,7 +74,7 @@ def test_response_formats_are_those_of_openai() -> None:
         ({"json": {"$ref": "http://elsewhere/x"}}, "elsewhere"),
         ({"regex": "a(b"}, "unclosed group"),
         ({"grammar": "start: nothing"}, "nothing"),
-        ({"regex": "((b{1000}){1000}){1000}"}, "one token|too many expressions"),
+        ({"regex": "((b{1000}){1000}){1000}"}, "longer than 1 s|too complex"),
     ],
 )
 async def test_what_is_wrong_with_a_grammar_is_said(form: dict[str, Any], words: str) -> None:
@@ -78,6 +85,81 @@ async def test_what_is_wrong_with_a_grammar_is_said(form: dict[str, Any], words:
                 await checks.check(structured(**form), "structured_outputs", "a")
             assert refused.value.code == "invalid_grammar"
         await checks.check(structured(json_object=True), "structured_outputs", "a")
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[SideProcesses]:
+    async with running_processes(Tokenizer(byte_level(), {})) as running:
+        await GrammarChecks(running).check(structured(regex="a"), "structured_outputs", "a")
+        yield running
+
+
+def checks_of(checks: GrammarChecks, grammars: Iterable[str]) -> "list[asyncio.Task[None]]":
+    """Starts a check of each."""
+    return [asyncio.create_task(checks.check(each, "structured_outputs", "a")) for each in grammars]
+
+
+async def test_all_who_ask_for_one_form_wait_for_one_job(processes: SideProcesses) -> None:
+    asked = checks_of(GrammarChecks(processes), [EXPLODING] * 200)
+    most = 0
+    while not any(task.done() for task in asked):
+        most = max(most, len(busy_ones(processes)))
+        await asyncio.sleep(0.01)
+    refused = await asyncio.gather(*asked, return_exceptions=True)
+    assert [error.status for error in refused if isinstance(error, ApiError)] == [400] * len(asked)
+    assert most == 1
+
+
+async def test_a_job_of_several_ends_when_nobody_waits_for_it(processes: SideProcesses) -> None:
+    checks = GrammarChecks(processes)
+    first, second, third = checks_of(checks, [EXPLODING] * 3)
+    await begun(processes)
+    first.cancel()
+    with pytest.raises(ApiError) as refused:
+        await second
+    assert refused.value.status == 400
+    await asyncio.wait([first, third])
+    others = checks_of(checks, [structured(regex="((c{100}){100}){100}")] * 2)
+    await begun(processes)
+    for each in others:
+        each.cancel()
+    await asyncio.wait(others)
+    while busy_ones(processes):
+        await asyncio.sleep(0.01)
+
+
+async def test_many_different_forms_wait_for_each_other(processes: SideProcesses) -> None:
+    forms = [structured(json={"type": "object", "properties": {f"p{n}": {}}}) for n in range(200)]
+    await asyncio.gather(*checks_of(GrammarChecks(processes), forms))
+
+
+async def test_a_death_that_is_not_the_form_s_own_is_not_kept(processes: SideProcesses) -> None:
+    checks = GrammarChecks(processes)
+    (killed,) = checks_of(checks, [EXPLODING])
+    for each in await begun(processes):
+        each.kill()  # as the kernel does where memory is short
+    with pytest.raises(ApiError) as refused:
+        await killed
+    assert (refused.value.status, set(refused.value.headers)) == (503, {"retry-after"})
+    with pytest.raises(ApiError) as refused:
+        await checks.check(EXPLODING, "structured_outputs", "a")
+    assert refused.value.status == 400
+
+
+async def begun(processes: SideProcesses) -> list[psutil.Process]:
+    """Returns the processes that have a job, once there is one."""
+    while not (busy := busy_ones(processes)):
+        await asyncio.sleep(0.01)
+    return busy
+
+
+def test_a_form_that_becomes_too_large_is_refused_by_its_own_name() -> None:
+    letters = "".join(chr(number) for number in range(0x4E00, 0x4E00 + 20_000)) * 3
+    with pytest.raises(ApiError, match="too large") as refused:
+        structured(grammar=f"root ::= [{letters}]")
+    assert (refused.value.param, refused.value.code) == ("structured_outputs", "string_above_max_length")
+    with pytest.raises(ApiError, match="too large"):
+        structured(regex="\x01" * 60_000)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Jobs in processes with limits: what is stopped, who waits for whom, and what is left when a process ends."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -12,9 +11,11 @@ import psutil
 import pytest
 
 from services.gateway.side.frames import JobEnd, JobKind
-from services.gateway.side.processes import MEMORY_BYTES, JobFailed, SideProcesses
+from services.gateway.side.processes import LONGEST_S, MEMORY_BYTES, ForkerEnded, JobFailed, NoJobs, SideProcesses
 from services.gateway.text.tokenizer import Tokenizer
-from tests.gateway.running_processes import running_processes
+from services.process.signals import ENDING
+from services.process.supervised import supervised
+from tests.gateway.running_processes import busy_ones, jobs_of, running_processes
 from tests.gateway.tokenizer_files import byte_level
 
 FOREVER = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
@@ -54,22 +55,6 @@ async def started(processes: SideProcesses, source: str, tenant: str = "a") -> "
         await asyncio.sleep(0.01)
         assert not job.done(), job.result()
     return job
-
-
-def jobs_of(processes: SideProcesses) -> list[psutil.Process]:
-    """The processes of jobs, and those that wait for one."""
-    assert processes.forker_pid is not None
-    return psutil.Process(processes.forker_pid).children()
-
-
-def busy_ones(processes: SideProcesses) -> list[psutil.Process]:
-    """The processes that have a job: those have their limits."""
-    found = []
-    for each in jobs_of(processes):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if each.rlimit(psutil.RLIMIT_AS)[0] != psutil.RLIM_INFINITY:
-                found.append(each)
-    return found
 
 
 async def test_a_job_ends_at_its_time_and_its_process_is_gone(processes: SideProcesses) -> None:
@@ -133,10 +118,55 @@ async def test_a_process_that_is_killed_fails_its_job_alone(processes: SideProce
         each.kill()
     while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in killed):
         await asyncio.sleep(0.01)
+    with pytest.raises(NoJobs):  # it was not its own fault
+        await job
+    assert await render(processes, "y") == {"text": "y"}
+
+
+async def test_a_job_that_the_processors_left_out_has_its_time_yet(processes: SideProcesses) -> None:
+    job = await started(processes, FOREVER)
+    (first,) = busy_ones(processes)
+    while not (later := [each for each in busy_ones(processes) if each.pid != first.pid]):
+        await asyncio.sleep(0.01)
+    later[0].suspend()
+    await asyncio.sleep(1.5 * LONGEST_S)
+    assert not job.done()
+    later[0].resume()
     with pytest.raises(JobFailed) as failed:
         await job
-    assert failed.value.end is JobEnd.DIED
+    assert failed.value.end is JobEnd.TIME
+
+
+async def test_many_jobs_of_one_tenant_wait_for_each_other(processes: SideProcesses) -> None:
+    answers = await asyncio.gather(*(render(processes, f"{number}") for number in range(200)))
+    assert [answer["text"] for answer in answers] == [str(number) for number in range(200)]
+
+
+@pytest.mark.parametrize("num_chars", [10, 1 << 20])  # less and more than a pipe takes before it is read
+async def test_a_process_that_cannot_begin_leaves_nothing_and_fails_no_job_for_good(
+    processes: SideProcesses, num_chars: int
+) -> None:
+    """There are files enough for a fork, and too few for what it opens."""
+    assert processes.forker_pid is not None
+    forker = psutil.Process(processes.forker_pid)
+    while len(waiting := forker.children()) < 4:
+        await asyncio.sleep(0.01)
+    files, (soft, hard) = forker.num_fds(), forker.rlimit(psutil.RLIMIT_NOFILE)
+    forker.suspend()
+    for each in waiting:
+        each.kill()
+    forker.rlimit(psutil.RLIMIT_NOFILE, (files - len(waiting) + 2, hard))
+    job = asyncio.create_task(render(processes, "x" * num_chars))
+    await asyncio.sleep(0.01)
+    forker.resume()
+    with pytest.raises(NoJobs):
+        await job
+    forker.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
     assert await render(processes, "y") == {"text": "y"}
+    while forker.num_fds() < files:
+        await asyncio.sleep(0.01)
+    assert forker.num_fds() == files
+    assert [each.pid for each in forker.children() if each.status() == psutil.STATUS_ZOMBIE] == []
 
 
 async def test_a_forker_that_is_killed_is_replaced(processes: SideProcesses) -> None:
@@ -152,11 +182,39 @@ async def test_a_forker_that_is_killed_is_replaced(processes: SideProcesses) -> 
     assert processes.forker_pid != first
 
 
-async def test_signals_to_the_whole_group_leave_the_forker(processes: SideProcesses) -> None:
+async def test_the_end_of_a_forker_is_an_error_of_what_runs_it() -> None:
+    processes = SideProcesses(TOKENIZER.backend.to_str)
+    running = asyncio.create_task(processes.run())
+    await render(processes, "")
     assert processes.forker_pid is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(processes.forker_pid, number)
-    assert await render(processes, "y") == {"text": "y"}
+    os.kill(processes.forker_pid, signal.SIGKILL)
+    with pytest.raises(ForkerEnded, match="-9"):
+        await running
+
+
+async def test_a_job_does_not_wait_long_for_a_forker_that_does_not_start() -> None:
+    def no_tokenizer() -> str:
+        raise OSError("no tokenizer")
+
+    processes = SideProcesses(no_tokenizer)
+    running = asyncio.create_task(supervised("jobs", processes.run))
+    try:
+        async with asyncio.timeout(20):
+            for _ in range(2):
+                with pytest.raises(NoJobs):
+                    await render(processes, "")
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_signals_to_the_whole_group_leave_the_forker(processes: SideProcesses) -> None:
+    first = processes.forker_pid
+    assert first is not None
+    for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE):
+        os.kill(first, number)
+        assert await render(processes, "y") == {"text": "y"}
+    assert processes.forker_pid == first
 
 
 def test_nothing_is_left_of_a_gateway_that_is_killed() -> None:
