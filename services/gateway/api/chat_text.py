@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.errors import ApiError, invalid, unavailable, unsupported
 from services.gateway.api.side_thread import SideThread
@@ -85,8 +87,8 @@ class ChatTexts:
             raise _invalid_field(rendering.field, _TOO_COSTLY[error.end]) from error
         except NoJobs as error:
             raise unavailable("The chat template cannot be rendered now. Try again later.", 1) from error
-        except TypeError as error:  # deeper than JSON may be
-            raise _too_deep() from error
+        except TypeError as error:
+            raise _not_json(rendering, error) from error
         if "text" in answer:
             return answer["text"]
         if answer["in"] == "template":
@@ -128,6 +130,23 @@ def _is_plain(value: object) -> bool:
 
 def _too_deep() -> ApiError:
     return invalid("Invalid 'messages': they, or the 'tools', are nested too deeply.", "messages")
+
+
+def _not_json(rendering: _Rendering, error: TypeError) -> ApiError:
+    """400: something that the template is to render cannot be written as JSON. Names the field."""
+    options = rendering.options
+    fields = {"chat_template_kwargs": options["kwargs"], "tools": options["tools"], "documents": options["documents"]}
+    field = next((name for name, value in fields.items() if not _is_json(value)), "messages")
+    reason = "it is nested too deeply." if "ecursion" in str(error) else "it cannot be written as JSON."
+    return _invalid_field(field, reason)
+
+
+def _is_json(value: object) -> bool:
+    try:
+        orjson.dumps([[value]])  # as deep as it is in a job
+    except TypeError:
+        return False
+    return True
 
 
 def _invalid_field(field: str, reason: str) -> ApiError:

@@ -10,6 +10,7 @@ import orjson
 from services.gateway.side.frames import JobKind
 from services.gateway.text.chat_template import ChatTemplate, TemplateError
 
+_TOO_DEEP = "it is nested too deeply."
 _SMALL_JOB = orjson.dumps({"kind": JobKind.GRAMMAR, "grammar": 'start: "{" /[a-z]+/ "}"'})
 
 
@@ -62,7 +63,10 @@ def _render(job: dict[str, Any]) -> dict[str, str]:
     except jinja2.TemplateSyntaxError as error:
         return {"error": f"it has a syntax error in line {error.lineno}: {error.message}", "in": "template"}
     except RecursionError:
-        return {"error": "it is nested too deeply.", "in": "template"}
+        return {"error": _TOO_DEEP, "in": "template"}
+    except (SyntaxError, ValueError) as error:  # of Python, which the template was made to
+        deep = isinstance(error, SyntaxError) and error.msg.startswith("too many")  # blocks, or levels of indentation
+        return {"error": _TOO_DEEP if deep else "it is no valid template.", "in": "template"}
     try:
         return {"text": template.render(job["messages"], **job["options"])}
     except TemplateError as error:

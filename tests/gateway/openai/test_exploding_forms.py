@@ -124,6 +124,48 @@ async def test_a_request_s_template_that_explodes_is_refused(api: Api, name: str
     assert answer.json()["error"]["param"] in ("chat_template", "messages")
 
 
+def block(begin: str, end: str, times: int) -> str:
+    return begin * times + "x" + end * times
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (block("{% for i in [1] %}", "{% endfor %}", 25), "nested too deeply"),
+        (block("{% if 1 %}", "{% endif %}", 120), "nested too deeply"),
+        (block("{% call f() %}", "{% endcall %}", 130), "nested too deeply"),
+        (block("{{ (", ") }}", 1).replace("x", block("(", ")", 300).replace("x", "1")), "nested too deeply"),
+        ("{{ " + "9" * 5000 + " }}", "no valid template"),
+        ("{% macro f(a, a) %}{% endmacro %}", "no valid template"),
+        ("{{ f(a=1, a=2) }}", "no valid template"),
+        ("{% break %}", "no valid template"),
+    ],
+)
+async def test_a_template_that_python_cannot_follow_is_refused_for_what_it_is(api: Api, source: str, says: str):
+    answer = await api.chat(chat_template=source)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "chat_template")
+    assert says in error["message"]
+
+
+def deep(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "documents"])
+async def test_what_is_too_deep_for_a_template_is_refused_by_its_field(api: Api, field: str):
+    def fields(depth: int) -> dict[str, Any]:
+        return {field: {"x": deep(depth)} if field == "chat_template_kwargs" else [{"x": deep(depth)}]}
+
+    assert (await api.chat(chat_template="x", **fields(240))).status_code == 200
+    answer = await api.chat(chat_template="x", **fields(252))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert "nested too deeply" in answer.json()["error"]["message"]
+
+
 async def test_a_neighbour_chats_while_templates_explode(api: Api):
     exploding = [asyncio.create_task(api.chat(chat_template=TEMPLATES["loops"] + name)) for name in "abcd"]
     await asyncio.sleep(0.01)
