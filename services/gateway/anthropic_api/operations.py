@@ -13,7 +13,7 @@ MESSAGES = Operation(
     answer=AnswerMessage,
     error=MessagesError,
     chunk=MessageEvent,
-    errors=(*_TOKENIZING, 504),
+    errors=(*_TOKENIZING, 501, 504),
     id_headers=MessagesEnvelope.id_headers,
 )
 COUNT_TOKENS = Operation(

@@ -82,7 +82,8 @@ def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError
             return invalid(f"The answer cannot go on: {names} exclude each other.", None, "no_token_left")
         case Unsupported():
             message = "The workers of this server do not support what this request asks for."
-            return ApiError(501, message, code="unsupported_request")
+            headers = {"x-should-retry": "false"}  # the official clients try again at any status from 500 on
+            return ApiError(501, message, code="unsupported_request", type=SERVER_ERROR, headers=headers)
         case Expired():
             message = "The request was not finished within its time limit."
             return ApiError(504, message, code="timeout", type=SERVER_ERROR)

@@ -13,7 +13,7 @@ JSON = "application/json"
 
 READING = (400, 408, 413, 415, 431, 500)  # errors of every route that reads a body
 TOKENIZING = (400, 404, 408, 413, 415, 429, 431, 500, 503)  # of one that also needs the model
-GENERATING = (*TOKENIZING, 504)  # of one that also generates
+GENERATING = (*TOKENIZING, 501, 504)  # of one that also generates
 
 Schema = dict[str, Any]
 

@@ -246,6 +246,8 @@ async def test_error_before_the_first_token_is_a_status(
     assert response.json()["error"]["code"] == code
     assert "secret" not in response.text
     assert response.headers.get("retry-after") == ("3" if status in (429, 503) else None)
+    assert response.headers.get("x-should-retry") == ("false" if status == 501 else None)  # official clients heed it
+    assert (response.json()["error"]["type"] == "invalid_request_error") == (status < 429)
 
 
 @pytest.mark.parametrize("error", [Failed("secret"), ValueError("secret")])
