@@ -129,7 +129,7 @@ async def test_a_job_of_several_ends_when_nobody_waits_for_it(processes: SidePro
 
 
 async def test_many_different_forms_wait_for_each_other(processes: SideProcesses) -> None:
-    forms = [structured(json={"type": "object", "properties": {f"p{n}": {}}}) for n in range(200)]
+    forms = [structured(json={"type": "object", "properties": {f"p{n}": {}}}) for n in range(100)]
     await asyncio.gather(*checks_of(GrammarChecks(processes), forms))
 
 
