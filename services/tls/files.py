@@ -60,7 +60,8 @@ class CertificateFiles:
         self._files = FollowedFiles(paths.all, self._take, TlsError, NOT_TAKEN)
 
     def refused_s(self) -> float:
-        """Seconds since the files as they are now were first refused; 0.0: they are in use."""
+        """Seconds since the files as they are now were first refused; 0.0: they are in use. Looks at them first."""
+        self.current()
         return self._files.refused_s()
 
     def current(self) -> Certificate:

@@ -111,3 +111,13 @@ def test_files_of_the_throw_away_authority_are_this_user_s_alone(certificates: C
     paths = certificates.paths(GATEWAY)
     assert {os.stat(path).st_mode & 0o777 for path in paths.all} == {0o600}
     assert paths.chain.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_refusal_is_seen_where_nobody_asks_for_a_certificate(certificates: Certificates) -> None:
+    paths = certificates.paths(GATEWAY, directory="it")
+    files = CertificateFiles(paths)
+    assert files.refused_s() == 0.0
+    paths.key.write_text("half of a k")
+    assert files.refused_s() > 0.0
+    certificates.paths(GATEWAY, directory="it")
+    assert files.refused_s() == 0.0
