@@ -17,7 +17,11 @@ _METADATA = frozenset(
     map(ipaddress.ip_address, ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
 )  # of clouds, beside those that are link-local
 _BROADCAST = ipaddress.IPv4Address(0xFFFFFFFF)
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_IPV4_LAST = tuple(  # IPv6 networks whose last 32 bits are an IPv4 address: compatible, mapped, translated, NAT64
+    map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96"))
+)
+_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # each network has its IPv4 addresses at other bits
+_ISATAP = (0x5EFE, 0x200_5EFE)  # the third 32 bits; an IPv4 address follows
 
 
 class AddressError(ValueError):
@@ -30,9 +34,11 @@ def split_address(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536 or not (bracketed or _is_host(host)):
         raise AddressError(f"{address[:300]!r} is not host:port")
+    if bracketed:
+        host = host[1:-1]
     if bracketed or _as_ip(host) is not None:
-        check_ip(host.strip("[]"))
-    return host.strip("[]"), int(port)
+        check_ip(host)
+    return host, int(port)
 
 
 def check_ip(host: str) -> None:
@@ -40,9 +46,14 @@ def check_ip(host: str) -> None:
     address = _as_ip(host)
     if address is None:
         raise AddressError(f"{host[:300]!r} is no IP address")
-    for ip in (address, *_embedded(address)):
-        if ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip == _BROADCAST or ip in _METADATA:
-            raise AddressError(f"{host} is no address of a worker: link-local, for many, for metadata, or for nobody")
+    if any(map(_is_of_no_worker, (address, *_embedded(address)))):
+        raise AddressError(f"{host} is no address of a worker: link-local, for many, for metadata, or for nobody")
+
+
+def _is_of_no_worker(ip: IpAddress) -> bool:
+    if isinstance(ip, ipaddress.IPv6Address) and (ip.is_site_local or ip in _LOCAL_NAT64):
+        return True
+    return ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip == _BROADCAST or ip in _METADATA
 
 
 def _is_host(host: str) -> bool:
@@ -66,9 +77,12 @@ def _embedded(address: IpAddress) -> list[ipaddress.IPv4Address]:
     """Returns the IPv4 addresses to which an IPv6 address leads."""
     if isinstance(address, ipaddress.IPv4Address):
         return []
-    last = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    found = [address.ipv4_mapped, address.sixtofour, last if address in _NAT64 else None]
-    return [each for each in found if each is not None]
+    found = [*(address.teredo or ())]
+    if address.sixtofour is not None:
+        found.append(address.sixtofour)
+    if any(address in network for network in _IPV4_LAST) or int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    return found
 
 
 def is_loopback(host: str) -> bool:
