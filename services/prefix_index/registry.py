@@ -83,7 +83,7 @@ class Registry:
         self._clock = clock
         self._locked_since: float | None = None  # the sweep, by others, as far as this process knows
         self.malformed = malformed or MalformedEntries()
-        self._unreadable: set[bytes] = set()  # of which that was said
+        self._unreadable: set[bytes] = set()  # in the last answer, of which that was said
         self._register = client.script("register")
         self._leave = client.script("leave")
         self._workers = client.script("workers")
@@ -104,7 +104,16 @@ class Registry:
 
     async def workers(self) -> list[WorkerRecord]:
         """All whose lease lasts; records that this version cannot read are left out."""
-        return [record for raw in await self._workers([RECORDS, LEASES]) if (record := self._parse(raw)) is not None]
+        found, unreadable = [], set[bytes]()
+        for raw in await self._workers([RECORDS, LEASES]):
+            try:
+                found.append(WorkerRecord.from_json(raw))
+            except (ValueError, TypeError, KeyError) as error:
+                if raw not in self._unreadable:
+                    log.warning("a record of the registry is not readable", reason=repr(error))
+                unreadable.add(raw)
+        self._unreadable = unreadable
+        return found
 
     async def sweep(self) -> int:
         """Takes the entries of dead publications out, unless another worker is at it; returns how many were dead."""
@@ -158,13 +167,3 @@ class Registry:
             self.malformed.skipped("dead publication", dead, str(error))
             return None
         return id
-
-    def _parse(self, raw: bytes) -> WorkerRecord | None:
-        """A record, whatever further fields a newer version wrote."""
-        try:
-            return WorkerRecord.from_json(raw)
-        except (ValueError, TypeError, KeyError) as error:
-            if raw not in self._unreadable:
-                log.warning("a record of the registry is not readable", reason=repr(error))
-            self._unreadable.add(raw)
-            return None

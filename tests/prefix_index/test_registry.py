@@ -129,6 +129,20 @@ async def test_a_record_that_nobody_can_read_hides_no_other(server: RedisServer,
     assert await registry.workers() == [record_of(BOB)]
 
 
+async def test_of_records_that_nobody_can_read_those_of_the_last_answer_are_remembered(
+    server: RedisServer, client: Client
+):
+    registry = Registry(client)
+    await begin(registry, id := pack_id(ALICE, 0), ALICE)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(10):
+            server.admin.hset(RECORDS, id.hex(), b"rubbish %d" % number)
+            for _ in range(2):
+                assert await registry.workers() == []
+    assert len([line for line in logs if "not readable" in line["event"]]) == 10  # each once
+    assert registry._unreadable == {b"rubbish 9"}
+
+
 async def test_no_server_is_an_error_after_a_bounded_wait(server: RedisServer):
     hasty = connect(server.url, timeout_s=0.2)
     server.freeze()
