@@ -1,5 +1,5 @@
--- Takes back a request that limits.lua was asked to count and whose answer nobody waits for: where it was counted after
--- all, it is no longer.
+-- Takes back a request that limits.lua was asked to count, or ends one for which nothing was done: it runs no more, and
+-- where it was counted, within the last minute, it is no longer. What was counted before that has left the buckets.
 --
 -- KEYS      as those of limits.lua
 -- ARGV[1]   requests per minute; 0: no limit
@@ -7,13 +7,15 @@
 -- ARGV[3]   tokens of the prompt
 -- ARGV[4]   the name of the request's lease
 -- ARGV[5]   how long leases last, in ms
+local leases = read_leases(KEYS[3], ARGV[5])
+if leases[ARGV[4]] then
+  leases[ARGV[4]] = nil
+  keep_leases(KEYS[3], leases)
+end
 if text(KEYS[4]) ~= 'counted' then
   return 0
 end
 redis.call('DEL', KEYS[4])
-local leases = read_leases(KEYS[3], ARGV[5])
-leases[ARGV[4]] = nil
-keep_leases(KEYS[3], leases)
 
 local function lower(key, limit, cost)
   if limit ~= '0' then

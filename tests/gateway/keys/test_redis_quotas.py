@@ -344,3 +344,15 @@ async def test_the_tokens_of_an_answer_count_once_it_has_ended(server: RedisServ
             await store.settle(first, taken, 85)
             assert (await store.take(ask(2, 10, tokens_per_minute=100))).refusal is Refusal.KEY_TOKENS
             assert (await store.take(ask(3, 4, tokens_per_minute=100))).refusal is None
+
+
+async def test_a_request_that_waited_for_longer_than_its_mark_is_undone(server: RedisServer):
+    """It runs no more, at once; what it counted has left the buckets by then."""
+    limits = {"requests_per_minute": 100, "max_concurrent": 1}
+    async with gateways(server, 2) as (one, other):
+        taken = await one.take(old := ask(1, **limits))
+        server.admin.delete(*server.admin.keys("*:counted:lease-1"))  # a minute later
+        await one.undo(old, taken, 0)
+        again = await other.take(ask(2, **limits))
+        assert again.refusal is None
+        assert again.requests_s > taken.requests_s  # it was not lowered
