@@ -253,16 +253,17 @@ class Dispatcher:
         if message.load is not None:
             self._note_load(worker, message.load)
 
-    def worker_down(self, worker: WorkerId) -> None:
+    def worker_down(self, link: WorkerLink, worker: WorkerId) -> None:
         """See LinkListener."""
-        if self._fleet.get(worker) is None:
+        live = self._fleet.get(worker)
+        if live is None or live.link is not link:
             return
-        gone = self._fleet.remove(worker, self._loop.time())
-        self._observer.worker_gone(gone.link.address, gone.hello.role)
+        self._fleet.remove(worker, self._loop.time())
         self._costs.remove_worker(worker)
         self._ledger.pairs.remove_worker(worker)
         self.max_model_len = self._fleet.max_model_len() or self.max_model_len
         self._ledger.on_lost(worker)
+        self._observer.worker_gone(link.address, live.hello.role)  # at last: what it may raise keeps nobody waiting
 
     # For people
 
@@ -293,7 +294,7 @@ class Dispatcher:
         self._gateway_id = GatewayId(secrets.randbits(64))
         for worker in list(self._fleet):
             worker.link.reset("the gateway begins a new incarnation")
-            self.worker_down(worker.id)
+            self.worker_down(worker.link, worker.id)
         self._ledger.highest_handle = 0
 
     def _send(self, worker: WorkerId, command: Command) -> None:

@@ -67,8 +67,8 @@ class LinkListener(Protocol):
     def worker_sent(self, worker: WorkerId, message: Frame | BlockEvents) -> None:
         """A worker sent a frame or block events. The messages come in order, and none is missing."""
 
-    def worker_down(self, worker: WorkerId) -> None:
-        """The session ended."""
+    def worker_down(self, link: "WorkerLink", worker: WorkerId) -> None:
+        """The session ended, or `worker_up` raised for it. Nothing is down where the worker is up on another link."""
 
 
 class WorkerLink:
@@ -133,14 +133,15 @@ class WorkerLink:
             asked_at = time.time()
             hello = await session.greet()
             self.clock_lead_s = _clock_lead_s(hello, asked_at, time.time())
-            self._listener.worker_up(self, hello)
-            self._session = session
-            self.tried, self.refused = True, False
-            log.info("worker connected", address=self.address, role=hello.role.value, worker=f"{session.worker:016x}")
             try:
+                self._listener.worker_up(self, hello)
+                self._session = session
+                self.tried, self.refused = True, False
+                worker = f"{session.worker:016x}"
+                log.info("worker connected", address=self.address, role=hello.role.value, worker=worker)
                 await session.run()
-            finally:
-                self._listener.worker_down(session.worker)
+            finally:  # also where half of `worker_up` was done
+                self._listener.worker_down(self, session.worker)
 
 
 class _Session:

@@ -1,7 +1,7 @@
 """Whatever one link meets is that link's alone: the others serve, the reason is logged once, and it is tried again."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from services.gateway.dispatch import links
 from services.protocol.frames import Load
 from services.protocol.messages import Abort
 from tests.failures import FAILURES, NAMES, failing
-from tests.gateway.dispatch_stack import OTHER_DECODE, decode_worker, eventually, request, running
+from tests.gateway.dispatch_stack import DECODE, OTHER_DECODE, decode_worker, eventually, request, running
 from tests.gateway.scripted_worker import ScriptedWorker, empty_frame
 
 SEAMS = ("connect", "hello", "read", "send")
@@ -125,3 +125,43 @@ async def test_a_defect_in_handling_one_workers_messages_is_its_links_alone(
         await stack.connected(2)
         told = [line for line in logs if type(failure).__name__ in line.get("reason", "")]
         assert [line["exc_info"] for line in told] == [failure]
+
+
+# Of a worker's coming and going, each with what of its arguments names the worker.
+STEPS: dict[str, Callable[..., int]] = {
+    "services.gateway.dispatch.fleet.Fleet.cut_off_from": lambda live: live.id,
+    "services.gateway.dispatch.ledger.Ledger.on_return": lambda worker: worker,
+    "tests.gateway.dispatch_stack.Counts.worker_up": lambda _, hello: hello.worker_id,
+    "services.gateway.dispatch.fleet.Fleet.max_model_len": lambda: DECODE,
+    "services.gateway.dispatch.ledger.Ledger.on_lost": lambda worker: worker,
+    "tests.gateway.dispatch_stack.Counts.worker_gone": lambda *_: DECODE,
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_worker_whose_coming_or_going_fails_halfway_is_not_locked_out(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "FIRST_BACKOFF_S", 0.005)
+    monkeypatch.setattr(links, "LONGEST_BACKOFF_S", 0.01)
+    victim = decode_worker()
+    async with running(victim, handoff=HandoffMode.NEVER) as stack:
+        link = stack.dispatcher._links[victim.address]
+        for _ in range(2):
+            await eventually(lambda: link.connected, timeout_s=10)
+            with failing(step, FAILURES[0], lambda _, *of: STEPS[step](*of) == DECODE) as failed:
+                victim.break_stream()
+                await eventually(lambda: len(failed) > 0)
+        await eventually(lambda: link.connected, timeout_s=10)
+        async with stack.dispatcher.generate(request()):
+            await victim.submit()
+
+
+async def test_a_worker_that_is_refused_at_a_second_address_stays_at_the_first():
+    victim = decode_worker()
+    async with running(victim, handoff=HandoffMode.NEVER) as stack:
+        other = victim.address.replace("127.0.0.1", "localhost")
+        stack.dispatcher.set_addresses([victim.address, other])
+        await eventually(lambda: stack.dispatcher.refused().keys() == {other})
+        async with stack.dispatcher.generate(request()):
+            await victim.submit()
