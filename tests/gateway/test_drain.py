@@ -14,6 +14,7 @@ import grpc
 import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from loadtest.processes import free_ports
 from protos import inference_pb2, inference_pb2_grpc
@@ -41,6 +42,7 @@ class Running:
     http: httpx2.AsyncClient
     inference: Any
     health: Any
+    reflection: Any
     port: int
     admin_port: int
 
@@ -74,7 +76,9 @@ async def running(model: Path, budget_s: float, **options: Any) -> AsyncIterator
         await ready(client)
         inference: Any = inference_pb2_grpc.InferenceStub(channel)
         health: Any = health_pb2_grpc.HealthStub(channel)
-        yield Running(process, worker, client, inference, health, port, admin_port)
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub
+        reflecting = stub(channel)
+        yield Running(process, worker, client, inference, health, reflecting, port, admin_port)
 
 
 async def refused(call: Any) -> grpc.StatusCode:
@@ -89,6 +93,9 @@ async def test_a_drain_waits_for_grpc_streams_though_there_is_no_http_connection
         watching = gateway.health.Watch(health_pb2.HealthCheckRequest())
         while (await watching.read()).status == NOT_SERVING:
             """Looked at twice a second."""
+        reflecting = gateway.reflection.ServerReflectionInfo()
+        await reflecting.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+        assert len((await reflecting.read()).list_services_response.service) == 3
         call = gateway.generate()
         submit = await gateway.worker.submit()
         gateway.worker.say_tokens(submit, [60], cached=0)
@@ -100,6 +107,7 @@ async def test_a_drain_waits_for_grpc_streams_though_there_is_no_http_connection
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.CANCELLED,  # it crossed the GOAWAY
         )
+        assert await asyncio.wait_for(reflecting.read(), 20) is grpc.aio.EOF
         await asyncio.sleep(1)  # with nothing over HTTP
         gateway.worker.say_tokens(submit, [61, 62], after=1, finish=FinishReason.LENGTH)
         assert list((await call.read()).token_ids) == [61, 62]

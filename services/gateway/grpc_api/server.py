@@ -1,12 +1,13 @@
 """The gRPC server for clients: Inference, health and reflection on one port."""
 
 import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from protos import inference_pb2, inference_pb2_grpc
 from services.gateway.api.caller import Authenticator
@@ -51,8 +52,9 @@ class GrpcServer:
         self._health = _Health()
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._reflection = _Reflection((_INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        add_reflection: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+        add_reflection(self._reflection, self._server)
 
     async def start(self, host: str, port: int) -> int:
         """Opens the port, and returns its number; 0 takes a free one. Raises ListenError."""
@@ -80,6 +82,7 @@ class GrpcServer:
         A further call can only shorten the time.
         """
         stopping = asyncio.create_task(self._server.stop(within_s))
+        self._reflection.end()
         await self._health.end()
         await stopping
 
@@ -108,3 +111,39 @@ class _Health(health.aio.HealthServicer):
             await asyncio.wait(self._watches, timeout=_LAST_NEWS_S)
         for watch in self._watches:
             watch.cancel()
+
+
+class _Reflection(reflection.aio.ReflectionServicer):
+    """Ends its calls with the server, once they are answered: a client may leave one open for as long as it lives."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(service_names=names)
+        self._ended = asyncio.Event()
+
+    async def ServerReflectionInfo(  # type: ignore[override]  # its stubs take it for a coroutine
+        self, request_iterator: AsyncIterable[reflection_pb2.ServerReflectionRequest], context: Any
+    ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
+        """Answers each question until the client has no more, or the server stops."""
+        answers: Any = super().ServerReflectionInfo(self._until_ended(request_iterator), context)
+        async for answer in answers:
+            yield answer
+
+    def end(self) -> None:
+        """Takes no further question."""
+        self._ended.set()
+
+    async def _until_ended(
+        self, requests: AsyncIterable[reflection_pb2.ServerReflectionRequest]
+    ) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+        ended = asyncio.create_task(self._ended.wait())
+        asked = aiter(requests)
+        try:
+            while True:
+                request = asyncio.ensure_future(anext(asked, None))
+                await asyncio.wait((request, ended), return_when=asyncio.FIRST_COMPLETED)
+                if not request.done() or (question := request.result()) is None:
+                    return
+                yield question
+        finally:
+            ended.cancel()
+            request.cancel()
