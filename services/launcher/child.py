@@ -19,11 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from services.launcher.listener import Listener, SafeListener
-from services.launcher.readiness import NeverReady, Probe
+from services.launcher.readiness import NeverReady, NotYet, Probe
 from services.launcher.restart import RestartPolicy
 from services.process.supervised import supervised
 
 _PROBE_INTERVAL_S = 0.1
+_LONG_S = 10.0  # for a child that serves, and waits for something else
 _PATIENCE_S = 30.0  # with a child that was never ready and cannot be run, by the interpreter that runs this process
 _LAST_WORDS_S = 1.0  # for output that is still in the pipe when the child is gone
 _MAX_LINE_BYTES = 1 << 20
@@ -72,6 +73,8 @@ class Supervisor:
     ) -> None:
         self.spec = spec
         self.was_ready = asyncio.Event()
+        self.waits_long = asyncio.Event()  # the probe said for long what the child waits for
+        self.waits_for = ""  # as the probe said last
         self._environment = {**environment, **spec.environment}
         self._listener = SafeListener(listener)
         self._policy = policy
@@ -183,14 +186,23 @@ class Supervisor:
 
     async def _until_ready(self, pid: int, until: float) -> str:
         """Returns an empty text when the child serves, and otherwise the reason why there is no use in waiting."""
+        waits_since: float | None = None
         while time.monotonic() < until:
             answer = await self.spec.probe(pid)
             if isinstance(answer, NeverReady):
                 return answer.reason
-            if answer:
+            if answer is True:
                 return ""
+            if isinstance(answer, NotYet):
+                self.waits_for = answer.reason
+                waits_since = waits_since or time.monotonic()
+                if time.monotonic() > waits_since + _LONG_S:
+                    self.waits_long.set()
+            else:
+                self.waits_for, waits_since = "", None
             await asyncio.sleep(_PROBE_INTERVAL_S)
-        return f"it was not ready within {self.spec.ready_within_s:g} s"
+        why = f": {self.waits_for}" if self.waits_for else ""
+        return f"it was not ready within {self.spec.ready_within_s:g} s{why}"
 
     async def _relay(self, output: asyncio.StreamReader) -> None:
         async for line in _lines(output):

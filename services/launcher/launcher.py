@@ -88,10 +88,12 @@ class Launcher:
         started = time.monotonic()
         new = self._start(old.group, spec, is_successor=True)
         ready = asyncio.create_task(new.supervisor.was_ready.wait())
+        waiting = asyncio.create_task(_tell_what_it_waits_for(new.supervisor, tell))
         try:
             await asyncio.wait((new.running, ready), return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
+            waiting.cancel()
             leaving = old if new.supervisor.was_ready.is_set() else new
             leaving.supervisor.retire()
         if leaving is new:
@@ -147,6 +149,11 @@ class Launcher:
         self._members.append(member)
         member.running.add_done_callback(lambda _: self._members.remove(member))
         return member
+
+
+async def _tell_what_it_waits_for(supervisor: Supervisor, tell: control.Tell) -> None:
+    await supervisor.waits_long.wait()
+    tell(f"{supervisor.spec.name} is not ready yet: {supervisor.waits_for}")
 
 
 async def _run(supervisor: Supervisor, is_successor: bool) -> ChildFailed | None:

@@ -1,6 +1,7 @@
 """Probes that ask a child whether it serves: gRPC health of a worker, GET /ready of a gateway, PING of Redis.
 
-A probe is called with the child's process id. It tells True once the child serves, and NeverReady where it never will.
+A probe is called with the child's process id. It tells True once the child serves, and NeverReady where it never will,
+and NotYet where it can say what the child waits for.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -26,7 +27,14 @@ class NeverReady:
     reason: str
 
 
-Probe = Callable[[int], Awaitable[bool | NeverReady]]
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """The child is not ready, and this is what it waits for."""
+
+    reason: str
+
+
+Probe = Callable[[int], Awaitable[bool | NotYet | NeverReady]]
 Serves = Callable[[int], Awaitable[bool]]  # a probe that always has hope
 
 _TIMEOUT_S = 2.0
@@ -82,27 +90,30 @@ def known_worker(address: str, probe: Probe, admin_url: str) -> Probe:
     The gateway's metrics say so, and whether it refuses the worker; they ask for no key.
     """
 
-    async def both(pid: int) -> bool | NeverReady:
+    async def both(pid: int) -> bool | NotYet | NeverReady:
         if (answer := await probe(pid)) is not True:
             return answer
-        if address in await _labels(admin_url, "baton_worker_info"):
+        if (answered := await _get(f"{admin_url}/metrics")) is None:
+            return NotYet(f"the worker at {address} serves, and the gateway does not answer at {admin_url}/metrics")
+        if address in dict(_read_labels(answered.text, "baton_worker_info")):
             return True
-        if (why := (await _refused_workers(admin_url)).get(address)) is not None:
+        if (why := _refusals(answered.text).get(address)) is not None:
             return NeverReady(f"the gateway refuses the worker at {address}: {why}")
-        return False
+        return NotYet(
+            f"the worker at {address} serves, and the gateway, which Redis tells of it, has no connection yet"
+        )
 
     return both
 
 
 async def _refused_workers(admin_url: str) -> dict[str, str]:
-    """The reasons of the gateway with this admin URL, by the workers' addresses."""
-    return {worker: labels["why"] for worker, labels in (await _labels(admin_url, "baton_worker_refused")).items()}
-
-
-async def _labels(admin_url: str, metric: str) -> dict[str, dict[str, str]]:
-    """The labels of a gateway's metric, by worker; none where the gateway does not answer."""
+    """The reasons of the gateway with this admin URL, by the workers' addresses; none where it does not answer."""
     answer = await _get(f"{admin_url}/metrics")
-    return {} if answer is None else dict(_read_labels(answer.text, metric))
+    return {} if answer is None else _refusals(answer.text)
+
+
+def _refusals(metrics: str) -> dict[str, str]:
+    return {worker: labels["why"] for worker, labels in _read_labels(metrics, "baton_worker_refused")}
 
 
 def _read_labels(text: str, metric: str) -> Iterator[tuple[str, dict[str, str]]]:

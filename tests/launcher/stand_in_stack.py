@@ -8,12 +8,14 @@ file beside CONTROL says, if there is one.
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 
+from services.launcher import child
 from services.launcher.child import ChildFailed, ChildSpec
 from services.launcher.commands import Stack, environment
 from services.launcher.launcher import Launcher
-from services.launcher.readiness import gateway_ready
+from services.launcher.readiness import NeverReady, NotYet, Probe, gateway_ready
 from services.launcher.restart import RestartPolicy
 
 GRACE_S = 3600.0  # a test that waits for it fails by its own limit
@@ -45,7 +47,18 @@ def stand_in(name: str, port: int, manner: str, next_manner: Path | None = None)
     successor = None
     if next_manner is not None:
         successor = lambda: stand_in(name, port, next_manner.read_text() if next_manner.exists() else "", next_manner)
-    return ChildSpec(name, command, gateway_ready(f"http://127.0.0.1:{port}"), successor=successor)
+    probe = gateway_ready(f"http://127.0.0.1:{port}")
+    return ChildSpec(name, command, late(probe) if manner == "late" else probe, successor=successor)
+
+
+def late(probe: Probe) -> Probe:
+    """The probe, which for a while says what the child waits for."""
+    until = time.monotonic() + 1.5
+
+    async def waiting(pid: int) -> bool | NotYet | NeverReady:
+        return NotYet("nobody knows it") if time.monotonic() < until else await probe(pid)
+
+    return waiting
 
 
 def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int:
@@ -63,5 +76,6 @@ def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int
 
 
 if __name__ == "__main__":
+    child._LONG_S = 0.5
     path, first_port, second_port, *rest = sys.argv[1:]
     sys.exit(main(Path(path), int(first_port), int(second_port), rest[0] if rest else ""))

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from services.launcher.child import ChildFailed, ChildSpec, Supervisor
-from services.launcher.readiness import NeverReady
+from services.launcher.readiness import NeverReady, NotYet
 from services.launcher.restart import RestartPolicy
 
 
@@ -77,14 +77,18 @@ async def test_a_child_that_said_nothing_fails_with_how_it_ended() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "within_s", "why"),
-    [(NeverReady("nobody wants it"), 60.0, "nobody wants it"), (False, 0.5, "it was not ready within 0.5 s")],
+    [
+        (NeverReady("nobody wants it"), 60.0, "nobody wants it"),
+        (False, 0.5, "it was not ready within 0.5 s"),
+        (NotYet("nobody knows it"), 0.5, "it was not ready within 0.5 s: nobody knows it"),
+    ],
 )
 async def test_a_child_that_runs_and_will_not_be_ready_is_ended(
-    answer: bool | NeverReady, within_s: float, why: str
+    answer: bool | NotYet | NeverReady, within_s: float, why: str
 ) -> None:
     """Its last line is no reason, and may help all the same."""
 
-    async def probe(_: int) -> bool | NeverReady:
+    async def probe(_: int) -> bool | NotYet | NeverReady:
         await asyncio.sleep(0.3)  # until it has written
         return answer
 

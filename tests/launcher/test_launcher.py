@@ -193,6 +193,13 @@ def test_a_restart_replaces_a_child_once_its_successor_is_ready(stack: Stack) ->
     stack.read_until("ended")
 
 
+def test_a_restart_says_once_what_a_successor_waits_for(stack: Stack) -> None:
+    stack.control.with_name("manner").write_text("late")
+    told, replaced = ask(stack)
+    assert told == "worker is not ready yet: nobody knows it"
+    assert replaced.startswith("worker is replaced: ")
+
+
 def test_a_child_whose_successor_does_not_start_goes_on(stack: Stack) -> None:
     worker = stack.child(stack.ports[0])
     stack.control.with_name("manner").write_text("refuse")

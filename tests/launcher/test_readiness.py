@@ -54,7 +54,12 @@ async def test_a_worker_that_the_gateway_refuses_will_never_be_ready() -> None:
         assert refused == readiness.NeverReady(
             'the gateway refuses the worker at 127.0.0.1:2: it serves model "b", this gateway a'
         )
-        assert await readiness.known_worker("127.0.0.1:4", serves, url)(1) is False
+        unknown = await readiness.known_worker("127.0.0.1:4", serves, url)(1)
+        assert isinstance(unknown, readiness.NotYet)
+        assert "127.0.0.1:4 serves, and the gateway, which Redis tells of it, has no connection" in unknown.reason
+    gone = await readiness.known_worker("127.0.0.1:4", serves, "http://127.0.0.1:1")(1)
+    assert isinstance(gone, readiness.NotYet)
+    assert "does not answer at http://127.0.0.1:1/metrics" in gone.reason
 
 
 async def test_a_gateway_that_refuses_all_workers_that_it_is_told_of_will_never_be_ready() -> None:
