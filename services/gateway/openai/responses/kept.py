@@ -66,7 +66,7 @@ class KeptResponses:
         with _translated(param):
             if not await self._store.claim(tenant, response_id):
                 return kept
-            packed = await self._store.update(tenant, response_id, _lost(kept).pack(), anew=False)
+            packed = await self._store.update(tenant, response_id, _lost(kept).pack(response_id), anew=False)
         if packed is None:  # it was deleted meanwhile
             raise not_found(response_id, param)
         return await self._unpacked(response_id, packed, param)
@@ -121,7 +121,8 @@ class KeptResponses:
 
 def packed_response(response: Mapping[str, Any], items: Sequence[Item], pieces: bytes = b"") -> bytes:
     """Returns a response to these items as stores keep it. pieces: see KeptResponse."""
-    return KeptResponse(orjson.dumps(response), orjson.dumps([item.as_json() for item in items]), pieces).pack()
+    kept = KeptResponse(orjson.dumps(response), orjson.dumps([item.as_json() for item in items]), pieces)
+    return kept.pack(response["id"])
 
 
 def _listed(kept: KeptResponse) -> list[dict[str, Any]]:

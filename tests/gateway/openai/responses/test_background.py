@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -271,7 +272,8 @@ async def test_the_response_of_a_gateway_that_died_has_failed(
     assert packed is not None
     left = KeptResponse.unpack(packed, queued.id)
     assert left.pieces == UNENDED
-    await store.put("default", "resp_left", packed.replace(queued.id.encode(), b"resp_left"))
+    other = replace(left, response=left.response.replace(queued.id.encode(), b"resp_left"))
+    await store.put("default", "resp_left", other.pack("resp_left"))
     failed = await client.responses.retrieve("resp_left")
     assert (failed.status, failed.output) == ("failed", [])
     assert failed.error is not None

@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 import httpx2
 import orjson
 import pytest
 import pytest_asyncio
 
+from services.gateway.openai.responses.kept_response import UNENDED, UNENDED_END, KeptResponse
 from services.gateway.openai.responses.redis_store import RedisResponseStore
 from services.prefix_index.breaker import CircuitBreaker
 from services.prefix_index.redis_client import connect
@@ -66,6 +68,10 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a line break": line(0, lambda text: text.replace(b"Hello", b"He\nllo")),
     "no status": field("status", None),
     "another status": field("status", "finished"),
+    "another text": lambda packed: packed.replace(b"Hello, world", b"Hello, word"),
+    "a renamed field": lambda packed: packed.replace(b'"content"', b'"kontent"'),
+    "usage of another type": field("usage", {"total_tokens": "x"}),
+    "no tools": field("tools", None),
     "another id": field("id", "resp_0"),
     "an id that is none": field("id", 7),
     "output of another type": field("output", "Hello"),
@@ -84,6 +90,14 @@ OF_BACKGROUND: dict[str, Callable[[bytes], bytes]] = {
     "half of unended": line(2, lambda text: b"unend"),
     "unended though it ended": line(2, lambda text: b"unended"),
 }
+
+
+SMALL = {
+    "id": "resp_1",
+    "object": "response",
+    "output": [{"id": "msg_1", "type": "message", "content": "Hello, world"}],
+}
+LAST: dict[str, object] = {"metadata": {}, "prompt_cache_key": None}
 
 
 async def answers(api: Api, response_id: str) -> dict[str, httpx2.Response]:
@@ -124,6 +138,34 @@ async def test_a_response_that_was_damaged_is_not_there(api: Api, server: RedisS
     assert (await api.http.get(f"/v1/responses/{response_id}")).json()["id"] == response_id
 
 
+@pytest.mark.parametrize("pieces", [b"", b"[[[5,7],[]]]", UNENDED])
+@pytest.mark.parametrize("flip", [0x01, 0x20, 0x80])
+def test_a_bit_that_flips_anywhere_is_seen(pieces: bytes, flip: int):
+    ended = pieces != UNENDED
+    response = orjson.dumps(SMALL | {"status": "completed" if ended else "queued", "background": bool(pieces)} | LAST)
+    kept = KeptResponse(response, b'[{"id":"msg_0","type":"message","content":"Hi"}]', pieces)
+    packed = kept.pack("resp_1")
+    assert KeptResponse.unpack(packed, "resp_1") == kept
+    assert packed.endswith(UNENDED_END) != ended
+    for position in range(len(packed)):
+        damaged = bytearray(packed)
+        damaged[position] ^= flip
+        with pytest.raises(ValueError):
+            KeptResponse.unpack(bytes(damaged), "resp_1")
+    for length in range(len(packed)):
+        with pytest.raises(ValueError):
+            KeptResponse.unpack(packed[:length], "resp_1")
+    with pytest.raises(ValueError, match="digest"):
+        KeptResponse.unpack(packed, "resp_2")
+
+
+@pytest.mark.parametrize("pieces", [b"", b"[[[5,7],[]]]"])
+def test_what_an_older_version_kept_is_read(pieces: bytes):
+    response = orjson.dumps(SMALL | {"status": "completed", "background": bool(pieces)} | LAST)
+    packed = b"\n".join([response, b"[]", *([pieces] if pieces else [])])
+    assert KeptResponse.unpack(packed, "resp_1") == KeptResponse(response, b"[]", pieces)
+
+
 async def test_pieces_that_do_not_make_up_their_text_are_no_stream(api: Api, server: RedisServer):
     say(api, "Hello, world")
     response_id = (await api.http.post("/v1/responses", json={"input": "Hello", "background": True})).json()["id"]
@@ -132,6 +174,7 @@ async def test_pieces_that_do_not_make_up_their_text_are_no_stream(api: Api, ser
     key = f"baton:response:default:{response_id}"
     packed = server.admin.get(key)
     assert isinstance(packed, bytes)
+    kept = KeptResponse.unpack(packed, response_id)
     for pieces in (b"[[[3],[]]]", b"[[[300],[]]]", b"[[[-2,14],[]]]", b"[[[],[]]]"):
-        server.admin.set(key, packed.rpartition(b"\n")[0] + b"\n" + pieces)
+        server.admin.set(key, replace(kept, pieces=pieces).pack(response_id))
         assert (await api.http.get(f"/v1/responses/{response_id}?stream=true")).status_code == 404
