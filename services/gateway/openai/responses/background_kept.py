@@ -8,6 +8,7 @@ an answer that it does not take is held until then.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,6 +25,7 @@ from services.gateway.openai.responses.pieces import pieces_of
 from services.gateway.openai.responses.response import as_failed
 from services.gateway.openai.responses.store import MAX_KEPT_BYTES, RENEW_AFTER, ResponseStore, StoreUnavailable
 from services.process.backoff import Backoff
+from services.process.supervised import supervised
 
 _HOLD_S = 600.0  # an answer, while the store does not take it
 _FIRST_WAIT_S = 0.25  # between two tries to have it kept; at last as between two renewals of the lease
@@ -52,7 +54,8 @@ class BackgroundResponses:
         except StoreUnavailable as error:
             raise store_unavailable("background") from error
         response = BackgroundResponse(self._store, self._side, self._held, (tenant, response_id), conversation)
-        renewing = asyncio.create_task(response.renew_lease(cancel))
+        renew = partial(response.renew_lease, cancel)
+        renewing = asyncio.create_task(supervised("the lease on a response", renew))
         try:
             yield response
         finally:
@@ -77,6 +80,7 @@ class BackgroundResponse:
         self._conversation = conversation
         self._unended: bytes | None = None  # what is to be kept before its end
         self._progressed = asyncio.Event()
+        self._behind = False  # the store has an older status
 
     async def begin(self, response: Mapping[str, Any]) -> None:
         """Keeps the response, which has not ended. Raises ApiError where that cannot be."""
@@ -124,20 +128,19 @@ class BackgroundResponse:
 
     async def renew_lease(self, cancel: Callable[[], None]) -> None:
         """Renews the lease until cancelled, and keeps what the store has not: progress, and what it lost."""
-        behind = False
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._store.lease_s * RENEW_AFTER):
                     await self._progressed.wait()
-                    behind = True
+                    self._behind = True
             self._progressed.clear()
             try:
                 renewal = await self._store.renew(*self._key)
                 if renewal.end_wanted or renewal.over:
                     cancel()
-                if (behind or renewal.lost) and not renewal.over and self._unended is not None:
+                if (self._behind or renewal.lost) and not renewal.over and self._unended is not None:
                     await self._store.update(*self._key, self._unended, anew=renewal.lost)
-                behind = False
+                self._behind = False
             except StoreUnavailable as error:
                 log.warning("the lease on a response is not renewed", response_id=self._key[1], reason=str(error))
 

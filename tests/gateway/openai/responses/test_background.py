@@ -12,9 +12,13 @@ import pytest_asyncio
 from openai.types.responses import Response
 
 from services.gateway.api.generation import Failed, Overloaded, Stopping
+from services.gateway.api.side_thread import SideThread
+from services.gateway.openai.responses.background_kept import BackgroundResponses
+from services.gateway.openai.responses.held import HeldAnswers
 from services.gateway.openai.responses.kept_response import UNENDED, KeptResponse
 from services.gateway.openai.responses.store import MemoryResponseStore
 from services.protocol.outcomes import FinishReason
+from tests.failures import FAILURES, NAMES, failing, first
 from tests.gateway.openai.responses.test_official_client import AwayStore, prompt_of, say
 from tests.gateway.openai.test_bad_input import assert_refused
 from tests.gateway.running_api import Api, running_api
@@ -284,3 +288,15 @@ async def test_the_response_of_a_gateway_that_died_has_failed(
         await client.responses.cancel("resp_left")
     await client.responses.delete("resp_left")
     await client.responses.cancel(queued.id)
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=NAMES)
+async def test_a_renewal_of_the_lease_that_fails_is_not_the_last(failure: Exception):
+    store, side, ended = MemoryResponseStore(60, time.monotonic, lease_s=1), SideThread(), asyncio.Event()
+    async with BackgroundResponses(store, side, HeldAnswers()).leased("a", "resp_1", (), ended.set):
+        renew = "services.gateway.openai.responses.store.MemoryResponseStore.renew"
+        await store.ask_for_end("a", "resp_1")
+        with failing(renew, failure, first(1)) as failed:
+            async with asyncio.timeout(60):
+                await ended.wait()
+        assert len(failed) == 1
