@@ -129,7 +129,9 @@ def _drain(
     timeout: Annotated[
         float | None,
         typer.Option(
-            min=0, metavar="SECONDS", help="How long the whole may take. Default: the worker's --drain-timeout."
+            min=0,
+            metavar="SECONDS",
+            help="How long the whole may take. Default: the worker's --drain-timeout, for which this waits up to 24 h.",
         ),
     ] = None,
     mtls: Annotated[
