@@ -29,7 +29,7 @@ _FINAL = ("completed", "incomplete", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is asked, and the text of the answer of a stack without faults."""
+    """A request, and the text of the answer of a stack without faults."""
 
     input: str
     num_tokens: int

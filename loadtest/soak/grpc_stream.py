@@ -1,4 +1,4 @@
-"""The same requests as streams of baton.v1.Inference."""
+"""Streams of the soak's requests over baton.v1.Inference."""
 
 import asyncio
 import time
