@@ -151,9 +151,15 @@ class Sequences:
         self.tables.free_quarantined(blocks)
 
     def fail(self, request: Request, code: FailureCode, detail: str) -> None:
-        """Removes a request, frees its blocks and says why in the outputs."""
+        """Removes a request, frees its blocks and says why in the outputs.
+
+        A prompt that is to be handed off fails with the last of its branches: nobody else would end it.
+        """
         self.free(request.id)
         self._outputs.failed.append(FailedRequest(request.id.gateway, Failure(request.id.handle, code, detail)))
+        prompt = None if request.parent is None else self.requests.slot_of(request.parent)
+        if prompt is not None and not self.branches.of(prompt):
+            self.fail(self.batch.request(prompt), code, detail)
 
     def expel(self, slot: int) -> Request:
         """Frees a slot whose numbers are not finite, with nothing of its blocks left in the prefix cache; returns its

@@ -120,6 +120,21 @@ def test_choices_that_all_end_at_their_first_token_are_not_handed_off():
     driven.assert_baseline()
 
 
+@pytest.mark.parametrize("kind", [Kind.PRODUCE, Kind.LOCAL])
+@pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
+def test_choices_that_may_all_choose_no_token_leave_nothing(kind: Kind, seeds: tuple[int, ...]):
+    """Each fails; with them ends a handoff, which tells the consumer."""
+    driven = make_engine(scheduler=PrefillScheduler(16) if kind is Kind.PRODUCE else None)
+    banned: dict[str, Any] = {"allowed_token_ids": (7,), "logit_bias": ((7, -100.0),)}
+    handle = driven.submit(list(range(19)), 5, kind=kind, paired_with=5, seeds=seeds, **WARM, **banned)
+    driven.run()
+    failed = [failure.handle for failure in driven.failures]
+    choices = [handle + number for number in range(1, len(seeds) + 1)]
+    assert failed == [*choices, handle] if kind is Kind.PRODUCE else choices
+    assert driven.announced == [] or not any(announced.first_tokens for announced in driven.announced)
+    driven.assert_baseline()
+
+
 def test_one_token_each_is_prefill_s_alone():
     driven = make_engine(scheduler=PrefillScheduler(64))
     handle = driven.submit(list(range(9)), 1, seeds=SEEDS, **WARM)
