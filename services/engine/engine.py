@@ -218,8 +218,9 @@ class Engine:
             slot = int(launched.slots[row])
             if batch.serial[slot] == launched.serials[row]:
                 self._expelled.append(sequences.expel(slot))
-        for slot, reason in launched.rows.lost():
-            sequences.fail(batch.request(slot), FailureCode.UNSUPPORTED, reason)
+        for slot, serial, reason in launched.rows.lost(launched.edits):
+            if batch.serial[slot] == serial:
+                sequences.fail(batch.request(slot), FailureCode.UNSUPPORTED, reason)
         if batch.num_closed != launched.num_closed:
             launched, output = launched.without_closed(batch, output)
         slots = launched.slots

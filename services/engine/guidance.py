@@ -30,10 +30,10 @@ import numpy as np
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from services.engine.runner.base import TokenMasks
+from services.engine.token_masks import NONE_LEFT, num_words, without
 
 _COMPILERS = 2
 _MAX_COMPILED = 256  # grammars, each with what is known of its states so far
-_WORD_BITS = 32  # of a mask
 
 
 class GuidedSequence:
@@ -76,7 +76,7 @@ class Guidance:
         self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
         if self._tokenizer.vocab_size != vocab_size:
             raise ValueError(f"the tokenizer has {self._tokenizer.vocab_size} tokens, the model {vocab_size}")
-        self._num_words = -(-vocab_size // _WORD_BITS)
+        self._num_words = num_words(vocab_size)
         self._bits = np.zeros((0, self._num_words), dtype=np.int32)  # of the last masks
         self._workers = llguidance.LLExecutor()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guidance")
@@ -124,16 +124,16 @@ class Guidance:
         masks = bits.view(np.uint32)
         for index, (matcher, row) in enumerate(zip(matchers, rows, strict=True)):
             if matcher.is_error():
-                row.sequence.error = matcher.get_error()
+                row.sequence.error = f"its grammar: {matcher.get_error()}"
                 masks[index] = np.uint32(0xFFFFFFFF)
                 continue
             if row.sequence.allowed is not None:
                 masks[index] &= row.sequence.allowed
             if len(row.never):
-                masks[index] = _without(masks[index], row.never)
+                masks[index] = without(masks[index], row.never)
             if not masks[index].any():
-                row.sequence.error = "it goes on with no token that is allowed"
-            elif len(row.banned) and (left := _without(masks[index], row.banned)).any():
+                row.sequence.error = NONE_LEFT
+            elif len(row.banned) and (left := without(masks[index], row.banned)).any():
                 masks[index] = left
         return masks
 
@@ -228,10 +228,3 @@ def _settled(row: GuidedRow, likeliest: int) -> int | None:
 
 def _numbers(rows: Sequence[GuidedRow]) -> np.ndarray:
     return np.array([row.row for row in rows], dtype=np.int64)
-
-
-def _without(mask: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Returns a mask, uint32[words], without these tokens, int[n]."""
-    without = mask.copy()
-    np.bitwise_and.at(without, tokens // _WORD_BITS, ~(np.uint32(1) << (tokens % _WORD_BITS).astype(np.uint32)))
-    return without

@@ -7,7 +7,7 @@ import numpy as np
 
 from services.engine.batch_state import EMBEDS, SCORES, BatchState
 from services.engine.branches import Branches
-from services.engine.runner.base import PooledTokens, ScoredTokens, StepInput, StepLogprobs, StepOutput
+from services.engine.runner.base import LogitEdits, PooledTokens, ScoredTokens, StepInput, StepLogprobs, StepOutput
 from services.engine.scheduler import StepPlan
 from services.engine.token_rows import TokenRows
 
@@ -106,6 +106,7 @@ class Launched:
     serials: np.ndarray  # int64[R]: which of their sequences was in them
     ends: np.ndarray  # int32[R]: tokens that have KV when the step is complete
     rows: TokenRows  # N
+    edits: LogitEdits | None  # of their logits
     owners: np.ndarray  # int64[N]: the slot whose tokens each new token follows; for a branch, its prompt's
     positions: np.ndarray  # int32[N], of the tokens
     is_last: np.ndarray | None  # bool[N]: rows that reach their greatest length with this token; None: no row does
@@ -124,6 +125,7 @@ class Launched:
             serials=rows.serials if plan.only_decodes else batch.serial[plan.slots],
             ends=step.seq_lens,
             rows=rows,
+            edits=step.sampling.edits,
             owners=plan.slots if plan.only_decodes else plan.slots[step.sample_rows],
             positions=positions,
             is_last=is_last if is_last.any() else None,
@@ -144,6 +146,7 @@ class Launched:
             serials=self.serials[here],
             ends=self.ends[here],
             rows=TokenRows(batch, self.rows.slots[rows]),
+            edits=None,  # looked at before
             owners=self.owners[rows],
             positions=self.positions[rows],
             is_last=None if self.is_last is None else self.is_last[rows],

@@ -11,6 +11,7 @@ import numpy as np
 
 from services.engine.guidance import Guidance, GuidedSequence
 from services.engine.runner.base import LogitEdits, TokenMasks
+from services.engine.token_masks import is_any_left, mask_of
 from services.protocol.sampling import BAN, SamplingParams
 
 _NO_IDS = np.zeros(0, dtype=np.int64)
@@ -63,6 +64,7 @@ class SequenceEdits:
         self._longest = max((len(word) for word in self._bad_words), default=0)
         self._counts_tokens = sampling.counts_tokens
         self._counts: TokenCounts | None = None  # created when the sequence is first seen
+        self._leaves_any: bool | None = None  # None: nobody has looked
         self.names_tokens = self._counts_tokens or bool(sampling.bad_words or sampling.logit_bias)
         # False: the edits never change.
         self.follows_tokens = self._counts_tokens or bool(self._bad_words) or guided is not None
@@ -74,6 +76,15 @@ class SequenceEdits:
         generated = tokens[max(self._num_prompt, len(tokens) - self._longest) :].tolist()
         ends = [word[-1] for word in self._bad_words if _ends_with(generated, word[:-1])]
         return np.concatenate([self._banned, np.array(ends, dtype=np.int64)])
+
+    def leaves_any(self, banned: np.ndarray, vocab_size: int) -> bool:
+        """True when a token is left that may come next. banned: int[n], all that must not.
+
+        Without bad words ever fewer tokens are banned, so the answer of the sequence's first row holds.
+        """
+        if self._leaves_any is None or self._bad_words:
+            self._leaves_any = is_any_left(self.allowed, banned, vocab_size)
+        return self._leaves_any
 
     def counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the sequence's distinct tokens, int64[C], and how often each was generated, float32[C]."""
@@ -114,8 +125,9 @@ def gather_edits(
     rows: Sequence[tuple[int, SequenceEdits | None, np.ndarray, np.ndarray]],
     num_rows: int,
     masks: TokenMasks | None = None,
+    stuck: tuple[int, ...] = (),
 ) -> LogitEdits:
-    """Gathers one step's edits for `num_rows` rows.
+    """Gathers one step's edits for `num_rows` rows. stuck: those that may choose no token.
 
     `rows` has an entry for each row with any beside its mask: its number, its edits, its tokens so far, and token ids
     that it must not choose now.
@@ -136,21 +148,7 @@ def gather_edits(
     if allowed:
         masks = _with_allowed(masks, allowed)
     repetition, frequency, presence = penalties
-    return LogitEdits(*_packed(bias), *_packed(counts), repetition, frequency, presence, masks)
-
-
-def is_any_left(allowed: np.ndarray | None, banned: np.ndarray, vocab_size: int) -> bool:
-    """True when there is a token that may be chosen: an allowed one (see SequenceEdits) that is not banned, int[n]."""
-    if allowed is None:
-        return len(banned) < vocab_size or len(np.unique(banned)) < vocab_size
-    return bool((allowed & ~mask_of(banned, vocab_size)).any())
-
-
-def mask_of(token_ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """Returns a bit for each token of a vocabulary, set for these: uint32[ceil(vocab / 32)], lowest bit first."""
-    tokens, mask = np.array(token_ids, dtype=np.int64), np.zeros(-(-vocab_size // 32), dtype=np.uint32)
-    np.bitwise_or.at(mask, tokens // 32, np.uint32(1) << (tokens % 32).astype(np.uint32))
-    return mask
+    return LogitEdits(*_packed(bias), *_packed(counts), repetition, frequency, presence, masks, stuck)
 
 
 def _with_allowed(masks: TokenMasks | None, allowed: Sequence[tuple[int, np.ndarray]]) -> TokenMasks:

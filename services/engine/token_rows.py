@@ -1,5 +1,7 @@
 """The sequences that get a token in a step, with those of their columns that do not change from step to step."""
 
+from functools import partial
+
 import numpy as np
 
 from services.engine.batch_state import (
@@ -13,9 +15,10 @@ from services.engine.batch_state import (
     BatchState,
 )
 from services.engine.guidance import GuidedRow, GuidedSequence
-from services.engine.logit_edits import gather_edits, is_any_left
+from services.engine.logit_edits import gather_edits
 from services.engine.outputs import StepRows, sole_gateway
 from services.engine.runner.base import LogitEdits, NamedLogprobs, SamplingBatch, StepLogprobs, TokenMasks
+from services.engine.token_masks import NONE_LEFT, is_any_left
 from services.protocol.outcomes import FinishReason
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
@@ -49,7 +52,6 @@ class TokenRows:
         self._going_on = np.zeros(len(slots), dtype=np.uint8)
         self._reported: np.ndarray | None = None  # `cached`, when all rows have reported theirs
         self._guided = _guided_rows(batch, slots) if self.features & GUIDED else []
-        self._stuck: list[tuple[int, int]] = []  # slots, and their serials, that may choose no token
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -82,15 +84,15 @@ class TokenRows:
             finish[stops.any(axis=0)] = _STOP
         return finish
 
-    def lost(self) -> list[tuple[int, str]]:
-        """Finds the slots whose sequence cannot go on, each with the reason. The masks are computed."""
-        stuck = [(slot, serial, "every token that is allowed is banned") for slot, serial in self._stuck]
-        stuck += [
-            (slot, serial, f"its grammar: {guided.error}")
-            for _row, slot, serial, _start, guided in self._guided
-            if guided.error
-        ]
-        return [(slot, reason) for slot, serial, reason in stuck if self._batch.serial[slot] == serial]
+    def lost(self, edits: LogitEdits | None) -> list[tuple[int, int, str]]:
+        """Finds the slots whose sequence cannot go on after a step of these rows, each with its serial and the reason.
+
+        edits: of the step, whose masks are computed.
+        """
+        if edits is None:
+            return []
+        lost = [(int(self.slots[row]), int(self.serials[row]), NONE_LEFT) for row in edits.stuck]
+        return lost + [(slot, serial, guided.error) for _, slot, serial, _, guided in self._guided if guided.error]
 
     def report(
         self, positions: np.ndarray, tokens: np.ndarray, finish: np.ndarray, logprobs: StepLogprobs | None
@@ -124,21 +126,22 @@ class TokenRows:
         edited = np.flatnonzero(edits | ~(may_stop | guided))
         if not len(edited) and not self._guided:
             return None
-        masks = self._masks(may_stop)  # begun first, as they take longest
-        rows = []
+        rows, stuck = [], []
+        never: dict[int, np.ndarray] = {}  # tokens that a row must not choose in any case
         for row in edited.tolist():
             slot, edit = int(slots[row]), batch.edits[int(slots[row])]
             tokens = batch.known_tokens(slot)
-            banned = _NO_TOKENS if edit is None else edit.banned(tokens)
+            banned = never[row] = _NO_TOKENS if edit is None else edit.banned(tokens)
             if not guided[row]:  # of others, the masks say it
                 banned = banned if may_stop[row] else np.concatenate([banned, batch.ends(slot)])
-                if not is_any_left(None if edit is None else edit.allowed, banned, batch.vocab_size):
-                    self._stuck.append((slot, int(self.serials[row])))
+                leaves_any = partial(is_any_left, None) if edit is None else edit.leaves_any
+                if not leaves_any(banned, batch.vocab_size):
+                    stuck.append(row)
             rows.append((row, edit, tokens, banned))
-        return gather_edits(rows, len(slots), masks)
+        return gather_edits(rows, len(slots), self._masks(may_stop, never), tuple(stuck))
 
-    def _masks(self, may_stop: np.ndarray) -> TokenMasks | None:
-        """Begins to compute the masks of guided rows. They have what is banned as well."""
+    def _masks(self, may_stop: np.ndarray, never: dict[int, np.ndarray]) -> TokenMasks | None:
+        """Begins to compute the masks of guided rows. They have what is banned as well, which `never` has by row."""
         if not self._guided:
             return None
         batch, may = self._batch, may_stop.tolist()
@@ -147,9 +150,8 @@ class TokenRows:
         for row, slot, _serial, start, guided in self._guided:
             new_tokens = batch.flat_tokens[start + guided.num_followed : ends[row]].tolist()
             guided.num_followed += len(new_tokens)
-            edit = batch.edits[slot]
-            never = _NO_TOKENS if edit is None else edit.banned(batch.known_tokens(slot))
-            rows.append(GuidedRow(row, guided, new_tokens, _NO_TOKENS if may[row] else batch.ends(slot), never))
+            banned_now = _NO_TOKENS if may[row] else batch.ends(slot)
+            rows.append(GuidedRow(row, guided, new_tokens, banned_now, never.get(row, _NO_TOKENS)))
         return rows[0].sequence.guidance.masks(rows)
 
 

@@ -10,10 +10,13 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
+from kvtransfer.ids import AttemptId
+from kvtransfer.messages import FirstToken
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
 from services.engine.guidance import Guidance, GuidedRow, GuidedSequence
 from services.engine.logit_edits import gather_edits
+from services.engine.request import Kind
 from services.engine.runner.base import SamplingBatch
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.sampler import sample
@@ -21,7 +24,7 @@ from services.engine.sequences import Sequences
 from services.launcher import random_model
 from services.protocol.model_files.open import open_model
 from services.protocol.outcomes import FailureCode, FinishReason
-from tests.engine.harness import Driven
+from tests.engine.harness import GATEWAY, Driven, make_engine
 
 EOS = 261  # tokens are bytes, and a few more
 VOCAB = 262
@@ -240,6 +243,25 @@ def test_a_sequence_that_may_choose_no_token_fails_alone(
     assert_matches(driven, good)
     assert driven.tokens[plain] == alone(depth)
     driven.assert_baseline()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_received_sequence_that_may_choose_no_token_fails_once(depth: int):
+    """It is stuck in two steps that are under way at a time, and its slot is free after the first."""
+    driven = make_engine(depth=depth)
+    asked: dict[str, Any] = {"min_tokens": 5, "allowed_token_ids": (7, 8), "stop_token_ids": (7, 8)}
+    for _ in range(2):
+        handle = driven.submit([1, 2, 3, 4, 5], 20, kind=Kind.CONSUME, paired_with=9, **asked)
+        id = AttemptId(GATEWAY, handle)
+        driven.engine.sequences.requests.enqueue(id, 1)
+        driven.engine.admit(driven.now)
+        driven.engine.arrived(id, 2)
+        driven.engine.ready(id, (FirstToken(handle, 7, None),))
+        driven.failures.clear()
+        driven.run()
+        assert [failure.handle for failure in driven.failures] == [handle]
+        assert driven.tokens[handle] == [7]
+        driven.assert_baseline()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -56,6 +56,7 @@ class LogitEdits:
     frequency: np.ndarray  # float32[N]
     presence: np.ndarray  # float32[N]
     masks: TokenMasks | None = None  # None: each row may choose any token
+    stuck: tuple[int, ...] = ()  # rows that may choose no token, of those without a grammar; what they get is ignored
 
     @property
     def only_masks(self) -> bool:
