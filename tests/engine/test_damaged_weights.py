@@ -85,6 +85,18 @@ def test_weights_that_spoil_everything_are_refused_at_the_start(tensor: str, val
         driven_by(load(directory))
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("product", ["q_proj", "k_proj", "v_proj"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16 kernels"])
+def test_attention_hides_no_damage(kind: str, product: str, value: float, tmp_path: Path) -> None:
+    """Every key, or every query or value, has it, so that no prompt may be answered."""
+    family, shape, options = KINDS[kind]
+    name = f"model.layers.0.self_attn.{product}.weight"
+    directory = plant(write_checkpoint(tmp_path / "model", family, **shape), name, 3, value)
+    with pytest.raises(SelfCheckError, match="not finite, whatever the prompt"):
+        driven_by(load(directory, **options))
+
+
 def test_a_runner_that_computes_otherwise_than_at_the_start_ends_its_engine(tmp_path: Path) -> None:
     """Its weights were overwritten: with NaN, which a step notices, and with other numbers, which the check does."""
     directory = write_checkpoint(tmp_path / "model", tie_word_embeddings=False)

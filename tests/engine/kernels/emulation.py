@@ -6,6 +6,7 @@ treats as 0 may differ.
 """
 
 import ctypes
+import math
 import subprocess
 import sys
 import tempfile
@@ -155,7 +156,10 @@ def _round_twice(builder: Any, result: Any, upper: Any, lower: Any) -> Any:
 
 
 def _above_whole(builder: Any, _result: Any, value: Any, *_immediates: Any) -> Any:
-    return builder.fsub(value, _floor(builder, value))
+    """0 of an infinity, as the processor has it."""
+    above = builder.fsub(value, _floor(builder, value))
+    is_infinite = builder.fcmp_ordered("==", _call(builder, "llvm.fabs.v16f32", value), _floats(math.inf))
+    return builder.select(is_infinite, _floats(0.0), above)
 
 
 def _times_power(builder: Any, _result: Any, value: Any, exponent: Any, *_immediates: Any) -> Any:

@@ -16,6 +16,7 @@ from services.engine.kernels.cpu.vectors import (
     any_above,
     highest_lane,
     lane_numbers,
+    larger_of,
     load_floats,
     multiply_add,
     round_half_up,
@@ -44,7 +45,7 @@ def make_soften(depth: int, *, as_pairs: bool) -> Any:
     @njit
     def take_new_reference(scores: Any, scale: float, reference: Any, total: int, sums: int) -> None:
         """Takes the highest score, and shrinks the totals and sums by as much as it is above the reference."""
-        higher = highest_lane(scores) * scale
+        higher = highest_lane(larger_of(scores, spread(HIDDEN))) * scale  # none is NaN
         shrink = exp2(spread(reference[0] - higher))
         store_floats(total, load_floats(total) * shrink)
         for at in range(sums, sums + depth * 4, LANES * 4):

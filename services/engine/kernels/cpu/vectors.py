@@ -219,18 +219,18 @@ def above_whole(builder: Any, value: Any) -> Any:
 
 @builtin(floats, floats, floats)
 def times_power(builder: Any, value: Any, exponent: Any) -> Any:
-    """Returns value * 2**floor(exponent), for values about 1.
+    """Returns value * 2**floor(exponent), for values about 1; NaN for NaN.
 
     Results that are too small become 0 or a number close to 0; results that are too large become infinity, or without
-    AVX-512 a number above 1e38.
+    AVX-512 a number above 1e37.
     """
     if not ISA.has_avx512:
-        low, high = (ir.Constant(_FLOATS, [float(most)] * LANES) for most in (-126, 126))
+        low, high = (ir.Constant(_FLOATS, [float(most)] * LANES) for most in (-125, 126))  # no result is subnormal
         exponent = builder.select(builder.fcmp_ordered(">", exponent, low), exponent, low)
         exponent = builder.select(builder.fcmp_ordered("<", exponent, high), exponent, high)
         whole = builder.fptosi(call_intrinsic(builder, "llvm.floor.v16f32", _FLOATS, exponent), _WORDS)
-        bits = builder.add(builder.bitcast(value, _WORDS), builder.shl(whole, _words(23)))
-        return builder.bitcast(bits, _FLOATS)
+        power = builder.shl(builder.add(whole, _words(127)), _words(23))
+        return builder.fmul(value, builder.bitcast(power, _FLOATS))  # unlike an addition of bits, keeps NaN
     name, every = "llvm.x86.avx512.mask.scalef.ps.512", ir.IntType(LANES)(-1)
     return call_intrinsic(builder, name, _FLOATS, value, exponent, value, every, _CURRENT_ROUNDING)
 
