@@ -17,7 +17,7 @@ from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
 from services.engine.models.registry import open_tensors, parse_model_config, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
-from services.protocol.model_files.base import ModelError, naming
+from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
 from services.protocol.model_files.open import open_model
 
@@ -84,7 +84,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     files = open_model(engine.model)
     with naming(files):
         config = parse_model_config(files.config())
-        eos_token_ids = read_generation_defaults(files).eos_token_ids
+        eos_token_ids, eos_notices = _ends_of_answers(files, config)
     wanted_len = _wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, dtype)
@@ -99,8 +99,17 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         wanted_len=wanted_len,
         eos_token_ids=eos_token_ids,
         gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
-        notices=(*dtype_notices, *scale_notices),
+        notices=(*eos_notices, *dtype_notices, *scale_notices),
     )
+
+
+def _ends_of_answers(files: ModelFiles, config: ModelConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Returns the EOS ids that the model has logits for, and notices of the others, with which no answer ends."""
+    ids = read_generation_defaults(files).eos_token_ids
+    tokens = tuple(id for id in ids if 0 <= id < config.vocab_size)
+    strange = [str(id) for id in ids if id not in tokens]
+    notice = f"no answer ends with eos_token_id {', '.join(strange)}: vocab_size is {config.vocab_size}"
+    return tokens, (notice,) if strange else ()
 
 
 def kv_layout(config: ModelConfig, block_size: int, dtype: torch.dtype) -> KvLayout:

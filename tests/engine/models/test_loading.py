@@ -1,6 +1,7 @@
 """Loading a model directory: what is wrong with it is said in one line, and what was chosen is reported."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,31 @@ def test_limits_and_ids_come_from_the_directory(sharded: Path) -> None:
     edit_json(sharded / "generation_config.json", eos_token_id=[7, 1])
     loaded = load(sharded)
     assert (loaded.max_model_len, loaded.vocab_size, loaded.eos_token_ids) == (512, 320, (1, 7))
+
+
+def test_ids_that_are_no_tokens_end_no_answer(sharded: Path) -> None:
+    """Where answers must not end yet, or are restricted, each EOS id is a bit of a mask."""
+    edit_json(sharded / "config.json", eos_token_id=320)
+    edit_json(sharded / "generation_config.json", eos_token_id=[7, 400, -1])
+    loaded = load(sharded)
+    assert loaded.eos_token_ids == (7,)
+    assert loaded.notices == ("no answer ends with eos_token_id 320, 400, -1: vocab_size is 320",)
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_tied_head_with_nan_is_compared_by_its_bits(differs: bool, tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "model", tie_word_embeddings=True)
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors["model.embed_tokens.weight"]
+    embedding[300] = math.nan
+    tensors["lm_head.weight"] = embedding.clone()
+    tensors["lm_head.weight"][7, 7] += 1.0 if differs else 0.0
+    save_tensors(path, tensors)
+    if differs:
+        assert "lm_head.weight differs from the embedding" in refusal(directory)
+    else:
+        load(directory)
 
 
 def test_the_pool_by_default_is_a_quarter_of_free_memory_at_most(sharded: Path) -> None:
