@@ -71,9 +71,11 @@ class Model(Protocol):
 
 
 def read_dtype(raw: ConfigSettings) -> str | None:
-    """Returns the checkpoint's dtype by config.json, under either name; `dtype` wins. Raises ModelError."""
+    """Returns the checkpoint's dtype by config.json, under either name. Raises ModelError."""
     older = raw.text("torch_dtype")
     name = raw.text("dtype", older)
+    if older is not None and name != older:
+        raise ModelError(f"config.json: dtype is {name!r}, but torch_dtype is {older!r}")
     if name is not None and name not in DTYPES:
         raise ModelError(f"config.json: dtype {name!r} is not supported (supported: {', '.join(DTYPES)})")
     return name

@@ -107,6 +107,12 @@ def test_rope_settings_that_say_the_same_may_lie_side_by_side(beside: dict[str, 
     assert both.rope == expected.rope
 
 
+def test_two_names_of_the_dtype_must_agree() -> None:
+    assert parse(dtype="bfloat16", torch_dtype="bfloat16").dtype == "bfloat16"
+    with pytest.raises(ModelError, match="dtype is 'float16', but torch_dtype is 'bfloat16'"):
+        parse(dtype="float16", torch_dtype="bfloat16")
+
+
 @pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"dtype": None, "torch_dtype": "bfloat16"}])
 def test_dtype_has_two_names(changes: dict[str, Any]) -> None:
     assert parse_model_config(LLAMA | changes).dtype == "bfloat16"
