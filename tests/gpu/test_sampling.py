@@ -11,7 +11,7 @@ from services.engine import sampler
 from services.engine.kernels.gpu.sampling import draw, edit_logits, greedy, logprobs
 from services.engine.kernels.torch_operations import TorchOperations
 from services.engine.runner.base import NamedLogprobs
-from services.engine.runner.gpu.sampler import DeviceMasks, DeviceNamed, mask_logits, name_alternatives
+from services.engine.runner.gpu.sampler import DeviceMasks, DeviceNamed, mark_not_finite, mask_logits, name_alternatives
 from tests.gpu.checks import sampling as checks
 from tests.gpu.checks import sampling_cases as cases
 from tests.gpu.checks.sampling_oracle import Settings, at_the_edge, kept, lateness, race_numbers
@@ -44,6 +44,17 @@ def test_the_oracle_keeps_what_the_cpus_sampler_keeps(settings: Settings) -> Non
     filters = sampler._Filters(top_k, torch.full((4000,), settings.top_p), torch.full((4000,), int(logits.argmax())))
     drawn = sampler._draw_filtered(weights.expand(4000, -1), filters, uniform)
     assert sorted(set(drawn.tolist())) == np.flatnonzero(kept(logits, settings)).tolist()
+
+
+def test_rows_with_a_number_that_is_not_finite_are_marked_and_no_others(device: torch.device) -> None:
+    """Not those either whose numbers lie further apart than the largest."""
+    inf, large = float("inf"), 3e38
+    raw = torch.tensor(
+        [[0.0, large, -large], [1.0, 2.0, 3.0], [0.0, torch.nan, 1.0], [0.0, inf, 1.0], [0.0, -inf, 1.0]], device=device
+    )
+    edited = torch.zeros_like(raw)
+    mark_not_finite(raw, edited)
+    assert edited[:, 0].isnan().tolist() == [False, False, True, True, True]
 
 
 def test_equals_of_the_last_kept_token_are_kept() -> None:

@@ -131,7 +131,7 @@ def name_alternatives(logits: Tensor, named: DeviceNamed, found: list[Tensor]) -
 def mark_not_finite(raw: Tensor, edited: Tensor) -> None:
     """Puts NaN into the edited logits of rows whose raw ones are not all finite, for the kernels that sample to see."""
     least, most = raw.aminmax(dim=1)
-    edited[:, 0].masked_fill_(~(most.to(torch.float32) - least).isfinite(), torch.nan)
+    edited[:, 0].masked_fill_(~(least.isfinite() & most.isfinite()), torch.nan)
 
 
 def mask_logits(logits: Tensor, masks: DeviceMasks) -> None:
