@@ -18,7 +18,7 @@ from services.engine.runner.base import (
     StepInput,
 )
 
-_NUM_DECODED = 4
+_NUM_DECODED = 4  # of the tokens that are computed, one by one
 _SCORED_EVERY = 8  # tokens
 _PROMPTS = 3  # that are tried: one of a prompt's tokens may be the only one whose weights are damaged
 _MOST_APART = 0.02  # log-probabilities, and this share of them: threads may add up in another order
@@ -44,7 +44,9 @@ class SelfCheck:
         if not self._runner.spare_blocks:
             return
         for seed in range(_PROMPTS):
-            self._tokens = np.random.default_rng(seed).integers(0, self._runner.vocab_size, self._length, np.int32)
+            random = np.random.default_rng(seed)
+            # The last one is not computed: its log-probability is asked for.
+            self._tokens = random.integers(0, self._runner.vocab_size, self._length + 1, np.int32)
             known = self._compute()
             if np.isfinite(known).all():
                 self._known = known
@@ -66,8 +68,8 @@ class SelfCheck:
         """Returns log-probabilities of tokens that follow in the prompt, float32[n]; NaN where something is not
         finite.
         """
-        num_decoded = min(_NUM_DECODED, self._length - 1)
-        borders = [0, *range(self._length - num_decoded, self._length)]
+        first_decoded = max(1, self._length - _NUM_DECODED)
+        borders = [0, *range(first_decoded, self._length + 1)]
         parts = [self._run(start, end) for start, end in pairwise(borders)]
         return np.concatenate(parts)
 

@@ -135,7 +135,7 @@ def test_a_request_that_waits_for_blocks_of_such_a_prompt_computes_its_own(depth
     driven.assert_baseline()
 
 
-@pytest.mark.parametrize("max_model_len", [2, 5, 100, 4096])
+@pytest.mark.parametrize("max_model_len", [1, 2, 5, 100, 4096])
 @pytest.mark.parametrize("block_size", [1, 4, 256])
 def test_a_check_passes_again_and_again_and_touches_no_block_of_the_pool(block_size: int, max_model_len: int) -> None:
     runner = SimulatedRunner(3, block_size)

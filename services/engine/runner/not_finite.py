@@ -3,7 +3,8 @@
 Looked at are the logits of rows that get a token (by samplers, which put NOT_FINITE in its place), those of scored
 tokens, and sums of hidden states that are pooled. A row that gets no token has its last hidden state looked at: a
 token's KV reaches all later tokens, as far as an attention window allows. So no block of a prompt is published before a
-number that depends on it has been seen.
+number that depends on it has been seen; but for tokens of a chunk that is longer than the window, whose number is seen
+only if it has reached the chunk's last token through the layers.
 """
 
 import numpy as np
