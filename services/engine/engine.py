@@ -10,6 +10,7 @@ the number of Python lines executed does not depend on how many sequences decode
 in it.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 
@@ -31,6 +32,8 @@ from services.engine.sequences import Sequences
 from services.engine.token_rows import TokenRows
 from services.protocol.frames import TokenLogprobs
 from services.protocol.outcomes import FailureCode, FinishReason
+
+_CHECKED_FOR = 5.0  # seconds
 
 
 class Engine:
@@ -65,6 +68,7 @@ class Engine:
         self.computed_tokens = 0  # by all steps, of prompts and answers
         self.num_not_finite = 0  # requests that failed because something was not finite
         self.check = SelfCheck(runner, max_model_len)  # repeated when something is not finite, if it has learned
+        self._checked_until = -math.inf  # when a check that passed is too old
         self._expelled: list[Request] = []  # to be failed once the runner was checked
         self._sampled_at = np.zeros(max_num_seqs, dtype=np.int64)  # by slot: its row among the last step's tokens
 
@@ -143,14 +147,18 @@ class Engine:
             on_computing()
         self._collect()
         if self._expelled:
-            self._fail_expelled()
+            self._fail_expelled(now)
         return True
 
-    def _fail_expelled(self) -> None:
-        """Fails the requests for which something was not finite, when the runner has shown that it computes right."""
-        while self._under_way:  # whatever runs may have read the same; the runner is free then
-            self._collect()
-        self.check.repeat()
+    def _fail_expelled(self, now: float) -> None:
+        """Fails the requests for which something was not finite, when the runner has shown that it computes right, now
+        or a moment ago: a client that sends such requests one after the other stops nobody else.
+        """
+        if now >= self._checked_until:
+            while self._under_way:  # whatever runs may have read the same; the runner is free then
+                self._collect()
+            self.check.repeat()
+            self._checked_until = now + _CHECKED_FOR
         for request in self._expelled:
             self.sequences.fail(request, FailureCode.NOT_FINITE, "the model computed numbers that are not finite")
         self.num_not_finite += len(self._expelled)

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from services.config import Pooling
+from services.decode.scheduler import DecodeScheduler
+from services.engine.engine import Engine
 from services.engine.request import Kind
+from services.engine.runner.base import StepInput
 from services.engine.runner.simulated import SimulatedRunner
 from services.engine.self_check import SelfCheck, SelfCheckError
 from services.prefill.scheduler import PrefillScheduler
@@ -62,7 +65,7 @@ def test_all_choices_of_a_prompt_end_with_it(depth: int) -> None:
 
 
 @DEPTHS
-@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("window", [None, 8, 2])
 def test_a_token_that_was_generated_can_be_the_one(window: int | None, depth: int) -> None:
     """The request ends after the tokens that were right; blocks that it freed behind its window are withdrawn too."""
     sound = make_engine(window=window)
@@ -173,3 +176,33 @@ def test_an_engine_whose_runner_fails_the_check_ends_before_a_token_of_that_step
         driven.run()
     assert {handle: tokens[: len(before[handle])] for handle, tokens in driven.tokens.items()} == before
     assert not driven.failures
+
+
+class CheckedRunner(SimulatedRunner):
+    """Counts the steps of checks."""
+
+    num_checked = 0
+
+    def launch(self, step: StepInput) -> None:
+        self.num_checked += bool(np.isin(step.block_tables, list(self.spare_blocks)).all())
+        super().launch(step)
+
+
+@DEPTHS
+def test_a_client_that_sends_such_requests_in_a_loop_has_the_runner_checked_every_few_seconds(depth: int) -> None:
+    runner = CheckedRunner(100, 4, late=depth > 0, nan_token=NAN)
+    engine = Engine(
+        runner, DecodeScheduler(64), max_num_seqs=8, max_model_len=100, eos_token_ids=(), pipeline_depth=depth
+    )
+    driven = Driven(engine)
+    engine.check.learn()
+    of_one_check = runner.num_checked // 2
+    runner.num_checked = 0
+    for _ in range(3):
+        for _ in range(20):
+            driven.submit([3, NAN], 5)
+            driven.run()
+        driven.now += 10
+    assert runner.num_checked == 3 * of_one_check > 0
+    assert engine.num_not_finite == len(driven.failures) == 60
+    driven.assert_baseline()
