@@ -70,10 +70,16 @@ def _grammar(variant: int = 0) -> str:
     return grammar_of(None, wanted)[0]
 
 
+def _sequence(guidance: Guidance, variant: int) -> GuidedSequence:
+    grammar = guidance.grammars.ask(_grammar(variant), (GatewayId(1), ""))
+    assert grammar is not None
+    return GuidedSequence(guidance, grammar)
+
+
 def _masks(guidance: Guidance) -> list[Record]:
-    new = [_timed(guidance, [GuidedSequence(guidance, _grammar(variant))]) for variant in range(1, 30)]
-    known = [_timed(guidance, [GuidedSequence(guidance, _grammar(1))]) for _ in range(100)]
-    batch = [GuidedSequence(guidance, _grammar(1)) for _ in range(_BATCH)]
+    new = [_timed(guidance, [_sequence(guidance, variant)]) for variant in range(1, 30)]
+    known = [_timed(guidance, [_sequence(guidance, 1)]) for _ in range(100)]
+    batch = [_sequence(guidance, 1) for _ in range(_BATCH)]
     _timed(guidance, batch)
     later = [_timed(guidance, batch) for _ in range(100)]
     figures = {"first mask of a new schema": new, "first mask of a known schema": known, "masks of a batch": later}

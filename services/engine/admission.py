@@ -134,6 +134,7 @@ def _branch_request(request: Request, branch: Branch) -> Request:
         request.arrival,
         request.deadline,
         parent=request.id,
+        grammar=request.grammar,
     )
 
 

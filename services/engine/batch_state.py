@@ -138,10 +138,26 @@ class BatchState:
         assert request is not None
         return request
 
-    def guides(self, request: Request) -> bool:
-        """False while the grammar of a request's answer is being compiled, which is begun here."""
-        grammar = request.capsule.sampling.grammar
-        return not grammar or self.guidance is None or self.guidance.ready(grammar)
+    def ask_grammar(self, request: Request) -> bool:
+        """Has the grammar of a request's answer compiled, if it has one; False: too many grammars wait for that."""
+        if text := request.capsule.sampling.grammar:
+            assert self.guidance is not None
+            request.grammar = self.guidance.grammars.ask(text, request.party)
+            return request.grammar is not None
+        return True
+
+    def is_guided(self, request: Request) -> bool:
+        """False while the grammar of a request's answer is being compiled."""
+        if request.grammar is None:
+            return True
+        assert self.guidance is not None
+        return self.guidance.ready(request.grammar)
+
+    def leave_grammar(self, request: Request) -> None:
+        """Has the grammar of a request that is over not compiled for it."""
+        if request.grammar is not None:
+            assert self.guidance is not None
+            self.guidance.grammars.leave(request.grammar, request.party)
 
     def open(self, request: Request, blocks: np.ndarray, stop_ids: tuple[int, ...]) -> int:
         """Puts a request with int32[n] blocks into a free slot, and returns it; the caller sets phase and counters."""
@@ -170,7 +186,7 @@ class BatchState:
         self.num_prompt_logprobs[slot] = (sampling.num_prompt_logprobs or 0) if request.scores_prompt else -1
         self.logprob_ids[slot] = sampling.logprob_token_ids
         self._set_stop_ids(slot, stop_ids)
-        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self.guidance, self.vocab_size)
+        self.edits[slot] = edits_of(sampling, capsule.num_prompt, self.guidance, request.grammar, self.vocab_size)
         self.pools[slot] = None if capsule.pooling is None else PromptPool(capsule.pooling, length)
         self.features[slot] = features = self._features_of(slot)
         self._num_following += bool(features & FOLLOWS)

@@ -77,7 +77,6 @@ class Engine:
         if request.capsule.sampling.grammar and not self._guides:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "this worker guides no answers")
         elif self._scheduler.accepts(request):
-            self.sequences.batch.guides(request)  # begins what it waits for
             self.sequences.submit(request)
         else:
             self.sequences.fail(request, FailureCode.UNSUPPORTED, "this role does not run such requests")

@@ -7,8 +7,8 @@ generated. So a sequence that is handed over, preempted or continued on another 
                                    │                                           ▲
     guidance thread                └─ follow the tokens, fill a mask for each row ─┘
 
-Compiling a grammar may take as long as gateways let it take, a second, and no step waits for that: a thread compiles it
-while its request waits to be admitted, and others pass it. What a mask takes is bounded by the library: some 0.1 s.
+Compiling a grammar may take as long as gateways let it take, a second, and no step waits for that: `Grammars` compiles
+it while its request waits to be admitted, and others pass it. What a mask takes is bounded by the library: some 0.1 s.
 
 On a CPU the model needs all cores, so masks beside it make its step longer. Where all rows of a step are greedy, the
 engine thread asks after the model whether the likeliest token may come, which takes a small part of the time of a mask.
@@ -20,7 +20,6 @@ likeliest of those that may.
 The library computes without the interpreter lock (https://github.com/guidance-ai/llguidance).
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,11 +28,9 @@ import llguidance
 import numpy as np
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
+from services.engine.grammars import Grammar, Grammars
 from services.engine.runner.base import TokenMasks
 from services.engine.token_masks import NONE_LEFT, num_words, without
-
-_COMPILERS = 2
-_MAX_COMPILED = 256  # grammars, each with what is known of its states so far
 
 
 class GuidedSequence:
@@ -43,10 +40,10 @@ class GuidedSequence:
     error: why the sequence cannot go on, once that is known; empty: it can.
     """
 
-    def __init__(self, guidance: "Guidance", grammar: str, allowed: np.ndarray | None = None) -> None:
+    def __init__(self, guidance: "Guidance", grammar: Grammar, allowed: np.ndarray | None = None) -> None:
         self.guidance = guidance
         self.allowed = allowed
-        self.compiled = guidance.compiled(grammar)
+        self.grammar = grammar
         self.matcher: llguidance.LLMatcher | None = None
         self.num_followed = 0  # generated tokens that the matcher was given, or will be
         self.error = ""
@@ -69,7 +66,7 @@ class GuidedRow:
 
 
 class Guidance:
-    """Computes the masks of one worker's guided sequences."""
+    """Computes the masks of one worker's guided sequences. `grammars` are what they match."""
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """tokenizer: a tokenizer.json; vocab_size: of the logits. Raises ValueError for one that is not read."""
@@ -80,31 +77,13 @@ class Guidance:
         self._bits = np.zeros((0, self._num_words), dtype=np.int32)  # of the last masks
         self._workers = llguidance.LLExecutor()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="guidance")
-        self._compiling = ThreadPoolExecutor(_COMPILERS, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[str, Future[llguidance.LLMatcher]] = OrderedDict()  # least recently used first
-        self.on_compiled: Callable[[], None] | None = None  # called on any thread; None: `ready` waits, and says yes
+        self.grammars = Grammars(self._compile)
 
-    def ready(self, grammar: str) -> bool:
-        """True once a grammar is compiled, which is begun here; `on_compiled` tells its end. For the engine thread."""
-        compiled = self.compiled(grammar)
-        if self.on_compiled is None:
-            compiled.result()
-        return compiled.done()
-
-    def compiled(self, grammar: str) -> Future[llguidance.LLMatcher]:
-        """Returns a grammar's matcher at the beginning of all answers, which others are copied from."""
-        found = self._compiled.get(grammar)
-        if found is None:
-            found = self._compiled[grammar] = self._compiling.submit(self._compile, grammar)
-            found.add_done_callback(self._tell)
-            if len(self._compiled) > _MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return found
-
-    def _tell(self, _compiled: Future[llguidance.LLMatcher]) -> None:
-        if self.on_compiled is not None:
-            self.on_compiled()
+    def ready(self, grammar: Grammar) -> bool:
+        """True once a grammar is done. Waits for it where nobody would be told of its end."""
+        if self.grammars.on_compiled is None:
+            grammar.wait()
+        return grammar.done
 
     def masks(self, rows: Sequence[GuidedRow]) -> TokenMasks:
         """Returns the masks of the rows, not begun. Those of the call before are no longer needed."""
@@ -143,7 +122,7 @@ class Guidance:
         for row in rows:
             matcher, new_tokens = row.sequence.matcher, row.new_tokens
             if matcher is None:
-                matcher = row.sequence.matcher = row.sequence.compiled.result().deep_copy()
+                matcher = row.sequence.matcher = row.sequence.grammar.matcher()
             if len(new_tokens) == 1:
                 singles.append((matcher, new_tokens[0]))
             elif new_tokens:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from services.engine.grammars import Grammar
 from services.engine.guidance import Guidance, GuidedSequence
 from services.engine.runner.base import LogitEdits, TokenMasks
 from services.engine.token_masks import is_any_left, mask_of
@@ -19,11 +20,16 @@ _NO_VALUES = np.zeros(0, dtype=np.float32)
 
 
 def edits_of(
-    sampling: SamplingParams, num_prompt: int, guidance: Guidance | None = None, vocab_size: int = 0
+    sampling: SamplingParams,
+    num_prompt: int,
+    guidance: Guidance | None = None,
+    grammar: Grammar | None = None,
+    vocab_size: int = 0,
 ) -> "SequenceEdits | None":
     """Returns the edits of a sequence with these parameters; None: it has none.
 
-    guidance: computes masks; without it there must be no grammar. vocab_size: of the logits.
+    guidance: computes masks; without it there must be no grammar. grammar: the compiled one of `sampling`, if it has
+    one. vocab_size: of the logits.
     """
     masked = sampling.grammar or sampling.allowed_token_ids
     if not (sampling.logit_bias or sampling.bad_words or sampling.counts_tokens or masked):
@@ -32,7 +38,8 @@ def edits_of(
     if not sampling.grammar:
         return SequenceEdits(sampling, num_prompt, allowed=allowed)
     assert guidance is not None
-    return SequenceEdits(sampling, num_prompt, GuidedSequence(guidance, sampling.grammar, allowed))
+    assert grammar is not None
+    return SequenceEdits(sampling, num_prompt, GuidedSequence(guidance, grammar, allowed))
 
 
 class SequenceEdits:

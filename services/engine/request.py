@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 from kvtransfer.ids import AttemptId, WorkerId
 from services.config import Pooling
+from services.engine.grammars import Grammar, Party
 from services.engine.prefix_cache import Match
 from services.protocol.capsule import Capsule
 
@@ -41,12 +42,18 @@ class Request:
     started: bool = False  # its first row was sent before it was preempted
     branches: tuple[Branch, ...] = ()  # none: the request is a sequence itself
     parent: AttemptId | None = None  # of a branch: its prompt's request
+    grammar: Grammar | None = None  # of its answer, from the time when it is queued
     match: Match | None = None  # its cached prefix when the cache's version was `matched_at`
     matched_at: int = -1
 
     def match_at(self, version: int) -> Match | None:
         """Returns the last match, if the prefix cache still has the version that it was made at; else None."""
         return self.match if self.matched_at == version else None
+
+    @property
+    def party(self) -> Party:
+        """The one whose request it is, as far as this worker is told."""
+        return self.id.gateway, self.capsule.tenant
 
     @property
     def needs_whole_prompt(self) -> bool:

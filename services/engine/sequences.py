@@ -60,6 +60,9 @@ class Sequences:
         """Queues a request; one whose blocks are to be received is parked until its producer announces them."""
         if self._fail_if_too_large(request):
             return
+        if not self.batch.ask_grammar(request):
+            self.fail(request, FailureCode.NOT_NOW, "too many grammars wait to be compiled")
+            return
         cached = len(self.entries.match(request).blocks) * self.batch.block_size
         request.work = len(request.capsule.token_ids) - cached
         self.requests.add(request, State.PARKED if request.kind is Kind.CONSUME else State.WAITING)
@@ -67,12 +70,15 @@ class Sequences:
     def admit(self, request: Request, now: float, *, watermark: int = 0) -> Admission:
         """Gives a queued request its slots and all its blocks, leaving `watermark` blocks; or changes nothing.
 
-        A request that has become too large for the pool fails.
+        A request that has become too large for the pool fails, and so does one whose grammar is none.
         """
         if self._fail_if_too_large(request):
             return Admission.FAILED
-        if not self.batch.guides(request):
+        if not self.batch.is_guided(request):
             return Admission.WAITS_FOR_GRAMMAR
+        if request.grammar is not None and request.grammar.error:
+            self.fail(request, FailureCode.UNSUPPORTED, f"its grammar: {request.grammar.error}")
+            return Admission.FAILED
         admission = self._admitter.admit(request, watermark, now)
         if admission is Admission.ADMITTED and not request.started:
             self._outputs.admitted.append(request.id)
@@ -101,6 +107,7 @@ class Sequences:
             work=len(tokens),
             started=bool(batch.cached[slot] < 0),
             branches=tuple(branch for branch in request.branches if branch.id in self.requests.ids),
+            grammar=request.grammar,
         )
         self._vacate(slot)
         self.requests.preempt(again)
@@ -128,7 +135,7 @@ class Sequences:
         if record.slot is not None:
             self.lease(record.slot)
         else:
-            self.requests.remove(id)
+            self._remove(id)
 
     def free(self, id: AttemptId, quarantined: tuple[int, ...] = ()) -> None:
         """Removes a request and frees its blocks, but for the quarantined ones. Unknown ids change nothing.
@@ -144,7 +151,7 @@ class Sequences:
             self._vacate(record.slot, frozenset(quarantined))
         if record.leased is not None:
             self.pool.free(record.leased[::-1])
-        self.requests.remove(id)
+        self._remove(id)
 
     def free_quarantined(self, blocks: tuple[int, ...]) -> None:
         """Frees blocks that were in quarantine."""
@@ -214,6 +221,11 @@ class Sequences:
             self.fail(request, FailureCode.NOT_NOW, f"{needed} blocks needed, {num_quarantined} in quarantine")
             return True
         return False
+
+    def _remove(self, id: AttemptId) -> None:
+        record = self.requests.remove(id)
+        if record is not None:
+            self.batch.leave_grammar(record.request)
 
     def _vacate(self, slot: int, quarantined: frozenset[int] = frozenset()) -> None:
         """Frees a slot and its blocks but for the quarantined ones, and removes the branches that wait for its prompt.

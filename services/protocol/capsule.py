@@ -12,6 +12,8 @@ CACHE_SALT = "cache_salt"
 ALLOWED_TOKEN_IDS = "allowed_token_ids"
 LOGPROB_TOKEN_IDS = "logprob_token_ids"
 
+TENANT_SALT = 64  # characters of a salt, with which gateways that know tenants begin all salts of one
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capsule:
@@ -39,6 +41,11 @@ class Capsule:
             LOGPROB_TOKEN_IDS: sampling.logprob_token_ids,
         }
         return frozenset(name for name, value in asked.items() if value)
+
+    @property
+    def tenant(self) -> str:
+        """Returns what the salts of one tenant have in common. Without tenants, it is the request's own salt."""
+        return self.cache_salt[:TENANT_SALT]
 
     @property
     def max_len(self) -> int:

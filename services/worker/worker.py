@@ -131,7 +131,7 @@ class Worker:
         core = WorkerCore(engine, self._worker_id, producer, consumer, marks, parts.gc_watch)
         self.engine = EngineThread(core, self._on_outputs, self._on_fatal, parts.decode_pause_s)
         if parts.guidance is not None:
-            parts.guidance.on_compiled = lambda: self.engine.call(lambda core, now: core.grammar_compiled())
+            parts.guidance.grammars.on_compiled = lambda: self.engine.call(lambda core, now: core.grammar_compiled())
         self._watch = EngineWatch(self.engine, self._on_hang)
         self._index: IndexLink | None = None
         self._health_server: grpc.aio.Server | None = None

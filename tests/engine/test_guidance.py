@@ -320,7 +320,9 @@ class Answers:
 
     def __init__(self, guidance: Guidance, num_guided: int) -> None:
         self._guidance = guidance
-        self._sequences = [GuidedSequence(guidance, FORCED) for _ in range(num_guided)]
+        forced = guidance.grammars.ask(FORCED, (GATEWAY, ""))
+        assert forced is not None
+        self._sequences = [GuidedSequence(guidance, forced) for _ in range(num_guided)]
         self.tokens: list[list[int]] = [[] for _ in self._sequences]
 
     def advance(self, logits: torch.Tensor, *, settles: bool) -> list[int]:
@@ -367,7 +369,7 @@ def test_others_pass_a_request_while_its_grammar_is_compiled():
     """No step waits for a grammar that takes long: this one is followed for its first token in a second or more."""
     driven, compiled = make(), threading.Event()
     assert driven.engine.sequences.batch.guidance is not None
-    driven.engine.sequences.batch.guidance.on_compiled = compiled.set
+    driven.engine.sequences.batch.guidance.grammars.on_compiled = compiled.set
     slow = driven.submit(PROMPT, 60, grammar=LLMatcher.grammar_from_regex("((a{100}){100}){100}"))
     plain = driven.submit(PROMPT, 20)
     while plain not in driven.finish:
