@@ -81,7 +81,7 @@ class Grammars:
         self._kept: OrderedDict[str, Grammar] = OrderedDict()  # that are done, least recently used first
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
         self._num_running = 0  # threads that compile
-        self._closed = False
+        self.closed = False  # nothing more is compiled
         self.on_compiled: Callable[[], None] | None = None  # called on any thread
 
     def ask(self, text: str, party: Party) -> Grammar | None:
@@ -93,7 +93,7 @@ class Grammars:
             grammar = self._open.get(text)
             if grammar is None:
                 full = len(self._open) >= _MAX_OPEN or len(self._queues.get(party, ())) >= _MAX_QUEUED
-                if full or self._closed:
+                if full or self.closed:
                     return None
                 grammar = self._open[text] = Grammar(text)
             if not grammar.begun:
@@ -117,7 +117,7 @@ class Grammars:
     def close(self, timeout_s: float) -> bool:
         """Compiles nothing more; returns whether what is being compiled was done within `timeout_s`."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._queues.clear()
             self._threads.shutdown(wait=False)
             return self._lock.wait_for(lambda: not self._num_running, timeout_s)

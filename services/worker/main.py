@@ -47,8 +47,8 @@ def run_worker(config: WorkerConfig, scheduler: Scheduler) -> int:
     except (ModelError, TlsError, TransportError, WorkerError) as error:
         print(f"baton {config.role}: {error}", file=sys.stderr)
         return 1
-    if not worker.engine_ended:
-        log.error("the engine's thread does not end; the process does")
+    if not worker.threads_ended:
+        log.error("a thread of the engine does not end; the process does")
         log_lines.close()
         os._exit(exit_code)  # the interpreter's own end would wait for the thread, or take its memory from under it
     return exit_code

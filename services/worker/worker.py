@@ -61,6 +61,7 @@ MakeTransports = Callable[[BlockSource, Dial], Sequence[Transport]]  # over this
 _KNOWN_FIELDS = frozenset({CACHE_SALT, ALLOWED_TOKEN_IDS, LOGPROB_TOKEN_IDS})  # as gateways are told
 _STOP_GRACE_S = 0.5
 _LONGEST_STEP_S = 60.0  # that is waited for at the end
+_LONGEST_COMPILATION_S = 1.0  # of a grammar, likewise
 _LAST_WORDS_S = 0.1  # after a drain: for gateways whose commands crossed with its news
 
 log = structlog.get_logger()
@@ -138,7 +139,7 @@ class Worker:
         self._drain_until: float | None = None  # None: it does not drain
         self._drained = False
         self._num_moved = 0
-        self.engine_ended = False  # its thread, in `stop`
+        self.threads_ended = False  # the engine's and those that compile grammars, in `stop`
         self._transfer = TransferThread(
             lambda: parts.make_transports(self._source, self._dial), self._on_read_ended, self._on_fatal
         )
@@ -175,8 +176,13 @@ class Worker:
         await self._server.stop(_STOP_GRACE_S)
         if self._health_server is not None:
             await self._health_server.stop(0)
-        self.engine_ended = await asyncio.to_thread(self.engine.stop, 0.0 if self._watch.hangs else _LONGEST_STEP_S)
+        self.threads_ended = await asyncio.to_thread(self._stop_threads)
         self._transfer.stop()
+
+    def _stop_threads(self) -> bool:
+        guidance = self._parts.guidance
+        compiled = guidance is None or guidance.grammars.close(_LONGEST_COMPILATION_S)
+        return self.engine.stop(0.0 if self._watch.hangs else _LONGEST_STEP_S) and compiled
 
     async def _open(self, address: str) -> int:
         interceptors = [] if self._parts.tls is None else [RoleInterceptor(CALLERS)]

@@ -98,7 +98,7 @@ async def test_a_hung_engine_makes_its_worker_unhealthy_and_ends_it(monkeypatch:
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
             begin = time.monotonic()
             await worker.stop()
-            assert not worker.engine_ended
+            assert not worker.threads_ended
             assert time.monotonic() - begin < 5
     finally:
         HANGS.clear()
