@@ -57,11 +57,11 @@ class Grammar:
         assert compiled is not None
         return compiled.deep_copy()
 
-    def compile(self, compile: Callable[[str], llguidance.LLMatcher]) -> bool:
+    def compile(self, matcher_of: Callable[[str], llguidance.LLMatcher]) -> bool:
         """Makes it done; False: the library failed, so that another time may go better."""
         matcher = None
         try:
-            matcher = compile(self.text)
+            matcher = matcher_of(self.text)
             self.error = matcher.get_error()
         except BaseException as error:  # a panic of the library is no Exception; it must fail these requests only
             log.error("a grammar cannot be compiled", exc_info=error)
@@ -71,10 +71,10 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles grammars by `compile`, on threads of its own, and keeps those that were used last."""
+    """Compiles grammars by `matcher_of`, on threads of its own, and keeps those that were used last."""
 
-    def __init__(self, compile: Callable[[str], llguidance.LLMatcher]) -> None:
-        self._compile = compile
+    def __init__(self, matcher_of: Callable[[str], llguidance.LLMatcher]) -> None:
+        self._matcher_of = matcher_of
         self._lock = threading.Condition()  # notified when a thread has nothing to do
         self._open: dict[str, Grammar] = {}  # that are not done
         self._queues: OrderedDict[Party, dict[Grammar, None]] = OrderedDict()  # the party whose turn is next first
@@ -129,7 +129,7 @@ class Grammars:
 
     def _run(self) -> None:
         while (grammar := self._next()) is not None:
-            keep = grammar.compile(self._compile)
+            keep = grammar.compile(self._matcher_of)
             with self._lock:
                 del self._open[grammar.text]
                 if keep:

@@ -96,5 +96,5 @@ def key_digest(secret: bytes, key: str) -> bytes:
 
 
 def tenant_salt(secret: bytes, tenant: str) -> str:
-    """Returns the beginning of the salts of a tenant's cached blocks: 64 hexadecimal digits."""
+    """Returns the beginning of the salts of a tenant's cached blocks: as many digits as TENANT_SALT says."""
     return hmac.digest(secret, b"salt\0" + tenant.encode(), "sha256").hex()

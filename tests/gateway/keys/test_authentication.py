@@ -12,6 +12,7 @@ from services.gateway.keys.authentication import Keys
 from services.gateway.keys.entry import new_key, tenant_salt
 from services.gateway.keys.file import read_keys
 from services.protocol.block_hash import root_hash
+from services.protocol.capsule import TENANT_SALT
 from tests.gateway.keys.key_files import KeySet, bearer
 
 
@@ -116,6 +117,7 @@ def test_tenants_name_the_same_blocks_differently(key_set: KeySet) -> None:
 def test_gateways_with_one_file_agree_on_salts_and_others_do_not(key_set: KeySet) -> None:
     assert caller(key_set.keys(), bearer(key_set.acme)).salt == caller(key_set.keys(), bearer(key_set.acme)).salt
     assert tenant_salt(b"one file's", "acme") != tenant_salt(b"another's", "acme")
+    assert len(tenant_salt(b"one file's", "acme")) == TENANT_SALT, "workers know tenants by that"
     assert ANYBODY.cache_salt(None) == ""
 
 
