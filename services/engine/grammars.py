@@ -85,15 +85,20 @@ class Grammars:
         self.on_compiled: Callable[[], None] | None = None  # called on any thread
 
     def ask(self, text: str, party: Party) -> Grammar | None:
-        """Returns a grammar, which is queued if it is new; None: too many are. One `leave` goes with each call."""
+        """Returns a grammar, which is queued if it is new; None: too many are, or this is closed.
+
+        One `leave` goes with each.
+        """
         with self._lock:
             if (kept := self._kept.get(text)) is not None:
                 self._kept.move_to_end(text)
                 return kept
+            if self.closed:
+                return None
             grammar = self._open.get(text)
             if grammar is None:
                 full = len(self._open) >= _MAX_OPEN or len(self._queues.get(party, ())) >= _MAX_QUEUED
-                if full or self.closed:
+                if full:
                     return None
                 grammar = self._open[text] = Grammar(text)
             if not grammar.begun:
