@@ -5,8 +5,8 @@ Only then does a step notice them. Kernels are not optimized, as they take longe
 """
 
 import math
-
-import pytest
+import random
+import sys
 
 from services.engine.kernels.cpu.isa import ISAS
 from tests.engine.kernels.class_process import run_emulated
@@ -17,9 +17,16 @@ CASES = [("avx2", "float32"), ("avx512", "float32"), *((isa.name, "bfloat16") fo
 
 
 @needs(GCC)
-@pytest.mark.parametrize(("isa", "dtype"), CASES)
-def test_attention_over_numbers_that_are_not_finite_is_not_finite(isa: str, dtype: str) -> None:
-    assert run_emulated(isa, "tests.engine.kernels.test_not_finite:hidden", dtype) == []
+def test_attention_over_numbers_that_are_not_finite_is_not_finite() -> None:
+    """In one class, another with each run: one takes 20 s to compile. `python -m tests.engine.kernels.test_not_finite`
+    tries all.
+    """
+    assert not _failures(*random.choice(CASES))
+
+
+def _failures(isa: str, dtype: str) -> list[str]:
+    found = run_emulated(isa, "tests.engine.kernels.test_not_finite:hidden", dtype)
+    return [f"{isa}, {dtype}: {each}" for each in found]
 
 
 def hidden(dtype: str) -> list[str]:
@@ -41,7 +48,12 @@ def hidden(dtype: str) -> list[str]:
                 bench.attend(step, out, torch.zeros(out.shape[:2]))
                 expected, _, _ = bench.expected(step, step.length)
                 damaged.copy_(sound)
-                assert not expected.isfinite().all()
+                # A key at minus infinity has no weight.
+                assert not expected.isfinite().all() or (name == "k" and math.isinf(value))
                 if (out.isfinite() & ~expected.isfinite()).any():
                     found.append(f"{value} in {name} of {kernel}")
     return found
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(failure for case in CASES for failure in _failures(*case)))
