@@ -109,6 +109,10 @@ class ChatTexts:
             raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
         continued = bool(request.continue_final_message)
         prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
+        try:
+            messages = self._answers.messages(request, [_as_dict(message) for message in request.messages])
+        except RecursionError as error:  # tools and calls become JSON in the prompt
+            raise _too_deep() from error
         options = {
             "tools": self._answers.tools(request),
             "add_generation_prompt": prompted,
@@ -116,7 +120,6 @@ class ChatTexts:
             "documents": request.documents,
             "kwargs": {**self._answers.variables(request), **kwargs},
         }
-        messages = self._answers.messages(request, [_as_dict(message) for message in request.messages])
         field = "chat_template_kwargs" if request.chat_template is None else "chat_template"
         return _Rendering(template, messages, options, request.chat_template, field)
 
