@@ -75,6 +75,7 @@ def test_the_dashboard_shows_almost_all_metrics_and_each_legend_names_a_label():
         "baton_cached_tokens_actual_total",
         "baton_blocks_quarantined",  # there is an alert
         "baton_worker_not_finite",  # and here
+        "baton_worker_refused",  # `baton restart` and doctor tell of it
         "baton_gateway_log_lines_dropped",
         "baton_index_malformed_entries",
         "baton_files_refused_seconds",  # there is an alert
@@ -99,7 +100,7 @@ def test_rules_and_autoscalers_ask_for_metrics_that_are_there(helm: Helm):
     queries = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
     scaled = of_kind(helm.render(CPU), "ScaledObject").values()
     queries += [trigger["metadata"]["query"] for each in scaled for trigger in each["spec"]["triggers"]]
-    assert len(queries) == 14
+    assert len(queries) == 15
     assert [problem for query in queries for problem in problems(query)] == []
     for query in queries:
         assert query.count("(") == query.count(")")
