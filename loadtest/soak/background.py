@@ -1,7 +1,8 @@
 """Clients of background responses: each begins one at a gateway, leaves, and asks for it at either gateway.
 
 A response must come to its end, with the answer of a stack without faults; and whoever asks again, anywhere, is told
-the same. Where its gateway was killed it may have failed, and is begun again.
+the same. Where its gateway was killed it may have failed, and is begun again; likewise where Redis, which keeps nothing
+on a disk here, was killed after it had taken the answer.
 """
 
 import asyncio
@@ -112,6 +113,9 @@ class BackgroundTraffic:
         except (HttpError, TimeoutError) as error:
             if self._killed(gateway, began_s):
                 counts.gateway_killed += 1
+                return False
+            if self._killed("redis", began_s):
+                counts.forgotten += 1
                 return False
             counts.lost[f"background: {error}" if str(error) else f"background: no end within {HANGS_S:g} s"] += 1
             return True
