@@ -43,6 +43,7 @@ _MAX_WAIT_S = 20.0
 _START_S = 60.0  # for the forker to load what jobs need
 _NEXT_START_S = 2.0  # a job waits so long where the last start failed
 _GRACE_S = 5.0  # after a job's time, for the forker to say so
+_LAST_S = 1.0  # for a forker that has closed its output to end
 # Variables in the environment that Python, libraries and chat templates (`strftime_now`) read.
 _PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
 
@@ -158,6 +159,8 @@ class SideProcesses:
         assert process.stdin is not None
         try:
             await self._take_answers(process)
+            with contextlib.suppress(TimeoutError):  # a signal to a process that has just ended costs its status
+                await asyncio.wait_for(process.wait(), _LAST_S)
         finally:
             self._note_end()
             for done in self._jobs.values():
