@@ -10,8 +10,8 @@ left out with a note that names it:
                                                moves over gRPC and the records say so
     peer                                       safetensors, transformers
 
-Seconds on an H200, estimated and not measured: compile 40, check 60, card 12 with the start of a process, decode 30,
-prefill 5, cascade 5, handoff 70, interference 75, peer 40, decode and prefill of the other shapes 45.
+Seconds on an H200: compile 17, check 47, card 3, decode 5, prefill 2, cascade 1, handoff 39, interference 45, peer 19,
+decode and prefill of the other shapes 7.
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ step is in device memory: a launch depends only on its grid. The softmax is the 
 import triton
 import triton.language as tl
 
-from services.engine.kernels.gpu.casts import cast
+from services.engine.kernels.gpu.casts import PAIR_SCALE, cast, split_pairs
 
 _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
@@ -71,22 +71,76 @@ def _attend_keys(
         pointers = head + (at[:, None] + dims[None, :])
         k = _load_keys(pointers, present, DIMS, HEAD_DIM, MASKED)
         scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee") * qk_scale
-        if MASKED:
-            seen = keys[None, :] < upper[:, None]
-            if WINDOW:
-                seen = seen & (keys[None, :] >= lower[:, None])
-            scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        shift = new_top
-        if MASKED:
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen no key
-        p = tl.math.exp2(scores - shift[:, None])
-        fade = tl.math.exp2(top - shift)
-        total = total * fade + tl.sum(p, 1)
-        top = new_top
+        p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, MASKED)
         v = _load_keys(pointers + BLOCK_SIZE * HEAD_DIM, present, DIMS, HEAD_DIM, MASKED)
         acc = tl.dot(p.to(DOT), v.to(DOT), acc * fade[:, None], input_precision="ieee")
     return acc, top, total
+
+
+@triton.jit
+def _attend_pairs(
+    accs,  # as acc, top and total in `_attend_keys`; the first numbers of all pairs, and the second ones
+    top,
+    total,
+    qs,  # [ROWS, PAIRS], twice
+    head,  # int16: K of this layer and head in block 0
+    table,
+    upper,
+    lower,
+    begin,
+    end,
+    qk_scale,
+    BLOCK_STRIDE: tl.constexpr,  # in pairs
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_PAIRS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Attends as `_attend_keys` does, to float8 in pairs.
+
+    Matrix units want numbers of 16 bits, whose way from shared memory is made for such; float8 would go one by one. So
+    pairs go, and are split where they are multiplied.
+    """
+    pairs = tl.arange(0, PAIRS)
+    first, second = accs
+    for start in range(begin, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        present = keys < end
+        if MASKED:
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
+        else:
+            blocks = tl.load(table + keys // BLOCK_SIZE)
+        at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_PAIRS
+        pointers = head + (at[:, None] + pairs[None, :])
+        k_first, k_second = split_pairs(_load_keys(pointers, present, PAIRS, HEAD_PAIRS, MASKED))
+        scores = tl.dot(qs[0], tl.trans(k_first.to(DOT)), input_precision="ieee")
+        scores = tl.dot(qs[1], tl.trans(k_second.to(DOT)), scores, input_precision="ieee") * qk_scale
+        p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, MASKED)
+        v = _load_keys(pointers + BLOCK_SIZE * HEAD_PAIRS, present, PAIRS, HEAD_PAIRS, MASKED)
+        v_first, v_second = split_pairs(v)
+        first = tl.dot(p.to(DOT), v_first.to(DOT), first * fade[:, None], input_precision="ieee")
+        second = tl.dot(p.to(DOT), v_second.to(DOT), second * fade[:, None], input_precision="ieee")
+    return (first, second), top, total
+
+
+@triton.jit
+def _weigh(scores, keys, top, total, upper, lower, WINDOW: tl.constexpr, MASKED: tl.constexpr):
+    """Returns the weights of a tile's keys, what all earlier weights are multiplied by, and the new top and total."""
+    if MASKED:
+        seen = keys[None, :] < upper[:, None]
+        if WINDOW:
+            seen = seen & (keys[None, :] >= lower[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    shift = new_top
+    if MASKED:
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen no key
+    p = tl.math.exp2(scores - shift[:, None])
+    fade = tl.math.exp2(top - shift)
+    return p, fade, new_top, total * fade + tl.sum(p, 1)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -116,11 +170,12 @@ def attend_items(
     KEYS: tl.constexpr,  # keys of a tile
     WINDOW: tl.constexpr,  # 0: none
     UNMASKED: tl.constexpr,  # attend to keys that all rows see in a loop of their own
+    IN_PAIRS: tl.constexpr,  # the pool's elements are int16, each two of float8; not with UNMASKED
     DOT: tl.constexpr,
 ):
     """Runs items. Grid: (programs, KV_HEADS), with any number of programs."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    PLANE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    PLANE: tl.constexpr = BLOCK_SIZE * HEAD_DIM // (2 if IN_PAIRS else 1)
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * LAYERS * 2 * PLANE
     kv_head = tl.program_id(1)
     head = pool + (kv_head.to(tl.int64) * LAYERS + layer) * (2 * PLANE)
@@ -128,6 +183,9 @@ def attend_items(
     if scales is not None:
         qk_scale *= tl.load(scales + layer * (2 * KV_HEADS) + kv_head)
         v_scale = tl.load(scales + layer * (2 * KV_HEADS) + KV_HEADS + kv_head)
+    if IN_PAIRS:
+        qk_scale *= PAIR_SCALE
+        v_scale *= PAIR_SCALE
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
     heads = kv_head * GROUP + rows % GROUP
@@ -172,10 +230,19 @@ def attend_items(
                 BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, False, DOT,
             )  # fmt: skip
             begin = middle
-        acc, top, total = _attend_keys(
-            acc, top, total, query, head, table, upper, lower, begin, end_key, qk_scale,
-            BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
-        )  # fmt: skip
+        if IN_PAIRS:
+            halves = tl.split(tl.reshape(query, [ROWS, DIMS // 2, 2]))
+            zeros = tl.zeros([ROWS, DIMS // 2], tl.float32)
+            accs, top, total = _attend_pairs(
+                (zeros, zeros), top, total, halves, head, table, upper, lower, begin, end_key, qk_scale,
+                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM // 2, DIMS // 2, KEYS, WINDOW, True, DOT,
+            )  # fmt: skip
+            acc = tl.interleave(accs[0], accs[1])
+        else:
+            acc, top, total = _attend_keys(
+                acc, top, total, query, head, table, upper, lower, begin, end_key, qk_scale,
+                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM, DIMS, KEYS, WINDOW, True, DOT,
+            )  # fmt: skip
 
         found = total > 0
         result = acc * (v_scale / tl.where(found, total, 1.0))[:, None]

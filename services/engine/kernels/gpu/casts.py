@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 FLOAT8_MAX = tl.constexpr(448.0)
+PAIR_SCALE = tl.constexpr(256.0)
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -36,6 +37,35 @@ def to_float8(x: tl.tensor) -> tl.tensor:
         # Below 2 ** -6, float8 has steps of 2 ** -9; so has float32 near 1.5 * 2 ** 14.
         x = tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, _keep_bits(x, 3))
     return x.to(tl.float8e4nv)
+
+
+_SPLIT = tl.constexpr("""{
+    .reg .b32 sign, rest;
+    shl.b32 sign, $2, 8;
+    shl.b32 rest, $2, 7;
+    and.b32 sign, sign, 0x80008000;
+    lop3.b32 $0, rest, 0x3f803f80, sign, 0xea;
+    shr.b32 rest, $2, 1;
+    and.b32 sign, $2, 0x80008000;
+    lop3.b32 $1, rest, 0x3f803f80, sign, 0xea;
+}""")
+
+
+@triton.jit
+def split_pairs(pairs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Returns the first and the second float8e4nv of each int16, as float16, exactly, divided by PAIR_SCALE.
+
+    Both formats have a sign, then the exponent, then the mantissa: 3 bits become the upper ones of 10, and an exponent
+    less 7 is read as one less 15. float8's one NaN becomes 480 / PAIR_SCALE; `to_float8` makes none.
+    """
+    if _INTERPRETED:
+        bits = pairs.to(tl.int32)
+        first = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+        second = (bits & 0x8000) | ((bits >> 1) & 0x3F80)
+        return first.to(tl.int16).to(tl.float16, bitcast=True), second.to(tl.int16).to(tl.float16, bitcast=True)
+    return tl.inline_asm_elementwise(
+        _SPLIT, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+    )  # two pairs in a register
 
 
 @triton.jit

@@ -26,7 +26,8 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int = 3
-    resident: int = 1  # programs that a multiprocessor has registers for, on sm_90
+    resident: int = 1  # programs for each multiprocessor
+    in_pairs: bool = False  # float8 is read two numbers at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,21 +58,29 @@ def padded(size: int, least: int = 16) -> int:
 
 
 def choose_tile(kind: Kind, group: int, head_dim: int, dtype: torch.dtype, *, fp8: bool) -> Tile:
-    """Returns the largest tile that spills no registers in its loops on sm_90.
+    """Returns the fastest tile on an H200 of those that spill no registers in their loops on sm_90.
 
-    dtype: of q. fp8: the pool is float8_e4m3fn. With 5 stages, K and V of two tiles are under way, since the block
-    table must be read first; with 3, those of one.
+    dtype: of q. fp8: the pool is float8_e4m3fn. When decoding, fewer warps wait less for each other, and more programs
+    have more reads under way. With 5 stages, K and V of two tiles are under way, since the block table must be read
+    first; with 3, those of one. Measured: loadtest/results/gpu.md.
     """
     dims = padded(head_dim)
     if dtype == torch.float32:  # has no matrix instructions; products need registers
         tokens = 1 if kind == "decode" else max(1, 32 // group)
         return Tile(tokens, keys=32 if dims < 256 else 16, num_warps=4, resident=2)
     if kind == "decode":
-        resident = 3 if dims < 256 else 2
-        return Tile(1, keys=64 if dims < 128 else 32, num_warps=4, num_stages=5, resident=resident)
-    if dims < 256:
-        return Tile(128 // group, keys=64, num_warps=8)
-    return Tile(64 // group, keys=16 if fp8 else 32, num_warps=8)
+        if fp8 and head_dim % 2 == 0:
+            if dims < 256:
+                return Tile(1, keys=32, num_warps=1, num_stages=5, resident=8, in_pairs=True)
+            return Tile(1, keys=32, num_warps=2, num_stages=5, resident=4, in_pairs=True)
+        if dims < 256:
+            return Tile(1, keys=64, num_warps=2, num_stages=3 if dims == 128 else 5, resident=4)
+        return Tile(1, keys=32, num_warps=4, num_stages=5, resident=4)
+    if dims >= 256:
+        return Tile(64 // group, keys=16 if fp8 else 32, num_warps=8)
+    if kind == "prefill":
+        return Tile(64 // group, keys=64, num_warps=4, resident=2)
+    return Tile(128 // group, keys=64, num_warps=8)
 
 
 def _is_packed(heads: Tensor) -> bool:
@@ -95,7 +104,6 @@ class PagedAttentionKernels:
         group, rest = divmod(num_heads, layout.num_kv_heads)
         if rest or group > 16:
             raise UnsupportedShape(f"{num_heads} query heads over {layout.num_kv_heads} KV heads are not supported")
-        self._pool = pool
         self._layout = layout
         self._qk_scale = scale * math.log2(math.e)
         self._scales = scales
@@ -104,8 +112,9 @@ class PagedAttentionKernels:
         self.tiles = {kind: choose_tile(kind, group, layout.head_dim, dtype, fp8=fp8) for kind in kinds}
         # One instruction converts two FP8 values to float16, exactly; bfloat16 takes several.
         dot = dot_dtype(torch.float16 if fp8 else dtype)
-        self._dims = padded(layout.head_dim)
+        self._dims = padded(layout.head_dim, 32 if fp8 else 16)
         self._heads = num_heads
+        self._pools = {kind: pool.view(torch.int16) if tile.in_pairs else pool for kind, tile in self.tiles.items()}
         self._constants: dict[Kind, dict[str, Any]] = {
             kind: {
                 "HEADS": num_heads,
@@ -117,6 +126,7 @@ class PagedAttentionKernels:
                 "ROWS": padded(tile.tokens * group),
                 "KEYS": tile.keys,
                 "UNMASKED": kind != "decode",
+                "IN_PAIRS": tile.in_pairs,
                 "DOT": dot,
                 "num_warps": tile.num_warps,
                 "num_stages": tile.num_stages,
@@ -133,7 +143,7 @@ class PagedAttentionKernels:
         """
         assert _is_packed(q)
         attend_items[(grid, self._layout.num_kv_heads)](
-            q, to.out, to.lse, to.partial_out, to.partial_lse, self._pool,
+            q, to.out, to.lse, to.partial_out, to.partial_lse, self._pools[kind],
             items, entries.tokens, entries.limits, entries.partials, entries.tables,
             self._scales, layer, q.stride(0), self._qk_scale, WINDOW=window, **self._constants[kind],
         )  # fmt: skip
