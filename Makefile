@@ -1,7 +1,7 @@
 # `make up` serves a model, `make test` checks everything. Both make .venv first and install what is missing.
 #
 #   make up ARGS="--model DIR --decode 2"      options of `baton up`
-#   make test ARGS="tests/gateway -k stop"     options of pytest
+#   make test ARGS="tests/gateway -k stop"     options of pytest; --long adds what takes long
 #   make test-faults                           faults of whole stacks, the long ones too, and a table with a row for each
 #   make test-clients                          clients of every kind; installs those that have an environment of their own
 #   make test-image                            every step of the Dockerfile, and a chat with what comes of it; needs root,

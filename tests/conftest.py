@@ -14,6 +14,7 @@ from tests.faults.table import FaultTable
 from tests.skip_guard import OUT_OF_TIME, SkipGuard, read_allowed
 
 ALLOWED_SKIPS = Path(__file__).with_name("allowed_skips.txt")
+LONG = {"long": "--long", "faults_long": "--long-faults"}  # marks of tests that run with an option alone
 SLOWEST_LAST = (
     "helm",
     "launcher",
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.addinivalue_line("markers", "needs(feature): needs a feature of the machine, see tests/machine.py")
     config.addinivalue_line("markers", "fault_row(number): shows a row of tests/faults/rows.py")
+    config.addinivalue_line("markers", "long: runs with --long alone, as continuous integration has it")
     config.addinivalue_line("markers", "faults_long: runs with --long-faults alone")
     hidden: list[str] = config.getoption("--hide-cpu-feature")
     if hidden and os.environ.get("CI"):
@@ -69,6 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TIME",
         help="Unix time, in seconds, after which no test starts any more; those left out are counted at the end",
     )
+    parser.addoption("--long", action="store_true", help="also run long tests, but those of tests/faults")
     parser.addoption(
         "--long-faults",
         action="store_true",
@@ -84,10 +87,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long-faults"):
-        long = [item for item in items if item.get_closest_marker("faults_long")]
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
+    left_out = [mark for mark, option in LONG.items() if not config.getoption(option)]
+    long = [item for item in items if any(map(item.get_closest_marker, left_out))]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if item not in long]
     tests = Path(__file__).parent
 
     def rank(item: pytest.Item) -> int:

@@ -47,6 +47,7 @@ def late_card(transformers: None) -> Iterator[Card]:
         yield card
 
 
+@pytest.mark.long
 def test_an_engine_one_step_ahead(card: Card, tmp_path: Path) -> None:
     test_gpu_runner.test_an_engine_one_step_ahead_generates_the_same(1, tmp_path)
     assert card.captures
@@ -56,6 +57,7 @@ def test_penalties_and_bans(late_card: Card, tmp_path: Path) -> None:
     test_gpu_runner.test_penalties_and_bans_see_every_token(1, tmp_path)
 
 
+@pytest.mark.long
 async def test_workers_with_a_pool_each(card: Card, tmp_path: Path) -> None:
     await test_gpu_workers.test_a_request_is_handed_from_one_pool_on_a_device_to_another(tmp_path)
 
@@ -77,6 +79,7 @@ def test_a_block_lands_in_a_pool_that_has_been_cleared(card: Card) -> None:
     test_device_blocks.test_a_pool_made_in_inference_mode_takes_blocks()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fp8", [False, True])
 def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
     late_card: Card, allow_trial_steps: Callable[[], None], fp8: bool, tmp_path: Path

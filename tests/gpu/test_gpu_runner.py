@@ -78,6 +78,7 @@ def test_greedy_tokens_and_logprobs_equal_transformers(name: str, tmp_path: Path
     assert len({token for row in rows for token in row.generated}) >= 6, "tokens that repeat prove little"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("family", "fp8"), [("llama", False), ("opt", False), ("llama", True)])
 def test_bfloat16_and_fp8_kv_stay_near_float32(family: str, fp8: bool, tmp_path: Path) -> None:
     """The first tokens of some prompts: their log-probabilities are near those of float32."""
@@ -92,6 +93,7 @@ def test_bfloat16_and_fp8_kv_stay_near_float32(family: str, fp8: bool, tmp_path:
         assert float(logprobs[0].max() - logprobs[0, row.generated[0]]) < 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "opt-norm-after-projected"])
 def test_embeddings_equal_the_hidden_states_of_transformers(name: str, tmp_path: Path) -> None:
     """In chunks, one step ahead, beside a prompt of which a token is wanted with scores of its own."""
@@ -116,6 +118,7 @@ def test_embeddings_equal_the_hidden_states_of_transformers(name: str, tmp_path:
     driven.assert_baseline()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_engine_one_step_ahead_generates_the_same(depth: int, tmp_path: Path) -> None:
     """Requests come and go, prompts are computed beside decoding rows, and some tokens the host knows only later."""
@@ -167,6 +170,7 @@ def test_penalties_and_bans_see_every_token(depth: int, tmp_path: Path) -> None:
     assert set(driven.tokens[biased]) == {7}
 
 
+@pytest.mark.long
 def test_a_draw_is_a_function_of_seed_and_position(tmp_path: Path) -> None:
     """Alone, in company, with and without a pipeline."""
     directory = write_checkpoint(tmp_path / "model")

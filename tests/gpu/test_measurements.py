@@ -62,6 +62,7 @@ def test_cells_with_a_budget_come_first_and_none_is_longer_than_the_model() -> N
     assert {context for _, context in decode.default_cells(OPT_125M["max_position_embeddings"])} == {512, 2048}
 
 
+@pytest.mark.long
 def test_a_prompt_s_products_are_counted(model: BenchModel) -> None:
     row: Any
     (row,) = prefill.measure(model, CARD, prompts=[2048, 48], rounds=1)  # the first is too long for it
