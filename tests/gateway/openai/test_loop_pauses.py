@@ -6,6 +6,7 @@ It does not see the time in which another thread has the interpreter lock: `pyth
 
 import asyncio
 import gc
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from tests.gateway.tokenizer_files import CHATML
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LONGEST_S = 0.025  # five times of what is wanted: a processor may be slow
+_TRIES = 4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -59,12 +61,21 @@ async def watched_loop() -> AsyncIterator[list[float]]:
 
 
 async def longest_turn(api: Api, path: str, body: bytes) -> tuple[float, int]:
-    """Returns the longest turn of the loop while it answers this body, and the status."""
+    """Returns the longest turn of the loop while it answers this body, and the status.
+
+    A turn that is too long is so each time; one that others on the machine made long is not. So the least of a few
+    counts, where the first is too long.
+    """
     assert len(body) <= MAX_BODY_BYTES
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    async with watched_loop() as longest:
-        status, _ = await answer_to(api, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    return longest[0], status
+    least_s = math.inf
+    for _ in range(_TRIES):
+        async with watched_loop() as longest:
+            status, _ = await answer_to(api, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        least_s = min(least_s, longest[0])
+        if least_s < LONGEST_S:
+            break
+    return least_s, status
 
 
 def completion(**fields: Any) -> tuple[str, bytes]:
