@@ -118,10 +118,13 @@ class JsonCalls:
 
     def copied(self) -> Self:
         """Returns a reader that goes on by itself."""
+        self._raw = ["".join(self._raw)]  # once for all copies
+        if self._string is not None:
+            self._string = ["".join(self._string)]
         other = copy(self)
-        other._raw = ["".join(self._raw)]
+        other._raw = [*self._raw]
         other._containers, other._keys = [*self._containers], [*self._keys]
-        other._string = None if self._string is None else ["".join(self._string)]
+        other._string = None if self._string is None else [*self._string]
         return other
 
     def _next(self, text: str, position: int) -> int:

@@ -58,8 +58,9 @@ class WholeCalls:
 
     def copied(self) -> Self:
         """Returns a reader that goes on by itself."""
+        self._text = ["".join(self._text)]  # once for all copies
         other = copy(self)
-        other._text = ["".join(self._text)]
+        other._text = [*self._text]
         return other
 
     def _calls(self, text: str) -> list[tuple[str, Any]]:
