@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -92,15 +93,15 @@ class BackgroundTraffic:
     async def ask(self, known: Known, chance: random.Random) -> None:
         """Begins a response until a gateway takes it, follows it to its end, and counts what came of it."""
         self.counts.background += 1
-        until = time.perf_counter() + HANGS_S
-        while not await self._try(known, chance, until):
+        while not await self._try(known, chance):
             await asyncio.sleep(NOBODY_S)
 
-    async def _try(self, known: Known, chance: random.Random, until: float) -> bool:
+    async def _try(self, known: Known, chance: random.Random) -> bool:
         """True when the response is over; False when it is to be begun again."""
         gateway, began_s, counts = chance.choice(list(self._gateways)), time.perf_counter(), self.counts
+        response: dict[str, Any] = {}
         try:
-            async with asyncio.timeout_at(_loop_time(until)):
+            async with asyncio.timeout(HANGS_S):
                 response = await self._ask(gateway, _PATH, known.body(self._model, background=True))
                 response = await self._final(response, chance)
                 again = await self._final(response, chance)  # at any gateway
@@ -114,7 +115,7 @@ class BackgroundTraffic:
             if self._killed(gateway, began_s):
                 counts.gateway_killed += 1
                 return False
-            if self._killed("redis", began_s):
+            if self._killed("redis", began_s) and response and await self._is_unknown(response):
                 counts.forgotten += 1
                 return False
             counts.lost[f"background: {error}" if str(error) else f"background: no end within {HANGS_S:g} s"] += 1
@@ -135,6 +136,19 @@ class BackgroundTraffic:
                 continue
             if found["status"] in _FINAL:
                 return found
+
+    async def _is_unknown(self, response: Mapping[str, Any]) -> bool:
+        """Tells whether each gateway says that there is no such response. One that none can end is not forgotten."""
+        for gateway in self._gateways:
+            try:
+                await self._ask(gateway, f"{_PATH}/{response['id']}", None)
+            except StatusError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    continue
+            except (HttpError, TimeoutError):
+                pass
+            return False
+        return True
 
     async def _ask(self, gateway: str, path: str, body: bytes | None) -> dict[str, Any]:
         async with asyncio.timeout(_ASK_S):
@@ -161,8 +175,3 @@ class BackgroundTraffic:
 
 def _text(response: Mapping[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
-
-
-def _loop_time(moment_s: float) -> float:
-    """The moment on the event loop's clock, of one on perf_counter's."""
-    return asyncio.get_running_loop().time() + moment_s - time.perf_counter()

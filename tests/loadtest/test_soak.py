@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from random import Random
 from threading import Thread
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from loadtest.http_stream import Address
 from loadtest.ledger import Leftovers
+from loadtest.soak import background
 from loadtest.soak.background import BackgroundTraffic, Known
 from loadtest.soak.cases import Case
 from loadtest.soak.leaks import leaked
@@ -168,18 +170,19 @@ async def test_grpc_streams_are_checked_likewise(speaking: Speaking, finished: i
 
 
 @contextmanager
-def responding(*ends: Mapping[str, Any]) -> Iterator[Address]:
-    """A server of one background response, which is told to have ended in these ways, one after the other."""
-    told = iter(ends)
+def responding(ends: Callable[[int], Iterator[Mapping[str, Any]]]) -> Iterator[Address]:
+    """A server of background responses. ends: of the first, second and so on, how it is told to have ended at last."""
+    told: list[Iterator[Mapping[str, Any]]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
             assert body["background"]
+            told.append(ends(len(told) + 1))
             self._say(200, {"id": "r", "status": "queued", "output": []})
 
         def do_GET(self) -> None:
-            end = next(told)
+            end = next(told[-1])
             self._say(404 if end is FORGOTTEN else 200, end)
 
         def _say(self, status: int, value: Mapping[str, Any]) -> None:
@@ -214,10 +217,28 @@ def test_a_background_response_has_one_end_and_a_right_one(
     ends: list[dict[str, Any]], finished: int, wrong: int, failed: int
 ):
     counts = Counts()
-    with responding(*ends) as address:
+    with responding(lambda number: iter(ends)) as address:
         traffic = BackgroundTraffic({"gateway-0": address}, "m", [], 1, lambda gateway, since_s: False, counts)
         asyncio.run(traffic.ask(Known("hello", 3, "abc"), Random(1)))
     assert (counts.background, counts.finished, counts.wrong, counts.failed.total()) == (1, finished, wrong, failed)
+
+
+@pytest.mark.parametrize(("later", "forgotten", "lost"), [(FORGOTTEN, 1, 0), (ended("in_progress", ""), 0, 1)])
+def test_a_background_response_that_no_gateway_knows_is_forgotten_and_one_without_an_end_is_lost(
+    later: dict[str, Any], forgotten: int, lost: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis was killed after it had begun."""
+    monkeypatch.setattr(background, "HANGS_S", 1.0)
+    counts, kills = Counts(), iter([True])
+    first = repeat(later)
+    with responding(lambda number: first if number == 1 else repeat(ended("incomplete", "abc"))) as address:
+
+        def killed(name: str, since_s: float) -> bool:
+            return name == "redis" and next(kills, False)
+
+        traffic = BackgroundTraffic({"gateway-0": address}, "m", [], 1, killed, counts)
+        asyncio.run(traffic.ask(Known("hello", 3, "abc"), Random(1)))
+    assert (counts.forgotten, counts.lost.total(), counts.finished) == (forgotten, lost, forgotten)
 
 
 class Gateways:
