@@ -54,6 +54,7 @@ def _with_value(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {"value": own}, "required": ["value"], **definitions}
 
 
+@pytest.mark.long
 def test_arguments_validate_against_the_schemas_of_required_calls(stack: Stack):
     before = stack.gateway.metric("baton_handoffs_total", outcome="completed")
     num_whole = 0

@@ -101,6 +101,7 @@ def test_what_a_model_leaves_is_for_kv_and_its_steps_wait_for_nothing(
         assert [row.generated for row in rows] == [reference.tokens(prompt, 6) for prompt in prompts]
 
 
+@pytest.mark.long
 def test_the_host_waits_for_a_step_when_it_takes_its_results(
     late_card: Card, allow_trial_steps: Callable[[], None], tmp_path: Path
 ) -> None:

@@ -226,6 +226,7 @@ def test_a_block_is_copied_after_all_steps(tmp_path: Path) -> None:
     assert torch.equal(pool[source], pool[destination])
 
 
+@pytest.mark.long
 def test_warm_up_leaves_a_runner_that_computes_the_same(allow_trial_steps: Callable[[], None], tmp_path: Path) -> None:
     directory = write_checkpoint(tmp_path / "model")
     warm = make_runner(directory, max_num_seqs=2, max_num_batched_tokens=24)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from services.config import TransportName, WorkerRole
 from services.decode.scheduler import DecodeScheduler
 from services.prefill.scheduler import PrefillScheduler
@@ -32,6 +34,7 @@ def make_worker(role: WorkerRole, directory: Path) -> Worker:
     )
 
 
+@pytest.mark.long
 async def test_a_request_is_handed_from_one_pool_on_a_device_to_another(tmp_path: Path) -> None:
     """All tokens are those of `transformers`, and those of a second turn, of which both sides hold a part.
 

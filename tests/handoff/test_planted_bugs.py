@@ -42,6 +42,7 @@ def test_a_schedule_shows_the_bug_it_was_written_for(schedule: Schedule, bug: Pa
         schedule(bug)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bug", "words"),
     [

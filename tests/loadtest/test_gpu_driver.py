@@ -67,6 +67,7 @@ def test_parts_that_end_well_share_a_process(tmp_path: Path) -> None:
     assert notes == ["a: a note"] * 2 + ["b: a note"]
 
 
+@pytest.mark.long
 def test_what_fails_dies_or_hangs_leaves_its_rows_and_the_rest_runs(tmp_path: Path) -> None:
     pieces = (a_row_and_a_failure, a_row_and_the_end, a_row_and_no_end, rows)
     parts = {"a": Part("several", pieces, limit_s=5.0), "b": Part("last", (rows,))}

@@ -22,6 +22,7 @@ PAIR: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_handoff_is_measured_between_two_workers_and_named_by_its_transport() -> None:
     pair = PairSetup(**PAIR, prefill_tokens=128, decode_tokens=128)
     setup = handoff.Setup(pair=pair, prompts=(64, 300), rounds=2, raw_rounds=2)
@@ -54,6 +55,7 @@ def test_what_nixl_does_alone_is_left_out_in_words_where_it_does_nothing(monkeyp
     assert raw == handoff.Raw({}, "its process ended")
 
 
+@pytest.mark.long
 def test_streams_are_watched_with_and_without_long_prompts() -> None:
     pair = PairSetup(**PAIR, prefill_tokens=128, decode_tokens=64, max_num_seqs=8)
     setup = interference.Setup(

@@ -93,6 +93,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logprobs
 
 
+@pytest.mark.long
 @EACH
 def test_no_product_or_attention_is_torchs(isa: Isa, dtype: str, proof: Prove) -> None:
     found = proof(isa, dtype)

@@ -63,6 +63,7 @@ def entries(cache_home: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (cache_home / "baton" / "kernels").iterdir()}
 
 
+@pytest.mark.long
 def test_a_second_process_compiles_nothing_and_computes_the_same(tmp_path: Path) -> None:
     """Products and both kinds of attention. Addresses differ, but the code that two processes compile does not: there
     is none in it.
