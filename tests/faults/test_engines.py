@@ -1,7 +1,6 @@
 """Prompts that end engines, neighbours of another version, clocks that jump, a transport that aborts its process."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from functools import partial
@@ -17,7 +16,14 @@ from tests.faults.case import Case, busiest, case_of
 from tests.faults.rows import long, row
 from tests.faults.supervised import supervised
 from tests.faults.table import VERDICT
-from tests.faults.worker_hooks import POISON, fail_on_poison, hang_on_signal, jump_on_signal, speak_version
+from tests.faults.worker_hooks import (
+    FAULT_SIGNAL,
+    POISON,
+    fail_on_poison,
+    hang_on_signal,
+    jump_on_signal,
+    speak_version,
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +76,7 @@ def test_requests_at_a_worker_whose_engine_hangs_go_on_elsewhere(stack: Stack, c
     case.stream()
     victim = busiest(stack, "decode")
     case.fault()
-    os.kill(stack.workers[victim].pid, signal.SIGUSR1)
+    os.kill(stack.workers[victim].pid, FAULT_SIGNAL)
     wait_until(lambda: not stack.workers[victim].running, 120, f"the end of {victim}")
     case.settle()
     for name in ("decode-0", "decode-1"):
@@ -99,20 +105,22 @@ def test_a_neighbour_of_another_minor_version_works_and_one_of_another_major_is_
 
 
 @row(37)
-def test_wall_clocks_that_jump_change_nothing(stack: Stack, case: Case):
+def test_wall_clocks_that_jump_change_nothing(stack: Stack, case: Case, tmp_path: Path):
     """A day back, then two days ahead: what `time.time` says in every worker."""
-    prompts = case.prompts(2)
+    prompts, told = case.prompts(2), tmp_path / "jumps"
+    told.touch()
     for name in stack.workers:
-        restart(stack, name, jump_on_signal)
+        restart(stack, name, partial(jump_on_signal, told))
     stack.gateway.wait_for_workers(4)
     case.stream(2)
     case.fault()
     for _ in range(2):
         for worker in stack.workers.values():
-            os.kill(worker.pid, signal.SIGUSR1)
+            os.kill(worker.pid, FAULT_SIGNAL)
         case.ask(prompts)
     case.settle()
     assert all(worker.running for worker in stack.workers.values())
+    assert told.read_text().count("\n") == 2 * len(stack.workers), "a clock did not jump"
 
 
 @row(44)

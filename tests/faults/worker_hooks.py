@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 POISON = 3999  # the first token of a prompt that ends the engine which computes it
+FAULT_SIGNAL = signal.SIGRTMIN + 1  # one that no service takes for itself
 _DAY_S = 86_400.0
 
 
@@ -28,7 +30,7 @@ def fail_on_poison() -> None:
 
 
 def hang_on_signal() -> None:
-    """Has the engine hang for ever in its first step after SIGUSR1, while the rest of the process goes on."""
+    """Has the engine hang for ever in its first step after FAULT_SIGNAL, while the rest of the process goes on."""
     from services.engine.engine import Engine
     from services.engine.scheduler import StepPlan
 
@@ -40,7 +42,7 @@ def hang_on_signal() -> None:
         launch(engine, plan, on_computing)
 
     setattr(Engine, "_launch", checked)  # noqa: B010  # likewise
-    signal.signal(signal.SIGUSR1, lambda *_: hangs.set())
+    signal.signal(FAULT_SIGNAL, lambda *_: hangs.set())
 
 
 def speak_version(major: int, minor: int) -> None:
@@ -52,13 +54,17 @@ def speak_version(major: int, minor: int) -> None:
     setattr(gateway_servicer, "WorkerHello", hello)  # noqa: B010  # likewise
 
 
-def jump_on_signal() -> None:
-    """Has the wall clock of the process go a day back, and with the next SIGUSR1 two days ahead."""
+def jump_on_signal(told: Path) -> None:
+    """Has the wall clock of the process go a day back, and with the next FAULT_SIGNAL two days ahead.
+
+    told: gets a line for each jump.
+    """
     now, offsets = time.time, [2 * _DAY_S, -_DAY_S]
 
     def jump(_number: int, _frame: object) -> None:
         offset = offsets.pop() if offsets else 0.0
         time.time = lambda: now() + offset
-        os.write(2, f"the wall clock of {os.getpid()} jumps by {offset:g} s\n".encode())
+        with told.open("a") as lines:
+            lines.write(f"the wall clock of {os.getpid()} jumps by {offset:g} s\n")
 
-    signal.signal(signal.SIGUSR1, jump)
+    signal.signal(FAULT_SIGNAL, jump)
