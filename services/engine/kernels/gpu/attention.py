@@ -79,10 +79,10 @@ def _attend_keys(
 
 @triton.jit
 def _attend_pairs(
-    accs,  # as acc, top and total in `_attend_keys`; the first numbers of all pairs, and the second ones
+    accs,  # two of float32[ROWS, PAIRS], not yet divided by `total`: of the first numbers of pairs, and of the second
     top,
     total,
-    qs,  # [ROWS, PAIRS], twice
+    qs,  # two of [ROWS, PAIRS]
     head,  # int16: K of this layer and head in block 0
     table,
     upper,
@@ -96,30 +96,27 @@ def _attend_pairs(
     PAIRS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
-    MASKED: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Attends as `_attend_keys` does, to float8 in pairs.
+    """Attends with a mask as `_attend_keys` does, to K and V in float8, which are read as pairs of numbers.
 
-    Matrix units want numbers of 16 bits, whose way from shared memory is made for such; float8 would go one by one. So
-    pairs go, and are split where they are multiplied.
+    The instructions that bring a tile from shared memory to the matrix units move elements of 16 bits; elements of 8
+    bits would go one by one. So pairs of them go, and are split in registers just before they are multiplied: the first
+    numbers of all pairs by the first ones of the query, and the second ones likewise.
     """
     pairs = tl.arange(0, PAIRS)
     first, second = accs
     for start in range(begin, end, KEYS):
         keys = start + tl.arange(0, KEYS)
         present = keys < end
-        if MASKED:
-            blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
-        else:
-            blocks = tl.load(table + keys // BLOCK_SIZE)
+        blocks = tl.load(table + keys // BLOCK_SIZE, mask=present, other=0)
         at = blocks.to(tl.int64) * BLOCK_STRIDE + (keys % BLOCK_SIZE) * HEAD_PAIRS
         pointers = head + (at[:, None] + pairs[None, :])
-        k_first, k_second = split_pairs(_load_keys(pointers, present, PAIRS, HEAD_PAIRS, MASKED))
+        k_first, k_second = split_pairs(_load_keys(pointers, present, PAIRS, HEAD_PAIRS, True))
         scores = tl.dot(qs[0], tl.trans(k_first.to(DOT)), input_precision="ieee")
         scores = tl.dot(qs[1], tl.trans(k_second.to(DOT)), scores, input_precision="ieee") * qk_scale
-        p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, MASKED)
-        v = _load_keys(pointers + BLOCK_SIZE * HEAD_PAIRS, present, PAIRS, HEAD_PAIRS, MASKED)
+        p, fade, top, total = _weigh(scores, keys, top, total, upper, lower, WINDOW, True)
+        v = _load_keys(pointers + BLOCK_SIZE * HEAD_PAIRS, present, PAIRS, HEAD_PAIRS, True)
         v_first, v_second = split_pairs(v)
         first = tl.dot(p.to(DOT), v_first.to(DOT), first * fade[:, None], input_precision="ieee")
         second = tl.dot(p.to(DOT), v_second.to(DOT), second * fade[:, None], input_precision="ieee")
@@ -235,7 +232,7 @@ def attend_items(
             zeros = tl.zeros([ROWS, DIMS // 2], tl.float32)
             accs, top, total = _attend_pairs(
                 (zeros, zeros), top, total, halves, head, table, upper, lower, begin, end_key, qk_scale,
-                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM // 2, DIMS // 2, KEYS, WINDOW, True, DOT,
+                BLOCK_STRIDE, BLOCK_SIZE, HEAD_DIM // 2, DIMS // 2, KEYS, WINDOW, DOT,
             )  # fmt: skip
             acc = tl.interleave(accs[0], accs[1])
         else:
