@@ -2,7 +2,7 @@
 
 A response must come to its end, with the answer of a stack without faults; and whoever asks again, anywhere, is told
 the same. Where its gateway was killed it may have failed, and is begun again; likewise where Redis, which keeps nothing
-on a disk here, was killed after it had taken the answer.
+on a disk here, was killed or restarted after it had taken the answer.
 """
 
 import asyncio

@@ -17,7 +17,9 @@ class Member:
     def __init__(self, process: Process) -> None:
         self.name = process.name
         self.lock = asyncio.Lock()
-        self.kills_s: list[float] = []  # when it was killed, on perf_counter's clock
+        # On perf_counter's clock: when it was killed, from the signal until it was gone; when each life began.
+        self.kills_s: list[float] = []
+        self.starts_s: list[float] = []
         self._process = process
         self._life = AsyncExitStack()
         self._running: Started | None = None
@@ -47,6 +49,7 @@ class Member:
     async def start(self) -> None:
         """Begins a life, after the end of whatever is left of the one before."""
         await self.stop()
+        self.starts_s.append(time.perf_counter())
         self._running = await self._life.enter_async_context(started(self._process))
 
     async def stop(self) -> None:
@@ -59,6 +62,7 @@ class Member:
         self.kills_s.append(time.perf_counter())
         self.send(signal.SIGKILL)
         await self._life.aclose()
+        self.kills_s.append(time.perf_counter())  # the kernel may have taken connections for it until now
 
     def send(self, what: signal.Signals) -> None:
         """Sends a signal, if the process runs."""

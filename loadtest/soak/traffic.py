@@ -45,7 +45,7 @@ class Counts:
     requests: over HTTP and gRPC, grpc: those over gRPC alone, background: responses in the background.
     lost: it ended without a word, or not at all. wrong: any of them that had another text or token than expected.
     gateway_killed: tries that ended with their gateway, after which the client asked the other one.
-    forgotten: background responses that were gone after Redis was killed, which had taken them.
+    forgotten: background responses that were gone after Redis ended, which had taken them.
     sent_elsewhere: tries for which a gateway took no connection.
     longest_pause_s, longest_first_s: of streams that are not read slowly: between two chunks, and to the first one.
     """

@@ -113,7 +113,7 @@ def table(result: Result) -> str:
         ("leaked ledger entries", left.entries),
         ("leaked sequences", left.sequences),
         ("asked again: their gateway was killed", counts.gateway_killed),
-        ("begun again: Redis was killed with their answers", counts.forgotten),
+        ("begun again: Redis ended with their answers", counts.forgotten),
         ("asked again: no gateway took the connection", counts.sent_elsewhere),
         ("longest pause in a stream, s", f"{counts.longest_pause_s:.2f}"),
         ("longest time to a first chunk, s", f"{counts.longest_first_s:.2f}"),

@@ -9,6 +9,8 @@ from typing import NoReturn
 from services.config.option import Refusal
 from services.process import child_config, lifeline, signals
 
+_BRIEF = ("drain", "doctor")  # commands that ask others over gRPC, print what they say, and end
+
 
 def main() -> None:
     """Runs the console script. A refusal is one line on stderr and exit code 1."""
@@ -24,11 +26,27 @@ def main() -> None:
             sys.exit(start.run_child(sys.argv[1]))
         from services.cli import commands
 
-        commands.app()
+        try:
+            commands.app()
+        except SystemExit as ended:
+            if sys.argv[1:] and sys.argv[1] in _BRIEF and isinstance(ended.code, int):
+                _end_at_once(ended.code)
+            raise
     except Refusal as refusal:
         sys.exit(f"baton: {refusal}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Ends the process with what it has printed, and without the interpreter's own end.
+
+    gRPC's threads outlive the last channel for a moment: one under which the interpreter is taken down may crash, and
+    the command's exit code is then that of SIGSEGV, whatever came of it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
