@@ -26,6 +26,7 @@ _WORDS = ("north", "river", "seven", "letter", "green", "winter", "paper", "ston
 _LENGTHS, _ANSWER_LENGTHS = (4, 30, 120), (8, 64, 200)  # words of an input; tokens of an answer
 _ANSWER_S, _ASK_S = 60.0, 15.0
 _LOOK_S = (0.05, 0.5)  # between two looks at a response
+_UNKNOWN = "404"
 _FINAL = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -115,10 +116,12 @@ class BackgroundTraffic:
             if self._killed(gateway, began_s):
                 counts.gateway_killed += 1
                 return False
-            if self._killed("redis", began_s) and response and await self._is_unknown(response):
+            told = await self._told(response["id"]) if response else {}
+            if self._killed("redis", began_s) and set(told.values()) == {_UNKNOWN}:
                 counts.forgotten += 1
                 return False
-            counts.lost[f"background: {error}" if str(error) else f"background: no end within {HANGS_S:g} s"] += 1
+            counts.lost[f"background: {error}" if str(error) else "background: it did not come in time"] += 1
+            counts.lost_wishes.append(f"background, begun at {gateway}: {response.get('id', 'no id came')}, {told}")
             return True
         if response["status"] == "failed" and self._killed(gateway, began_s):
             counts.gateway_killed += 1
@@ -137,18 +140,21 @@ class BackgroundTraffic:
             if found["status"] in _FINAL:
                 return found
 
-    async def _is_unknown(self, response: Mapping[str, Any]) -> bool:
-        """Tells whether each gateway says that there is no such response. One that none can end is not forgotten."""
-        for gateway in self._gateways:
-            try:
-                await self._ask(gateway, f"{_PATH}/{response['id']}", None)
-            except StatusError as error:
-                if error.status == HTTPStatus.NOT_FOUND:
+    async def _told(self, response_id: str) -> dict[str, str]:
+        """Returns what each gateway says of a response that did not end. Those who cannot tell now are asked again."""
+        told = dict.fromkeys(self._gateways, "nothing")
+        until = time.perf_counter() + _ANSWER_S
+        while "nothing" in told.values() and time.perf_counter() < until:
+            for gateway in [gateway for gateway, answer in told.items() if answer == "nothing"]:
+                try:
+                    told[gateway] = (await self._ask(gateway, f"{_PATH}/{response_id}", None))["status"]
+                except StatusError as error:
+                    if error.status == HTTPStatus.NOT_FOUND:
+                        told[gateway] = _UNKNOWN
+                except (HttpError, TimeoutError):
                     continue
-            except (HttpError, TimeoutError):
-                pass
-            return False
-        return True
+            await asyncio.sleep(NOBODY_S)
+        return told
 
     async def _ask(self, gateway: str, path: str, body: bytes | None) -> dict[str, Any]:
         async with asyncio.timeout(_ASK_S):
