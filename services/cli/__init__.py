@@ -1,5 +1,6 @@
 """The `baton` command."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ from typing import NoReturn
 from services.config.option import Refusal
 from services.process import child_config, lifeline, signals
 
-_BRIEF = ("drain", "doctor")  # commands that ask others over gRPC, print what they say, and end
+_BRIEF = (["drain"], ["doctor"])  # commands that ask others over gRPC, print what they say, and end
 
 
 def main() -> None:
@@ -26,26 +27,29 @@ def main() -> None:
             sys.exit(start.run_child(sys.argv[1]))
         from services.cli import commands
 
-        try:
-            commands.app()
-        except SystemExit as ended:
-            if sys.argv[1:] and sys.argv[1] in _BRIEF and isinstance(ended.code, int):
-                _end_at_once(ended.code)
-            raise
+        commands.app()
     except Refusal as refusal:
-        sys.exit(f"baton: {refusal}")
+        print(f"baton: {refusal}", file=sys.stderr)
+        _exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _exit(130)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int):  # a text, which Python prints
+            raise
+        _exit(ended.code)
 
 
-def _end_at_once(code: int) -> NoReturn:
-    """Ends the process with what it has printed, and without the interpreter's own end.
+def _exit(code: int) -> NoReturn:
+    """Ends the process with what it has printed. That of a brief command ends without the interpreter's own end.
 
     gRPC's threads outlive the last channel for a moment: one under which the interpreter is taken down may crash, and
     the command's exit code is then that of SIGSEGV, whatever came of it.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if sys.argv[1:2] not in _BRIEF:
+        sys.exit(code)
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it any more, as after `| head`
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
