@@ -6,27 +6,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from services.gateway.api.strict import Open
+from services.gateway.api.strict import Nested
 
 MAX_BLOCKS = 2048  # of one message
 
 NAME = r"^[a-zA-Z0-9_-]{1,128}$"
-
-
-class Nested(Open):
-    """A model that names the unknown fields of the models inside it, too."""
-
-    def unknown_fields(self) -> Iterator[str]:
-        """See Open."""
-        yield from super().unknown_fields()
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, Open):
-                yield from (f"{name}.{field}" for field in value.unknown_fields())
-            elif isinstance(value, list):
-                for number, entry in enumerate(value):
-                    if isinstance(entry, Open):
-                        yield from (f"{name}[{number}].{field}" for field in entry.unknown_fields())
 
 
 class CacheControl(Nested):

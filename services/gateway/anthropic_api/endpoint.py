@@ -60,7 +60,9 @@ class Messages:
         body = await exchange.read_json(self._limits.max_body_bytes)
         long = takes_long(body) or len(body) > _FEW_BYTES
         request, chat = await self._side.run_if(long, _parse, body, kind)
-        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
+        of_chat = (own_name(name, request) for name in self._runner.dialect.ignored_fields(chat))
+        ignored = ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
+        exchange.record.note_ignored_fields(ignored)
         with in_words_of_messages(request):
             self._runner.check(chat)
         return request, chat
@@ -73,7 +75,7 @@ def _parse(body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
     with in_words_of_messages(request):
         chat = validate_request(chat_fields(request), ChatRequest, {})
     for name in chat.unknown_fields():  # a request asks for what chats do not have
-        raise unsupported(own_name(name))
+        raise unsupported(own_name(name, request))
     return request, chat
 
 

@@ -84,13 +84,15 @@ def in_words_of_messages(request: CountRequest) -> Iterator[None]:
     except ApiError as error:
         if error.param is None:
             raise
-        own = request.effort_field if error.param == "reasoning_effort" else own_name(error.param)
+        own = own_name(error.param, request)
         message = error.message.replace(f"'{error.param}'", f"'{own}'")
         raise replace(error, param=own, message=message) from error
 
 
-def own_name(param: str) -> str:
-    """Returns the name here of a field of chats, which is a path: `tools[0].function.name`."""
+def own_name(param: str, request: CountRequest) -> str:
+    """Returns the name in a request of a field of its chat, which is a path: `tools[0].function.name`."""
+    if param == "reasoning_effort":
+        return request.effort_field
     root = re.split(r"\W", param, maxsplit=1)[0]
     if root == "messages":
         return root

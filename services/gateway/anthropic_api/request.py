@@ -1,14 +1,16 @@
 """Requests of the Messages API, as typed values."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from services.gateway.anthropic_api.blocks import NAME, Blocks, CacheControl, Nested, Texts, known_type
+from services.gateway.anthropic_api.blocks import NAME, Blocks, CacheControl, Texts, known_type
 from services.gateway.api.chat import MAX_MESSAGES
 from services.gateway.api.errors import invalid
+from services.gateway.api.hints import Hinting
 from services.gateway.api.schema import Stops, TokenCount
+from services.gateway.api.strict import Nested
 from services.gateway.api.tools import MAX_TOOLS
 from services.gateway.api.validation import Neutral
 
@@ -102,8 +104,10 @@ class OutputFormat(Nested):
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(Nested):
+class OutputConfig(Hinting, Nested):
     """The form of an answer, and the effort for it."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"effort"})
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
@@ -156,8 +160,10 @@ class CountRequest(Nested):
         return self.output_format
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(Hinting, CountRequest):
     """The body of /v1/messages."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"service_tier"})
 
     max_tokens: TokenCount
     stop_sequences: Stops | None = None

@@ -167,6 +167,11 @@ class ChatDialect:
         reading = await self._side.run_if(len(begun) > _SHORT_MESSAGE, self._answers.reading, request, begun)
         return [Prompt(token_ids, reading=reading, num_cut=num_cut)]
 
+    def ignored_fields(self, request: ChatRequest) -> Iterator[str]:
+        """See Dialect."""
+        yield from request.unknown_fields()
+        yield from self._texts.ignored_fields(request)
+
     def shown(self, request: ChatRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect. An echo is the last message, where that is the assistant's: the answer goes on from it."""
         last = request.messages[-1]

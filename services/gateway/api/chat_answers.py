@@ -1,6 +1,6 @@
 """Tools and reasoning of one model: which requests it can answer, and how prompt and answer are made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,10 @@ _TAIL = 1 << 16  # characters at the end of a prompt in which the assistant's me
 _THINKING = "enable_thinking"  # the variable by which many templates switch reasoning off
 
 
+# Efforts that templates seldom know, and the next ones that all know which read any.
+_COMMON_EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+
+
 @dataclass(frozen=True, slots=True)
 class ChatModel:
     """The chats of a model: the template of its prompts, where it has one, and the forms of its answers."""
@@ -37,34 +41,29 @@ class ChatAnswers:
         self._tokenizer = tokenizer
         self._marks = MarkTokens(model.forms, tokenizer)
 
-    def check(self, request: MessageRequest, template: str) -> None:
-        """Raises ApiError for a request that this model cannot answer with the template of this text."""
+    def check(self, request: MessageRequest) -> None:
+        """Raises ApiError for a request that this model cannot answer."""
         if request.tools and not self._forms.calls:
             words = "how this model writes calls is not known, or switched off; see the gateway's --tool-parser."
             raise unsupported("tools", f"'tools' is not supported with this model: {words}")
-        effort = request.reasoning_effort
-        if effort is not None and not self._takes(effort, template):
-            words = f"the chat template of this model does not know '{effort}'."
-            if effort == "none":
-                words = "the chat template of this model cannot switch its reasoning off."
-            raise unsupported("reasoning_effort", f"'reasoning_effort' is not supported with this model: {words}")
-        if request.thinking_token_budget is not None and self._forms.reasoning is None:
-            words = "the reasoning of this model is not told apart; see the gateway's --reasoning-parser."
-            raise unsupported("thinking_token_budget", f"'thinking_token_budget' is not supported: {words}")
         if request.ignore_eos and self.constrains(request):
             raise invalid("'ignore_eos' excludes calls and reasoning that a grammar bounds.", "ignore_eos")
 
-    def _takes(self, effort: str, template: str) -> bool:
-        if effort == "none" and self._forms.reasoning is None:
-            return True  # there is none
-        return reads(template, "reasoning_effort") or reads(template, _THINKING)
-
-    def variables(self, request: MessageRequest) -> dict[str, Any]:
-        """The variables of the chat template that the request's effort sets."""
+    def ignored(self, request: MessageRequest, template: str) -> Iterator[str]:
+        """Yields the fields of a request that this model does not act on with the template of this text."""
         effort = request.reasoning_effort
-        if effort is None:
+        nothing_to_switch_off = effort == "none" and self._forms.reasoning is None
+        if effort is not None and not nothing_to_switch_off and not _reads_effort(template):
+            yield "reasoning_effort"
+        if request.thinking_token_budget is not None and self._forms.reasoning is None:
+            yield "thinking_token_budget"
+
+    def variables(self, request: MessageRequest, template: str) -> dict[str, Any]:
+        """The variables of the chat template of this text that the request's effort sets."""
+        effort = request.reasoning_effort
+        if effort is None or not _reads_effort(template):
             return {}
-        return {"reasoning_effort": effort, _THINKING: effort != "none"}
+        return {"reasoning_effort": _known_effort(effort, template), _THINKING: effort != "none"}
 
     def tools(self, request: MessageRequest) -> list[dict[str, Any]]:
         """The tools that the chat template gets."""
@@ -101,12 +100,16 @@ class ChatAnswers:
             reasons=self._forms.reasoning is not None,
         )
 
+    def _budget(self, request: MessageRequest) -> int | None:
+        """The largest number of tokens of the reasoning; None: any, or there is no reasoning."""
+        return None if self._forms.reasoning is None else request.thinking_token_budget
+
     def _tables(self, request: MessageRequest) -> ParserTables:
         return self._forms.with_calls if request.callable_tools else self._forms.without_calls
 
     def constrains(self, request: MessageRequest) -> bool:
         """See Dialect."""
-        if request.asks_for_a_form or request.thinking_token_budget is not None:
+        if request.asks_for_a_form or self._budget(request) is not None:
             return True
         return bool(request.callable_tools) and self._wanted(request, "", None).constrained
 
@@ -143,4 +146,13 @@ class ChatAnswers:
         answer = reading.start
         if answer.reasoned and not answer.reasons:
             return None
-        return ReasoningFirst(field=field, begun=answer.reasons, budget=request.thinking_token_budget)
+        return ReasoningFirst(field=field, begun=answer.reasons, budget=self._budget(request))
+
+
+def _reads_effort(template: str) -> bool:
+    return reads(template, "reasoning_effort") or reads(template, _THINKING)
+
+
+def _known_effort(effort: str, template: str) -> str:
+    """Returns the effort under a name that the template knows."""
+    return effort if reads(template, effort) else _COMMON_EFFORTS.get(effort, effort)

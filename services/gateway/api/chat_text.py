@@ -5,7 +5,7 @@ client's, and variables that a client gives to the model's template may be more 
 repetitions, a list that is gone through twice): both are rendered by a job, in a process that has limits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,11 @@ class ChatTexts:
         self._side = side
         self._processes = processes
 
+    def ignored_fields(self, request: "ChatRequest") -> Iterator[str]:
+        """Yields the fields that the model does not act on with the template that renders this chat."""
+        if self._template is not None:
+            yield from self._answers.ignored(request, self._source(self._template, request))
+
     async def render(self, request: "ChatRequest", tenant: str) -> str:
         """Returns the prompt of a chat as text. Raises ApiError."""
         num_parts = len(request.messages) + sum(len(message.content or ()) for message in request.messages)
@@ -95,6 +100,13 @@ class ChatTexts:
             raise _invalid_field(rendering.field, answer["error"])
         raise invalid(answer["error"], "messages")
 
+    @staticmethod
+    def _source(template: ChatTemplate, request: "ChatRequest") -> str:
+        """Returns the text of the template that renders this chat."""
+        if request.chat_template is not None:
+            return request.chat_template
+        return (template.with_tools if request.callable_tools else template).source
+
     def _prepare(self, request: "ChatRequest") -> _Rendering:
         if self._template is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
@@ -104,7 +116,7 @@ class ChatTexts:
             raise unsupported("chat_template", words)
         if request.callable_tools:
             template = template.with_tools
-        self._answers.check(request, template.source if request.chat_template is None else request.chat_template)
+        self._answers.check(request)
         if reserved := sorted(RESERVED_KWARGS & kwargs.keys()):
             raise invalid(f"'{reserved[0]}' cannot be given to the chat template.", "chat_template_kwargs")
         continued = bool(request.continue_final_message)
@@ -118,7 +130,7 @@ class ChatTexts:
             "add_generation_prompt": prompted,
             "continue_final_message": continued,
             "documents": request.documents,
-            "kwargs": {**self._answers.variables(request), **kwargs},
+            "kwargs": {**self._answers.variables(request, self._source(template, request)), **kwargs},
         }
         field = "chat_template_kwargs" if request.chat_template is None else "chat_template"
         return _Rendering(template, messages, options, request.chat_template, field)

@@ -1,6 +1,7 @@
 """Completions: requests of texts or token ids, and the dialect that makes prompts of them."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -126,6 +127,10 @@ class CompletionDialect:
         skip_special = request.skip_special_tokens is True
         echo = echo_of_ids(self._tokenizer, token_ids, skip_special=skip_special, with_tokens=with_tokens)
         return replace(echo, num_cut=num_cut)
+
+    def ignored_fields(self, request: CompletionRequest) -> Iterator[str]:
+        """See Dialect."""
+        return request.unknown_fields()
 
     def shown(self, request: CompletionRequest, prompt: Prompt) -> PromptShown | None:
         """See Dialect."""

@@ -1,5 +1,6 @@
 """The interface of dialects: how the prompts of one kind of request are made."""
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from services.gateway.api.choice import PromptShown
@@ -17,6 +18,9 @@ class Dialect(Protocol[Request]):
 
         tenant: whose request it is, where it has to wait beside others.
         """
+
+    def ignored_fields(self, request: Request) -> Iterator[str]:
+        """Yields the paths of the request's fields that nothing acts on, with this model."""
 
     def shown(self, request: Request, prompt: Prompt) -> PromptShown | None:
         """The part of a prompt that its answers show; None: nothing."""

@@ -2,21 +2,24 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from services.gateway.api.hints import Hinting
 from services.gateway.api.schema import CommonRequest, whole
 from services.gateway.api.tools import NamedChoice, Tool, ToolChoice, Tools, check_tools
 
 _MAX_BUDGET = 1 << 20
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ThinkingBudget = Annotated[int, Field(ge=0, le=_MAX_BUDGET), whole]
 
 
-class MessageRequest(CommonRequest, ABC):
+class MessageRequest(Hinting, CommonRequest, ABC):
     """A request whose answer is a message."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"reasoning_effort"})
 
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None

@@ -57,9 +57,10 @@ class RequestRecord:
     trace_context: dict[str, str] | None = None  # the client's, in W3C's headers; None: spans are not wanted
 
     def note_ignored_fields(self, names: Sequence[str]) -> None:
-        """Counts the ignored fields and keeps the first names. They are the client's own: odd ones are left out."""
-        self.num_ignored_fields = len(names)
-        self.ignored_fields = tuple(name for name in names[:_MAX_SHOWN] if _FIELD.fullmatch(name))
+        """Counts more ignored fields and keeps the first names. They are the client's own: odd ones are left out."""
+        self.num_ignored_fields += len(names)
+        first = names[: _MAX_SHOWN - len(self.ignored_fields)]
+        self.ignored_fields += tuple(name for name in first if _FIELD.fullmatch(name))
 
     @property
     def shown_ignored_fields(self) -> str:

@@ -29,3 +29,19 @@ class Open(Strict):
     def unknown_fields(self) -> Iterator[str]:
         """Yields the paths of fields that nothing acts on, in an answer's words: `messages[0].cache_control`."""
         yield from self.model_extra or ()
+
+
+class Nested(Open):
+    """A model that names the unknown fields of the models inside it, too."""
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Open):
+                yield from (f"{name}.{field}" for field in value.unknown_fields())
+            elif isinstance(value, list):
+                for number, entry in enumerate(value):
+                    if isinstance(entry, Open):
+                        yield from (f"{name}[{number}].{field}" for field in entry.unknown_fields())

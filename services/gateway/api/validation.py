@@ -1,7 +1,7 @@
 """Makes a typed request of a request's bytes, or the one error that names the wrong field."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -9,13 +9,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
+from services.gateway.api.hints import HINTS
 from services.gateway.api.large_json import JsonError, read_large, takes_long
 from services.gateway.api.refusals import REASONS
-from services.gateway.api.strict import MAX_FIELDS, Open, Strict
+from services.gateway.api.strict import MAX_FIELDS, Strict
 
 Checked = TypeVar("Checked", bound=Strict)
 
-# Fields that clients know and Baton does not act on, each with the values that ask for nothing. null always does.
+# Fields that clients know and Baton does not act on, each with the values that ask for nothing. null always does. Any
+# other value is refused, but for hints.
 Neutral = Mapping[str, tuple[object, ...]]
 
 # Fields between gateways and workers of vLLM, which clients have no business with: only null passes.
@@ -100,12 +102,19 @@ def validate_request(value: object, kind: type[Checked], neutral: Neutral) -> Ch
         raise _from_details(error.errors(include_url=False, include_input=True)[0]) from error
 
 
-def ignored_fields(request: Open, strict: bool) -> tuple[str, ...]:
-    """Names the fields of a request that nothing acts on. strict: raises ApiError where there are any."""
-    unknown = tuple(request.unknown_fields())
-    if strict and unknown:
-        raise unknown_field(unknown[0])
-    return unknown
+def ignored_fields(names: Iterable[str], strict: bool) -> tuple[str, ...]:
+    """Returns the names of the fields that nothing acts on. strict: raises ApiError where there are any."""
+    ignored = tuple(names)
+    if strict and ignored:
+        raise not_acted_on(ignored[0])
+    return ignored
+
+
+def not_acted_on(path: str) -> ApiError:
+    """The error for a field that nobody knows, or for a hint that nothing acts on."""
+    if (reason := HINTS.get(path)) is None:
+        return unknown_field(path)
+    return unsupported(path, f"'{path}' is not acted on: {reason}. A server without --strict-fields ignores it.")
 
 
 def check_object(value: object) -> Mapping[str, Any]:
@@ -118,7 +127,10 @@ def check_object(value: object) -> Mapping[str, Any]:
 
 
 def _without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:
-    """Removes the fields that ask for nothing. Raises ApiError for a field that asks for what is not supported."""
+    """Removes the fields that ask for nothing; hints that ask for something stay.
+
+    Raises ApiError for another field that asks for what is not supported.
+    """
     rest: dict[str, Any] = {}
     for name, value in body.items():
         if value is None:
@@ -127,8 +139,11 @@ def _without_neutral(body: Mapping[str, Any], table: Neutral) -> dict[str, Any]:
         elif name in INTERNAL_FIELDS:
             raise unknown_field(name)
         elif name in table:
-            if not any(type(value) is type(neutral) and value == neutral for neutral in table[name]):
+            if any(type(value) is type(neutral) and value == neutral for neutral in table[name]):
+                continue
+            if name not in HINTS:
                 raise _not_neutral(name, table[name])
+            rest[name] = value
         else:
             rest[name] = value
     return rest

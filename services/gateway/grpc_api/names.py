@@ -33,11 +33,16 @@ def grpc_message(error: ApiError, request: Message) -> str:
     """The error's message, with the fields' names in this API."""
     if error.param is None:
         return error.message
-    root = re.split(r"\W", error.param, maxsplit=1)[0]
-    rest = error.param[len(root) :].replace(".function.", ".")  # tools and calls have its fields themselves
-    param = _names(request).get(root, root) + rest
+    param = own_name(error.param, request)
     message = error.message.replace(f"'{error.param}'", f"'{param}'")
     return f"{param}: {message}"
+
+
+def own_name(param: str, request: Message) -> str:
+    """Returns the name in this API of a field of OpenAI's, which is a path: `tools[0].function.name`."""
+    root = re.split(r"\W", param, maxsplit=1)[0]
+    rest = param[len(root) :].replace(".function.", ".")  # tools and calls have its fields themselves
+    return _names(request).get(root, root) + rest
 
 
 def _names(request: Any) -> dict[str, str]:

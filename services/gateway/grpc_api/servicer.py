@@ -21,10 +21,10 @@ from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS, RequestRe
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner, Runners
 from services.gateway.api.schema import Request
 from services.gateway.api.terms import TTFT_SLO_HEADER, Terms, parse_ttft_slo
-from services.gateway.api.validation import Neutral, unknown_field, validate_request
+from services.gateway.api.validation import Neutral, ignored_fields, unknown_field, validate_request
 from services.gateway.grpc_api.answers import embed_response, response_of
 from services.gateway.grpc_api.authentication import CODES, Header, header_of
-from services.gateway.grpc_api.names import grpc_message, unknown_fields
+from services.gateway.grpc_api.names import grpc_message, own_name, unknown_fields
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from services.gateway.metrics import GatewayMetrics
 
@@ -78,10 +78,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with self._answering("grpc.generate", request, context) as (record, header):
             self._runners.records.begin(record, header)
             if request.WhichOneof("prompt") == "chat":
-                chat = await self._checked(self._runners.chat, request)
+                chat = await self._checked(self._runners.chat, request, record, context)
                 await self._generate(self._runners.chat, chat, record, header, context)
             else:
-                completion = await self._checked(self._runners.completions, request)
+                completion = await self._checked(self._runners.completions, request, record, context)
                 await self._generate(self._runners.completions, completion, record, header, context)
 
     async def Embed(
@@ -114,9 +114,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         async with self._answering("grpc.tokenize", request, context) as (record, header):
             caller = self._caller(record, header)
             if request.WhichOneof("prompt") == "chat":
-                token_ids = await self._tokenize(self._runners.chat, request, record, caller)
+                token_ids = await self._tokenize(self._runners.chat, request, record, caller, context)
             else:
-                token_ids = await self._tokenize(self._runners.completions, request, record, caller)
+                token_ids = await self._tokenize(self._runners.completions, request, record, caller, context)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def ListModels(
@@ -130,8 +130,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
         return inference_pb2.ListModelsResponse(models=[model])
 
-    async def _checked(self, runner: RequestRunner[Request], request: _PromptRequest) -> Request:
-        """Returns the checked request of a message. Raises ApiError."""
+    async def _checked(
+        self,
+        runner: RequestRunner[Request],
+        request: _PromptRequest,
+        record: RequestRecord,
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> Request:
+        """Returns the checked request of a message, and notes the fields that the model ignores. Raises ApiError."""
 
         def translate() -> Request:
             fields = {"model": request.model or self._model.name, **prompt_fields(request), **other_fields(request)}
@@ -139,6 +145,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
         translated = await runner.side.run_if(request.ByteSize() > _SMALL_BYTES, translate)
         runner.check(translated)
+        if ignored := ignored_fields(runner.dialect.ignored_fields(translated), self._strict_fields):
+            record.note_ignored_fields([own_name(name, request) for name in ignored])
+            context.set_trailing_metadata(_about(record))
         return translated
 
     async def _tokenize(
@@ -147,8 +156,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.TokenizeRequest,
         record: RequestRecord,
         caller: Caller,
+        context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> list[int]:
-        (prompt,) = await runner.tokenize(await self._checked(runner, request), record, caller)
+        checked = await self._checked(runner, request, record, context)
+        (prompt,) = await runner.tokenize(checked, record, caller)
         token_ids: list[int] = prompt.token_ids.tolist()
         return token_ids
 

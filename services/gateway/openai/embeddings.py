@@ -34,7 +34,7 @@ class EmbeddingEndpoint:
         request = await self._runner.parse(body, EMBEDDINGS_NEUTRAL)
         del body
         exchange.take_request_id(request.request_id)
-        record.note_ignored_fields(ignored_fields(request, limits.strict_fields))
+        record.note_ignored_fields(ignored_fields(request.unknown_fields(), limits.strict_fields))
         async with exchange.while_connected(terms.timeout_s + READING_GRACE_S):
             answer = await self._runner.run(request, record, terms)
             long = sum(map(len, answer.vectors)) > _FEW_NUMBERS

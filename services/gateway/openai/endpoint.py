@@ -42,7 +42,9 @@ class GenerationEndpoint(Generic[Request]):
         request = await self._runner.parse(body, self._format.neutral)
         del body
         exchange.take_request_id(request.request_id)
-        exchange.record.note_ignored_fields(ignored_fields(request, limits.strict_fields))
+        exchange.record.note_ignored_fields(
+            ignored_fields(self._runner.dialect.ignored_fields(request), limits.strict_fields)
+        )
         model = self._runner.model
         head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
         answer = self._format.answer(request, head)

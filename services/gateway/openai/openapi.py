@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.gateway.api.hints import HINTS
 from services.gateway.api.request_record import IGNORED_FIELDS, TOOLS
 from services.gateway.api.strict import Strict
 from services.gateway.api.terms import TTFT_SLO_HEADER
@@ -91,7 +92,7 @@ class _Schemas:
         self.by_name: Schema = {name: dict(schema) for name, schema in defined.items()}
         for body, neutral in bodies.items():
             schema = self.by_name[self.name(body)]
-            schema["properties"] = {**_neutral_fields(neutral, body), **schema["properties"]}
+            schema["properties"] = {**_neutral_fields(neutral, body, strict_fields), **schema["properties"]}
             if strict_fields:
                 self._close(self.name(body), set())
 
@@ -177,12 +178,14 @@ def _one_of(refs: Sequence[Schema]) -> Schema:
     return refs[0] if len(refs) == 1 else {"anyOf": [*refs]}
 
 
-def _neutral_fields(neutral: Neutral, body: type[Strict]) -> Schema:
-    """Fields that are known and not acted on, with the only values that they may have."""
+def _neutral_fields(neutral: Neutral, body: type[Strict], strict_fields: bool) -> Schema:
+    """Fields that are known and not acted on, with the only values that they may have; hints may have any."""
     fields: dict[str, tuple[object, ...]] = dict.fromkeys(INTERNAL_FIELDS if neutral else (), ())
     fields |= {name: values for name, values in neutral.items() if name not in body.model_fields}
     words = "Not supported: it may only have a value that asks for nothing."
-    return {name: {"enum": [*_distinct(values), None], "description": words} for name, values in fields.items()}
+    only = {name: {"enum": [*_distinct(values), None], "description": words} for name, values in fields.items()}
+    hints = () if strict_fields else fields.keys() & HINTS.keys()
+    return only | {name: {"description": f"Ignored: {HINTS[name]}."} for name in hints}
 
 
 def _distinct(values: Sequence[object]) -> list[object]:

@@ -30,7 +30,8 @@ class RenderEndpoint(Generic[Request]):
         body = await exchange.read_json(self._limits.max_body_bytes)
         request = await self._runner.parse(body, self._neutral)
         exchange.take_request_id(request.request_id)
-        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
+        ignored = self._runner.dialect.ignored_fields(request)
+        exchange.record.note_ignored_fields(ignored_fields(ignored, self._limits.strict_fields))
         capsules = (await self._runner.capsules(request, exchange.record, exchange.caller))[:: request.n or 1]
         answer_id = f"{'cmpl' if self._several else 'chatcmpl'}-{exchange.record.request_id}"
         ids = [answer_id] if len(capsules) == 1 else [f"{answer_id}-{number}" for number in range(len(capsules))]

@@ -73,7 +73,7 @@ class Tokens:
     async def detokenize(self, exchange: Exchange) -> None:
         """Sends the text of token ids, with the special tokens. Raises ApiError, ClientGone."""
         request = validate_request(await self._read(exchange), DetokenizeRequest, {})
-        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
+        exchange.record.note_ignored_fields(ignored_fields(request.unknown_fields(), self._limits.strict_fields))
         model, record = self._runners.chat.model, exchange.record
         model.check(request.model)
         if (largest := max(request.tokens)) >= model.vocab_size:
@@ -93,7 +93,8 @@ class Tokens:
         return check_object(value)
 
     async def _prompt(self, exchange: Exchange, runner: RequestRunner[Request], request: Request) -> Prompt:
-        exchange.record.note_ignored_fields(ignored_fields(request, self._limits.strict_fields))
+        ignored = runner.dialect.ignored_fields(request)
+        exchange.record.note_ignored_fields(ignored_fields(ignored, self._limits.strict_fields))
         runner.check(request)
         (prompt,) = await runner.tokenize(request, exchange.record, exchange.caller)
         return prompt

@@ -19,7 +19,7 @@ from services.gateway.openai.responses.kept import FEW_PARTS, KeptResponses
 from services.gateway.openai.responses.request import ResponsesRequest
 from services.gateway.openai.responses.response import head
 from services.gateway.openai.responses.running import RunningResponses
-from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses
+from services.gateway.openai.responses.translation import ResponseChat, chat_of, in_words_of_responses, own_name
 from services.gateway.openai.token_names import TokenNames
 
 
@@ -52,14 +52,14 @@ class ResponsesEndpoint:
         terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(limits.max_body_bytes)
-        request, ignored = await self._side.run_if(takes_long(body), self._read, body)
+        request = await self._side.run_if(takes_long(body), self._read, body)
         exchange.take_request_id(request.request_id)
-        exchange.record.note_ignored_fields(ignored)
         about = self._about(request)
         conversation = await self._conversation(request, terms.tenant)
         long = takes_long(body) or num_parts(conversation) > FEW_PARTS
         del body
-        chat, described = await self._side.run_if(long, self._begin, request, conversation, about)
+        chat, described, ignored = await self._side.run_if(long, self._begin, request, conversation, about)
+        exchange.record.note_ignored_fields(ignored)
         turn = Turn(described, conversation, terms.tenant)
         ids = turn.head["id"], f"resp_{exchange.record.request_id}"
         with self._running.added(terms.tenant, ids, turn.head) as running:
@@ -72,13 +72,12 @@ class ResponsesEndpoint:
                 answer = self._answering.stream if request.stream else self._answering.whole
                 await answer(exchange, turn, running, generating)
 
-    def _read(self, body: bytes) -> tuple[ResponsesRequest, tuple[str, ...]]:
-        """Returns the checked request of a body, and the names of its ignored fields. Raises ApiError."""
+    def _read(self, body: bytes) -> ResponsesRequest:
+        """Returns the checked request of a body. Raises ApiError."""
         request = parse_request(body, ResponsesRequest, RESPONSES_NEUTRAL)
-        ignored = ignored_fields(request, self._limits.strict_fields)
         self._runner.model.check(request.model)
         request.check_combinations()
-        return request, ignored
+        return request
 
     def _about(self, request: ResponsesRequest) -> dict[str, Any]:
         """Returns what only the gateway knows of a response, as JSON values. Raises ApiError."""
@@ -103,9 +102,14 @@ class ResponsesEndpoint:
 
     def _begin(
         self, request: ResponsesRequest, conversation: list[Item], about: dict[str, Any]
-    ) -> tuple[ResponseChat, dict[str, Any]]:
-        """Returns the chat for the workers, and the response that has just begun. Raises ApiError."""
+    ) -> tuple[ResponseChat, dict[str, Any], tuple[str, ...]]:
+        """Returns the chat for the workers, the response that has just begun, and the names of ignored fields.
+
+        Raises ApiError.
+        """
         chat = chat_of(request, conversation)
         with in_words_of_responses():
             self._runner.check(chat)
-        return chat, head(request, about, self._runner.model.defaults)
+        of_chat = map(own_name, self._runner.dialect.ignored_fields(chat))
+        ignored = ignored_fields((*request.unknown_fields(), *of_chat), self._limits.strict_fields)
+        return chat, head(request, about, self._runner.model.defaults), ignored

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_v
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.errors import invalid, unsupported
+from services.gateway.api.hints import Hinting
 from services.gateway.api.schema import AnswerTokens, CommonRequest, TokenCount, Top, WholeNumber
 from services.gateway.api.strict import Open, Strict
 from services.gateway.api.structured import ResponseFormat
@@ -92,15 +93,19 @@ class TextFormat(Strict):
         return self.model_dump(by_alias=True, exclude_none=True)
 
 
-class TextOptions(Strict):
+class TextOptions(Hinting):
     """OpenAI's `text`."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"verbosity"})
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Strict):
+class Reasoning(Hinting):
     """OpenAI's `reasoning`. Answers show the reasoning itself, so a summary may only be wished for by `auto`."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"summary", "generate_summary"})
 
     effort: str | None = None
     summary: Literal["auto"] | None = None
@@ -147,6 +152,9 @@ class ResponsesRequest(CommonRequest):
     def unknown_fields(self) -> Iterator[str]:
         """See Open."""
         yield from super().unknown_fields()
+        for name in ("text", "reasoning"):
+            if (part := getattr(self, name)) is not None:
+                yield from (f"{name}.{field}" for field in part.unknown_fields())
         yield from unknown_fields(self.input)
         for number, tool in enumerate(self.tools or ()):
             yield from (f"tools[{number}].{name}" for name in tool.unknown_fields())

@@ -132,14 +132,14 @@ def in_words_of_responses() -> Iterator[None]:
         yield
     except ApiError as error:
         path = error.param or ""
-        here = _here(path)
+        here = own_name(path)
         if here != path:
             error.message = error.message.replace(f"'{path}'", f"'{here}'")
             error.param = here
         raise
 
 
-def _here(path: str) -> str:
+def own_name(path: str) -> str:
     """Returns the path that a field of the chat has in the request."""
     name, _, rest = path.partition(".")
     if name.startswith("messages"):

@@ -1,0 +1,68 @@
+"""Hints: fields that ask for nothing which the correctness of an answer depends on.
+
+A hint that nothing acts on is left out and named in the header IGNORED_FIELDS; `--strict-fields` refuses it by name. A
+demand, which changes what a client may rely on, is refused instead: see `validation.Neutral`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+
+from services.gateway.api.strict import Open
+
+_EFFORT = "how much a model reasons is its own matter where its chat template does not read the wish"
+_PRICE = "it chooses a price or a place of the vendor's"
+_CACHE = "every prompt's prefixes are cached, for as long as there is room"
+
+# Each hint's path, and the reason why an answer is right without it. A name is the same hint in every API.
+HINTS: Mapping[str, str] = {
+    "context_management": "it leaves earlier turns out of the prompt, which stay in it",
+    "diagnostics": "it asks for notes about the answer",
+    "inference_geo": _PRICE,
+    "output_config.effort": _EFFORT,
+    "prompt_cache_options": _CACHE,
+    "prompt_cache_retention": _CACHE,
+    "reasoning.effort": _EFFORT,
+    "reasoning.generate_summary": "the reasoning itself is shown",
+    "reasoning.summary": "the reasoning itself is shown",
+    "reasoning_effort": _EFFORT,
+    "service_tier": _PRICE,
+    "speed": _PRICE,
+    "store": "an answer is not kept where nothing can fetch it",
+    "text.verbosity": "how much a model writes is its own matter",
+    "thinking": "a model that reasons always does so where its chat template cannot switch that off",
+    "thinking.budget_tokens": "a model that does not reason keeps every budget",
+    "thinking_token_budget": "a model that does not reason keeps every budget",
+    "verbosity": "how much a model writes is its own matter",
+}
+
+
+class Hinting(Open):
+    """A model that leaves a hint out where its value is none that the field takes.
+
+    hints: the fields that are hints.
+    """
+
+    hints: ClassVar[frozenset[str]] = frozenset()
+
+    _left_out: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _without_unknown_hints(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            wrong = {details["loc"][0] for details in error.errors(include_url=False) if details["loc"]}
+            left_out = sorted(cls.hints & wrong)
+            if not left_out:
+                raise
+        made = handler({name: field for name, field in value.items() if name not in left_out})
+        made._left_out = tuple(left_out)
+        return made
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from self._left_out
+        yield from super().unknown_fields()
