@@ -109,8 +109,7 @@ def _killed(stack: SoakStack) -> Callable[[str, float], bool]:
     def killed(name: str, since_s: float) -> bool:
         member = stack.members[name]
         # Redis keeps nothing on a disk here: one that is restarted has lost as much as one that is killed.
-        moments = member.starts_s if name == "redis" else member.kills_s
-        return any(at_s >= since_s for at_s in moments)
+        return member.began_since(since_s) if name == "redis" else member.killed_since(since_s)
 
     return killed
 

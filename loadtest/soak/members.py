@@ -1,6 +1,7 @@
 """One process of the stack under test, over all its lives: started, killed, frozen, told to end, started again."""
 
 import asyncio
+import math
 import signal
 import time
 from contextlib import AsyncExitStack
@@ -17,9 +18,9 @@ class Member:
     def __init__(self, process: Process) -> None:
         self.name = process.name
         self.lock = asyncio.Lock()
-        # On perf_counter's clock: when it was killed, from the signal until it was gone; when each life began.
-        self.kills_s: list[float] = []
-        self.starts_s: list[float] = []
+        # On perf_counter's clock: when the last life began, and when the last that was killed was gone.
+        self._began_s = self._killed_s = -math.inf
+        self._dying = False
         self._process = process
         self._life = AsyncExitStack()
         self._running: Started | None = None
@@ -49,7 +50,7 @@ class Member:
     async def start(self) -> None:
         """Begins a life, after the end of whatever is left of the one before."""
         await self.stop()
-        self.starts_s.append(time.perf_counter())
+        self._began_s = time.perf_counter()
         self._running = await self._life.enter_async_context(started(self._process))
 
     async def stop(self) -> None:
@@ -59,10 +60,18 @@ class Member:
 
     async def kill(self) -> None:
         """SIGKILL."""
-        self.kills_s.append(time.perf_counter())
+        self._dying = True
         self.send(signal.SIGKILL)
         await self._life.aclose()
-        self.kills_s.append(time.perf_counter())  # the kernel may have taken connections for it until now
+        self._killed_s, self._dying = time.perf_counter(), False
+
+    def killed_since(self, moment_s: float) -> bool:
+        """True when it was killed after a moment, or is being: the kernel takes connections for it until it is gone."""
+        return self._dying or self._killed_s >= moment_s
+
+    def began_since(self, moment_s: float) -> bool:
+        """True when a life of it began after a moment."""
+        return self._began_s >= moment_s
 
     def send(self, what: signal.Signals) -> None:
         """Sends a signal, if the process runs."""

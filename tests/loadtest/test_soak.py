@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import repeat
 from random import Random
 from threading import Thread
+from time import perf_counter
 from typing import Any
 
 import grpc
@@ -17,10 +18,12 @@ import pytest
 
 from loadtest.http_stream import Address
 from loadtest.ledger import Leftovers
+from loadtest.processes import Process
 from loadtest.soak import background
 from loadtest.soak.background import BackgroundTraffic, Known
 from loadtest.soak.cases import Case
 from loadtest.soak.leaks import leaked
+from loadtest.soak.members import Member
 from loadtest.soak.memory import Growth
 from loadtest.soak.schedule import SPARED, Kind, schedule
 from loadtest.soak.traffic import Counts, Doors, Traffic, Wish
@@ -139,6 +142,22 @@ class Speaking(inference_pb2_grpc.InferenceServicer):
         if self._ends != "well":
             said = (("x-request-id", "1"),) if self._ends == "in words" else ()
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker", said)
+
+
+async def test_a_process_counts_as_killed_until_it_is_gone():
+    member = Member(Process("sleeper", ("sleep", "60")))
+    before_s = perf_counter()
+    await member.start()
+    assert member.began_since(before_s)
+    assert not member.killed_since(before_s)
+    killing = asyncio.create_task(member.kill())
+    await asyncio.sleep(0)  # the signal is out
+    meanwhile_s = perf_counter()
+    assert not killing.done()
+    assert member.killed_since(meanwhile_s)
+    await killing
+    assert member.killed_since(meanwhile_s)
+    assert not member.killed_since(perf_counter())
 
 
 @pytest.mark.parametrize(
