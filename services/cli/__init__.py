@@ -27,7 +27,7 @@ def main() -> None:
             sys.exit(start.run_child(sys.argv[1]))
         from services.cli import commands
 
-        commands.app()
+        commands.app(prog_name="baton")
     except Refusal as refusal:
         print(f"baton: {refusal}", file=sys.stderr)
         _exit(1)

@@ -1,12 +1,14 @@
 """The commands of `baton`: options in, one frozen configuration out, and the process that it is for."""
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.cli import checks, start, tls_checks
+from services.cli.command_kinds import Command, Group
 from services.cli.doctor import diagnose
 from services.cli.keys import app as keys_app
 from services.cli.models import find_model, refuse_revision
@@ -28,11 +30,28 @@ from services.process.configs import (
 
 app = typer.Typer(
     name="baton",
+    cls=Group,
     help="Serves large language models with prefill and decode on separate workers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"baton {version('baton-serve')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _baton(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass
 
 
 def _up(values: Values) -> int:
@@ -123,7 +142,7 @@ _add_worker(WorkerRole.PREFILL, "Starts a prefill worker: it reads prompts, and 
 _add_worker(WorkerRole.DECODE, "Starts a decode worker: it takes KV over from prefill workers and generates tokens.")
 
 
-@app.command(name="drain")
+@app.command(name="drain", cls=Command)
 def _drain(
     worker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="The worker's address.")],
     timeout: Annotated[
@@ -152,12 +171,14 @@ def _drain(
 app.add_typer(keys_app, name="keys")
 
 
-@app.command(name="restart")
+@app.command(name="restart", cls=Command)
 def _restart(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of that `baton up` for HTTP.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="N", help="The port of that `baton up` for HTTP.")
+    ] = 8000,
     host: Annotated[
         str | None,
-        typer.Option(help="Its --host, where several serve at this port of different addresses."),
+        typer.Option(metavar="HOST", help="Its --host, where several serve at this port of different addresses."),
     ] = None,
 ) -> None:
     """Has a running `baton up` replace its workers and its gateway, one by one, while it serves."""

@@ -7,35 +7,40 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from services.cli.command_kinds import Command, Group
 from services.config import Right
 from services.config.option import Refusal
 
 if TYPE_CHECKING:
     from services.gateway.keys.entry import KeyEntry
 
-app = typer.Typer(help="Adds, lists and revokes the keys of a file that gateways read (--keys).", no_args_is_help=True)
+app = typer.Typer(
+    cls=Group, help="Adds, lists and revokes the keys of a file that gateways read (--keys).", no_args_is_help=True
+)
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The keys file.")]
-_Limit = Annotated[int | None, typer.Option(min=1, help="Default: no limit.")]
+_Limit = Annotated[int | None, typer.Option(min=1, metavar="N", help="Default: no limit.")]
 
 _HEAD = ("id", "tenant", "rights", "priority", "requests/min", "tokens/min", "concurrent", "created")
 
 
-@app.command(name="add")
+@app.command(name="add", cls=Command)
 def _add(
     file: _File,
     tenant: Annotated[
-        str, typer.Option(help="Whose key it is. Tenants share neither caches nor responses.")
+        str, typer.Option(metavar="NAME", help="Whose key it is. Tenants share neither caches nor responses.")
     ] = "default",
     rights: Annotated[
         list[Right] | None,
         typer.Option(
             "--right",
+            metavar="api|admin",
             help="api: all that clients ask for, the default. admin: /debug at the admin port. May be repeated.",
         ),
     ] = None,
     priority: Annotated[
-        int, typer.Option(help="No request with the key comes before this priority; lower ones come sooner.")
+        int,
+        typer.Option(metavar="N", help="No request with the key comes before this priority; lower ones come sooner."),
     ] = 0,
     requests_per_minute: _Limit = None,
     tokens_per_minute: _Limit = None,
@@ -54,7 +59,7 @@ def _add(
     typer.echo(key)
 
 
-@app.command(name="list")
+@app.command(name="list", cls=Command)
 def _list(file: _File) -> None:
     """Lists the keys of a file: their ids, and what they open. The keys themselves are not in it."""
     from services.gateway.keys.file import read_keys
@@ -66,7 +71,7 @@ def _list(file: _File) -> None:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-@app.command(name="revoke")
+@app.command(name="revoke", cls=Command)
 def _revoke(file: _File, id: Annotated[str, typer.Argument(metavar="ID", help="As `baton keys list` has it.")]) -> None:
     """Takes a key out of a file. Gateways refuse it two seconds later; requests that run go on."""
     from services.gateway.keys.changes import revoke_key

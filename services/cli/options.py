@@ -4,10 +4,12 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
-from typing import Any
+from enum import StrEnum
+from typing import Any, get_args
 
 import typer
 
+from services.cli.command_kinds import Command
 from services.config.option import OptionError, OptionField, options_of, variables_of
 
 Values = dict[str, Any]  # by field; without those of options that were not given and have no default
@@ -30,7 +32,7 @@ def add_command(
 
     parameters = [_parameter(field, defaults) for field in fields]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    app.command(name, help=purpose)(command)
+    app.command(name, help=purpose, cls=Command)(command)
 
 
 def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Parameter:
@@ -40,7 +42,7 @@ def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Param
         ... if default is MISSING else default,
         field.flag,
         help=option.help,
-        metavar=option.metavar,
+        metavar=option.metavar or _metavar(field.type),
         rich_help_panel=option.panel,
         min=option.min,
         max=option.max,
@@ -50,6 +52,14 @@ def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Param
     # The type of what a parser reads is a text's.
     kind = field.type if option.parse is None else str | None
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+
+
+def _metavar(kind: Any) -> str:
+    """What stands for a value of this type in the help text: choices, `N` or `TEXT`."""
+    kinds = get_args(kind) or (kind,)
+    if issubclass(kinds[0], StrEnum):
+        return "|".join(kinds[0])
+    return "N" if kinds[0] in (int, float) else "TEXT"
 
 
 def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -31,7 +31,7 @@ class Option:
     help: str
     flag: str | None = None  # None: the field's name
     metavar: str | None = None  # None: the field's type
-    panel: str | None = None  # of the help text
+    panel: str | None = None  # of the help text; None: that of the option before it in its class
     min: float | None = None
     max: float | None = None
     parse: Callable[[str], Any] | None = None  # makes the field's value of a text; raises OptionError or Refusal
@@ -88,11 +88,16 @@ def _is_part(hint: Any) -> bool:
 
 
 def _annotated(kind: Any) -> Iterator[tuple["dataclasses.Field[Any]", Any, object]]:
-    """Each field with an annotation, its type, and the annotation."""
+    """Each field with an annotation, its type, and the annotation. An option has the panel of the one before it."""
     hints = get_type_hints(kind, include_extras=True)
+    panel: str | None = None
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if _is_part(hint):
             yield from _annotated(hint)
         elif get_origin(hint) is Annotated:
-            yield field, *get_args(hint)
+            bare, source = get_args(hint)
+            if isinstance(source, Option):
+                panel = source.panel or panel
+                source = dataclasses.replace(source, panel=panel)
+            yield field, bare, source

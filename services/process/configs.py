@@ -36,6 +36,10 @@ from services.protocol.model_files.info import SAMPLING_RANGES, sampling_default
 
 MAX_API_KEY = 512  # characters
 
+# Panels of the help text.
+_MODEL, _ADDRESSES, _SECURITY = "Model", "Addresses and ports", "Keys, TLS and who may connect"
+_ROUTING, _ANSWERS, _LIMITS, _PROCESSES = "Handoffs", "Requests and answers", "Limits of requests", "Processes"
+
 
 def parse_workers(text: str) -> tuple[str, ...]:
     """The addresses of `host:port,host:port`. Raises OptionError."""
@@ -124,6 +128,7 @@ class ProcessSettings:
     redis_url: Annotated[
         str | None,
         Option(
+            panel=_PROCESSES,
             parse=parse_redis_url,
             metavar="URL",
             variable=REDIS_URL_VARIABLE,
@@ -131,8 +136,10 @@ class ProcessSettings:
             "In the environment a password is safer from other users of the machine.",
         ),
     ] = None
-    mtls: Annotated[Path | None, Option(metavar="DIR", variable=MTLS_VARIABLE, help=MTLS_HELP)] = None
-    log_format: Annotated[LogFormat, Option(help="Log lines for people, or one JSON object a line.")] = LogFormat.TEXT
+    mtls: Annotated[Path | None, Option(panel=_SECURITY, metavar="DIR", variable=MTLS_VARIABLE, help=MTLS_HELP)] = None
+    log_format: Annotated[
+        LogFormat, Option(panel=_PROCESSES, help="Log lines for people, or one JSON object a line.")
+    ] = LogFormat.TEXT
     drain_timeout_s: Annotated[
         float,
         Option(
@@ -153,10 +160,14 @@ class ServingSettings:
     """The way in which a gateway serves its clients."""
 
     served_model_name: Annotated[
-        str, Option(help="What clients call the model. Default: its id, or the name of its directory or file.")
+        str,
+        Option(
+            panel=_MODEL, help="What clients call the model. Default: its id, or the name of its directory or file."
+        ),
     ]
     host: Annotated[
-        str, Option(help="Address to listen on for clients. Another than loopback needs keys, and TLS.")
+        str,
+        Option(panel=_ADDRESSES, help="Address to listen on for clients. Another than loopback needs keys, and TLS."),
     ] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on for clients; 0: a free one.")] = 8000
     grpc_port: Annotated[
@@ -165,6 +176,7 @@ class ServingSettings:
     tls_cert: Annotated[
         Path | None,
         Option(
+            panel=_SECURITY,
             metavar="FILE",
             help="Certificate, with those between it and its root, for TLS with clients and at the admin port: 1.3 "
             "over HTTP, 1.2 or 1.3 over gRPC. New connections get what the file has then.",
@@ -205,14 +217,19 @@ class ServingSettings:
         bool, Option(help="Listen on other addresses than loopback though no key is asked for.")
     ] = False
     admin_host: Annotated[
-        str, Option(help="Address to listen on for those who run the gateway: /metrics, /debug, /health, /ready.")
+        str,
+        Option(
+            panel=_ADDRESSES,
+            help="Address to listen on for those who run the gateway: /metrics, /debug, /health, /ready.",
+        ),
     ] = "127.0.0.1"
     admin_port: Annotated[int, Option(min=0, max=65535, help="Port for those who run it; 0: a free one.")] = 9001
     handoff: Annotated[
         HandoffMode,
         Option(
+            panel=_ROUTING,
             help="always: every request is handed from prefill to decode. never: decode does it all. auto: what "
-            "makes requests wait least, as the gateway learns from those before."
+            "makes requests wait least, as the gateway learns from those before.",
         ),
     ] = HandoffMode.AUTO
     handoff_threshold: Annotated[
@@ -221,6 +238,7 @@ class ServingSettings:
     generation_overrides: Annotated[
         Mapping[str, float],
         Option(
+            panel=_ANSWERS,
             flag="--override-generation-config",
             parse=parse_generation_config,
             default="{}",
@@ -237,7 +255,10 @@ class ServingSettings:
         ),
     ] = Pooling.LAST
     request_timeout_s: Annotated[
-        float, Option(flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error.")
+        float,
+        Option(
+            panel=_LIMITS, flag="--request-timeout", min=0.001, help="Seconds after which a request ends in an error."
+        ),
     ] = 600.0
     ttft_slo_s: Annotated[
         float | None,
@@ -252,7 +273,8 @@ class ServingSettings:
     strict_fields: Annotated[
         bool,
         Option(
-            help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them."
+            panel=_ANSWERS,
+            help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them.",
         ),
     ] = False
     enable_tokenizer_info_endpoint: Annotated[
@@ -280,6 +302,7 @@ class ServingSettings:
     allowed_origins: Annotated[
         tuple[str, ...],
         Option(
+            panel=_SECURITY,
             flag="--allow-origin",
             parse=parse_origins,
             metavar="ORIGIN,...",
@@ -290,6 +313,7 @@ class ServingSettings:
     response_lifetime_s: Annotated[
         float,
         Option(
+            panel=_LIMITS,
             flag="--response-lifetime",
             metavar="SECONDS",
             min=0,
@@ -315,8 +339,9 @@ class WorkerSettings:
     transport: Annotated[
         TransportName,
         Option(
+            panel=_ROUTING,
             help="How KV moves. nixl: shared memory, RDMA. grpc: bytes, works anywhere. auto: for each pair of "
-            "workers nixl if one can read the other's memory, else grpc; the decode worker logs which and why."
+            "workers nixl if one can read the other's memory, else grpc; the decode worker logs which and why.",
         ),
     ] = TransportName.AUTO
 
@@ -326,18 +351,20 @@ class WorkerConfig:
     """One prefill or decode worker process."""
 
     role: WorkerRole
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, Option(panel=_ADDRESSES, help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Option(min=1, max=65535, help="Port to listen on.")]  # by default that of WORKER_PORTS
     allow_plaintext: Annotated[
         bool,
         Option(
+            panel=_SECURITY,
             help="Listen on other addresses than loopback, without TLS and authentication: anyone on that network can "
-            "then read and write prompts, answers and KV, and control this worker."
+            "then read and write prompts, answers and KV, and control this worker.",
         ),
     ] = False
     health_port: Annotated[
         int | None,
         Option(
+            panel=_ADDRESSES,
             min=1,
             max=65535,
             help="Port for gRPC health alone, at --host, as plain text: for probes that know no TLS, as a kubelet's. "
@@ -366,13 +393,14 @@ class GatewayConfig:
     worker_addresses: Annotated[
         tuple[str, ...],
         Option(
+            panel=_ADDRESSES,
             flag="--workers",
             parse=parse_workers,
             metavar="HOST:PORT,...",
             help="Prefill and decode workers, all of them; without Redis.",
         ),
     ] = ()
-    max_waiting: Annotated[int, Option(min=1, help="Requests in flight before new ones get 429.")] = 4096
+    max_waiting: Annotated[int, Option(panel=_LIMITS, min=1, help="Requests in flight before new ones get 429.")] = 4096
     # Sockets bound to the port for HTTP and to the admin port, of a launcher that also starts this gateway's successor
     # at the same ports.
     http_fd: int | None = None
@@ -392,11 +420,12 @@ class UpConfig:
     tls: Annotated[
         bool,
         Option(
+            panel=_SECURITY,
             help="Make an authority for this run alone, and use TLS everywhere with its certificates: for clients, and "
-            "between all processes."
+            "between all processes.",
         ),
     ] = False
-    num_prefill: Annotated[int, Option(flag="--prefill", min=0, help="Prefill workers.")] = 1
+    num_prefill: Annotated[int, Option(panel=_PROCESSES, flag="--prefill", min=0, help="Prefill workers.")] = 1
     num_decode: Annotated[int, Option(flag="--decode", min=1, help="Decode workers.")] = 1
     start_timeout_s: Annotated[
         float,
@@ -426,7 +455,7 @@ _Revision = Annotated[
 class ModelChoice:
     """A model as a user names it. The command looks it up, and configurations have its path."""
 
-    model: Annotated[str, Option(metavar=_MODEL_METAVAR, help=_MODEL_HELP)]
+    model: Annotated[str, Option(panel=_MODEL, metavar=_MODEL_METAVAR, help=_MODEL_HELP)]
     revision: _Revision = None
 
 
@@ -434,7 +463,7 @@ class ModelChoice:
 class UpModelChoice:
     """A model as a user names it for `baton up`, which has one of its own."""
 
-    model: Annotated[str | None, Option(metavar=_MODEL_METAVAR, help=f"{_MODEL_HELP} Default: a small demo model.")] = (
-        None
-    )
+    model: Annotated[
+        str | None, Option(panel=_MODEL, metavar=_MODEL_METAVAR, help=f"{_MODEL_HELP} Default: a small demo model.")
+    ] = None
     revision: _Revision = None
