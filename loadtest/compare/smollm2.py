@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from services.engine.models.registry import open_tensors, parse_model_config
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.registry import open_tensors
 from services.launcher import demo_model
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_file import GgufFile

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from kvtransfer.layout import KvLayout
 from loadtest.gpu.shapes import BLOCK_SIZE
-from services.engine.models.base import ModelConfig, Weights
+from services.engine.models.architectures import num_parameters, parse_model_config
+from services.engine.models.base import Weights
 from services.engine.models.kv_scales import unit_scales
-from services.engine.models.registry import load_weights, num_parameters, open_tensors, parse_model_config
+from services.engine.models.model_config import ModelConfig
+from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
 from services.engine.runner.gpu.device import Device
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits

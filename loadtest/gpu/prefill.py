@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from loadtest.gpu.bench_model import BenchModel, prefill_step, steady
 from loadtest.gpu.card import Card
 from loadtest.tables import Record
-from services.engine.models.registry import num_parameters
+from services.engine.models.architectures import num_parameters
 from services.engine.runner.gpu.gpu_runner import StepLimits
 
 _PROMPTS = (8192, 2048)

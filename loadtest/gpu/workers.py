@@ -20,7 +20,7 @@ from loadtest.tables import Record
 from services.config import DeviceKind, Kernels, LoadFormat, TransportName, WorkerRole
 from services.config.engine import EngineConfig
 from services.decode.scheduler import DecodeScheduler
-from services.engine.models.registry import parse_model_config
+from services.engine.models.architectures import parse_model_config
 from services.engine.runner.load import load_runner
 from services.engine.runner.load_plan import kv_layout
 from services.prefill.scheduler import PrefillScheduler

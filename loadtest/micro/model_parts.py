@@ -21,9 +21,10 @@ from services.engine.attention.cpu_attention import CpuAttention, CpuPlan
 from services.engine.huge_pages import allocate
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import make_operations, why_not_fused
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
 from services.engine.models.decoder import Decoder
-from services.engine.models.registry import load_weights, open_tensors, parse_model_config
+from services.engine.models.registry import load_weights, open_tensors
 from services.engine.models.rope import inverse_frequencies, rotation
 from services.engine.models.weights import DecoderWeights
 from services.engine.openmp import loaded_openmp

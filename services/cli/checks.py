@@ -3,11 +3,16 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
 from services.config.hosts import is_loopback
 from services.config.option import Refusal
+from services.protocol.model_files.base import ModelError
+
+if TYPE_CHECKING:
+    from services.engine.model_check import ModelFacts
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -24,6 +29,16 @@ def check_engine(config: EngineConfig) -> None:
         raise Refusal(f"--kernels {config.kernels} is for the CPU alone: the device is a GPU")
     if config.kv_memory_bytes is not None and config.gpu_memory_fraction is not None:
         raise Refusal("--kv-memory and --gpu-memory-fraction both say how much memory KV gets: say one of both")
+
+
+def check_model(config: EngineConfig, num_workers: int) -> "ModelFacts":
+    """Facts about the model of so many workers of this machine. Raises Refusal for one that they cannot serve."""
+    from services.engine.model_check import check_model
+
+    try:
+        return check_model(config, num_workers)
+    except ModelError as error:
+        raise Refusal(str(error)) from error
 
 
 def advertised_host(host: str, given: str | None, redis_url: str | None) -> str | None:

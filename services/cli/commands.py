@@ -70,7 +70,17 @@ def _up(values: Values) -> int:
         checks.check_engine(build(EngineConfig, values | {"model": path}))
         values["generation_overrides"] = {**demo.sampling, **values["generation_overrides"]}
         values |= {"makes_model": demo.is_random, "model_note": demo.note}
-    return run(build(UpConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name}))
+    values |= {"model": path, "served_model_name": values.get("served_model_name") or name}
+    if demo is None or not demo.is_random:
+        values |= _facts(values)
+    return run(build(UpConfig, values))
+
+
+def _facts(values: Values) -> Values:
+    """Facts about the model for the banner of `baton up`. Raises Refusal where this machine cannot serve it."""
+    facts = checks.check_model(build(EngineConfig, values), values["num_prefill"] + values["num_decode"])
+    has_template = facts.has_chat_template or values.get("chat_template") is not None
+    return {"chats": has_template, "max_positions": facts.max_positions}
 
 
 def _check_up(values: Values) -> None:

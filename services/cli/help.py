@@ -43,7 +43,7 @@ def help_text(command: Any, context: Any) -> str:
 
 
 def _sections(command: Any, context: Any) -> dict[str, list[tuple[str, str, str]]]:
-    """By title, the names of options, arguments or commands, with what follows the name, and words."""
+    """Returns by title the names of options, arguments or commands, each with the rest of its line and its words."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
@@ -65,7 +65,7 @@ def _sections(command: Any, context: Any) -> dict[str, list[tuple[str, str, str]
 
 
 def _signature(name: str, metavar: str, columns: int) -> Iterator[str]:
-    """What follows an option's name; choices that do not fit beside it have further lines."""
+    """Yields the rest of the line behind an option's name; choices that do not fit have further lines."""
     room = columns - len(name) - 2
     if len(metavar) <= room:
         yield metavar

@@ -55,7 +55,7 @@ def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Param
 
 
 def _metavar(kind: Any) -> str:
-    """What stands for a value of this type in the help text: choices, `N` or `TEXT`."""
+    """Returns the word for a value of this type in the help text: choices, `N` or `TEXT`."""
     kinds = get_args(kind) or (kind,)
     if issubclass(kinds[0], StrEnum):
         return "|".join(kinds[0])

@@ -10,7 +10,7 @@ Wherever it is interrupted, one of the two stays, and the other ends.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ class Launcher:
         self._members: list[_Member] = []
         self._ending = False
 
-    async def run(self, on_ready: Callable[[], None]) -> None:
+    async def run(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         """Serves; returns when a signal came and all children are gone. Raises ChildFailed, children gone as well."""
         serving = asyncio.create_task(self._serve(on_ready))
         on_ending_signals(lambda: self._end(serving), self._hurry)
@@ -115,7 +115,7 @@ class Launcher:
         for member in self._members:
             member.supervisor.hurry()
 
-    async def _serve(self, on_ready: Callable[[], None]) -> None:
+    async def _serve(self, on_ready: Callable[[], Awaitable[None]]) -> None:
         failures: list[BaseException] = []
         try:
             async with AsyncExitStack() as groups:  # the last group ends first: no gateway without workers
@@ -125,7 +125,7 @@ class Launcher:
                     for member in started:
                         await member.supervisor.was_ready.wait()
                 try:
-                    on_ready()
+                    await on_ready()
                 except Exception as error:  # a full disk, a closed pipe: the children serve all the same
                     self._listener.say(f"everything is ready, which could not be shown: {error!r}")
                 await supervised("the socket of `baton restart`", self._take_commands, self._say_failed)

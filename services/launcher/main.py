@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from services.launcher import certificates, commands, control, display, ports, random_model
+from services.launcher import banner, certificates, commands, control, display, ports, random_model
 from services.launcher.child import ChildFailed
 from services.launcher.launcher import Launcher
 from services.launcher.private_directory import private_directory
@@ -63,7 +63,7 @@ def _serve(
             config.process.drain_timeout_s + _ENDING_S,
             control.socket_path(config.serving.host, config.serving.port),
         )
-        asyncio.run(launcher.run(lambda: display.print_ready(config)))
+        asyncio.run(launcher.run(lambda: banner.print_ready(config)))
     except TlsError as error:
         return _refuse(str(error))
     except ChildFailed as failure:

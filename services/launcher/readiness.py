@@ -84,6 +84,12 @@ def gateway_ready(admin_url: str, workers: Sequence[str] = ()) -> Probe:
     return probe
 
 
+async def max_model_len(admin_url: str) -> int | None:
+    """Tokens of the longest sequence, as the gateway with this admin URL has it; None where it does not answer."""
+    answer = await _get(f"{admin_url}/ready")
+    return None if answer is None else answer.json().get("max_model_len")
+
+
 def known_worker(address: str, probe: Probe, admin_url: str) -> Probe:
     """True once the probe is, and the gateway with this admin URL has a connection to the worker at host:port.
 

@@ -414,6 +414,8 @@ class UpConfig:
     """`baton up`: workers and a gateway on this machine."""
 
     model_note: str = ""  # for a person, beside the model's name
+    chats: bool = True  # there is a chat template
+    max_positions: int | None = None  # that the model was made for; None: it is not made yet
     certificates: Path | None = None  # a directory that has one for each role, made for this run
     makes_model: bool = False  # the engine's model is the random model, to be made where it is not there yet
     serving: ServingSettings  # of the gateway; workers stay on loopback

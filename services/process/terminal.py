@@ -1,4 +1,4 @@
-"""What the terminal of this process can show: how wide it is, and whether it has colours."""
+"""The terminal of this process: how wide it is, and whether it has colours."""
 
 import os
 import sys

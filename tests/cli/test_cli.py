@@ -210,7 +210,7 @@ def test_a_process_that_is_told_to_end_while_it_loads_ends() -> None:
     """By a handler of its own: for process 1, as in a container, there is no other end."""
     code = (
         "import time; from services.cli import commands, main; "
-        "commands.app = lambda: (print('loading', flush=True), time.sleep(300)); main()"
+        "commands.app = lambda **_: (print('loading', flush=True), time.sleep(300)); main()"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -30,8 +30,8 @@ def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole(arguments: l
     for name in arguments:
         command = command.commands[name]  # type: ignore[attr-defined]
     for parameter in command.params:
-        for name in parameter.opts if parameter.param_type_name == "option" else [parameter.metavar]:
-            assert re.search(rf"^  {re.escape(name)}( |$)", text, re.MULTILINE), name
+        for shown in parameter.opts if parameter.param_type_name == "option" else [str(parameter.metavar)]:
+            assert re.search(rf"^  {re.escape(shown)}( |$)", text, re.MULTILINE), shown
     assert "…" not in text
     assert "<" not in re.sub(r"\[[^]]*\]", "", text)
 

@@ -36,6 +36,7 @@ from services.config.engine import EngineConfig
 from services.config.option import OptionField, options_of
 from services.doctor.config import DoctorConfig
 from services.launcher import main as launcher
+from services.launcher import random_model
 from services.process.configs import (
     WORKER_PORTS,
     GatewayConfig,
@@ -140,9 +141,8 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text("{}")
-    return tmp_path
+def model() -> Path:
+    return random_model.made()
 
 
 def baton(*arguments: str) -> None:
@@ -199,6 +199,7 @@ def test_every_flag_of_up_reaches_its_field(model: Path, configs: list[Any]) -> 
             num_prefill=0,
             num_decode=2,
             start_timeout_s=60.0,
+            max_positions=8192,
             workers=WorkerSettings(
                 engine=EngineConfig(model=model, **dict(ENGINE.values())), transport=TransportName.GRPC
             ),
@@ -233,7 +234,7 @@ def test_options_that_are_not_given_have_their_defaults(model: Path, configs: li
     baton("decode", f"--model={model}")
     workers = WorkerSettings(engine=EngineConfig(model=model))
     assert configs == [
-        UpConfig(serving=ServingSettings(served_model_name=model.name), workers=workers),
+        UpConfig(serving=ServingSettings(served_model_name=model.name), max_positions=8192, workers=workers),
         WorkerConfig(role=WorkerRole.PREFILL, port=9100, workers=workers),
         WorkerConfig(role=WorkerRole.DECODE, port=9200, workers=workers),
     ]

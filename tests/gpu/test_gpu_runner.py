@@ -12,8 +12,9 @@ import torch
 from services.config import Pooling
 from services.decode.scheduler import DecodeScheduler
 from services.engine.engine import Engine
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.kv_scales import KvScales
-from services.engine.models.registry import load_weights, open_tensors, parse_model_config
+from services.engine.models.registry import load_weights, open_tensors
 from services.engine.runner.base import SamplingBatch, StepInput, spare_blocks
 from services.engine.runner.gpu.device import CudaDevice, Device, HostDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits

@@ -61,13 +61,17 @@ def late(probe: Probe) -> Probe:
     return waiting
 
 
+async def say_ready() -> None:
+    print("all ready", flush=True)
+
+
 def main(control: Path, worker_port: int, gateway_port: int, manner: str) -> int:
     worker = stand_in("worker", worker_port, manner, control.with_name("manner"))
     stack = Stack(redis=None, workers=(worker,), gateway=stand_in("gateway", gateway_port, ""))
     policy = RestartPolicy(first_s=0.01)
     launcher = Launcher(stack, environment(os.environ, 1), Printer(), policy, GRACE_S, control)
     try:
-        asyncio.run(launcher.run(lambda: print("all ready", flush=True)))
+        asyncio.run(launcher.run(say_ready))
     except ChildFailed as failure:
         print(f"failed {failure}", flush=True)
         return 1

@@ -7,7 +7,7 @@ import pytest
 
 from services.config.engine import EngineConfig
 from services.launcher import demo_model, random_model
-from services.launcher.display import ready_lines
+from services.launcher.banner import ready_lines
 from services.process.configs import ServingSettings, UpConfig, WorkerSettings
 
 ROOT = Path(__file__).parents[2]

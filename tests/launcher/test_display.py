@@ -1,11 +1,13 @@
-"""The ready lines of `baton up` say who may come in, and show no key."""
+"""The ready lines of `baton up` say who may come in and how long a text may be, and show no key."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.config.engine import EngineConfig
-from services.launcher.display import ready_lines
+from services.launcher.banner import ready_lines
 from services.process.configs import ServingSettings, UpConfig, WorkerSettings
 
 WORKERS = WorkerSettings(engine=EngineConfig(model=Path("m")))
@@ -25,3 +27,23 @@ def test_the_line_about_keys(settings: dict[str, object], said: str) -> None:
     assert ("Authorization: Bearer KEY" in lines) == bool(settings)
     assert "a-secret-key" not in lines
     assert "http://127.0.0.1:9001/metrics" in lines
+
+
+def test_a_context_that_was_lowered_is_said_again() -> None:
+    config = UpConfig(workers=WORKERS, serving=ServingSettings(served_model_name="m"), max_positions=8192)
+    assert "context         8192 tokens" in ready_lines(config, 8192).splitlines()
+    lowered = "context         512 tokens, lowered from 8192: KV has no more room; see --kv-memory"
+    assert lowered in ready_lines(config, 512).splitlines()
+    asked = replace(config, workers=WorkerSettings(engine=EngineConfig(model=Path("m"), max_model_len=512)))
+    assert "context         512 tokens" in ready_lines(asked, 512).splitlines()
+    assert "context" not in ready_lines(config)
+
+
+@pytest.mark.parametrize(
+    ("chats", "path", "field"), [(True, "chat/completions", "messages"), (False, "completions", "prompt")]
+)
+def test_the_example_is_a_request_that_the_model_can_answer(chats: bool, path: str, field: str) -> None:
+    config = UpConfig(workers=WORKERS, serving=ServingSettings(served_model_name="m"), chats=chats)
+    (line,) = (line for line in ready_lines(config).splitlines() if line.startswith("try "))
+    assert f" http://127.0.0.1:8000/v1/{path} " in line
+    assert field in json.loads(line[line.index("{") : -1])

@@ -74,6 +74,10 @@ class Running:
                 await asyncio.sleep(0.005)
 
 
+async def nothing() -> None:
+    """What is to be done when all is ready."""
+
+
 def child(name: str, pids: dict[str, int]) -> ChildSpec:
     async def probe(pid: int) -> bool:
         pids[name] = pid
@@ -89,7 +93,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Running]:
     policy = RestartPolicy(first_s=0.01, longest_s=0.02)
     launcher = Launcher(stack, {}, screen, policy, 30.0, path)
     started = Running(screen, path, pids)
-    serving = asyncio.create_task(launcher.run(lambda: None))
+    serving = asyncio.create_task(launcher.run(nothing))
     try:
         await started.until(lambda: started.count("ready") == 2 and path.exists())
         yield started

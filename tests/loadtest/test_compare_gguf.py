@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from loadtest.compare.gguf_checkpoint import CheckpointError, gguf_name, read_shape, write_gguf
 from loadtest.compare.llama_cpp import write_weights
 from loadtest.compare.smollm2 import write_directory
-from services.engine.models.registry import open_tensors, parse_model_config
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.registry import open_tensors
 from services.protocol.model_files.gguf_file import GgufFile
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import edit_json, save_tensors, write_checkpoint

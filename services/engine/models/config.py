@@ -1,4 +1,4 @@
-"""The decoder's shape, read from a Hugging Face config.json.
+"""The decoder's shape, read from a Hugging Face config.json, and the tensors that a checkpoint must have for it.
 
 One parametrised decoder serves every family; the differences of a family are its entry in `FAMILIES`. A setting that
 would change the computation and is not implemented is refused by name: no setting is accepted and ignored.
@@ -7,9 +7,10 @@ would change the computation and is not implemented is refused by name: no setti
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.models.base import ModelConfig, read_dtype
+from services.engine.models.model_config import ModelConfig, read_dtype
 from services.engine.models.rope_settings import FrequencyFactors, parse_rope
 from services.engine.models.settings import ConfigSettings
+from services.engine.models.shapes import Shapes, linear_shapes
 from services.protocol.model_files.base import ModelError
 
 
@@ -125,6 +126,19 @@ def parse_decoder_config(raw: ConfigSettings, architecture: str) -> DecoderConfi
     )
 
 
+def decoder_shapes(config: DecoderConfig) -> Shapes:
+    """Returns the shapes of all tensors that a checkpoint of this shape must have."""
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "model.norm.weight": (config.hidden_size,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    for layer in range(config.num_layers):
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    return shapes
+
+
 def _has_bias(raw: ConfigSettings, key: str, family: Family) -> bool:
     """Returns True if the setting asks for biases that the family does not always have."""
     if key in family.optional_biases:
@@ -148,3 +162,18 @@ def _require_layer_types(raw: ConfigSettings, only: str) -> None:
     for kind in _layer_types(raw):
         if kind != only:
             raise ModelError(f"config.json: layer_types with {kind!r} is not supported (only {only!r} here)")
+
+
+def _layer_shapes(config: DecoderConfig) -> Shapes:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
+    for name, out in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
+        shapes |= linear_shapes(f"self_attn.{name}", out, hidden, config.qkv_bias)
+    shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
+    for name in ("gate_proj", "up_proj"):
+        shapes |= linear_shapes(f"mlp.{name}", inner, hidden, config.mlp_bias)
+    shapes |= linear_shapes("mlp.down_proj", hidden, inner, config.mlp_bias)
+    if config.qk_norm:
+        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes

@@ -10,8 +10,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from services.engine.models.base import ModelConfig
-from services.engine.models.tensor_source import Shapes
+from services.engine.models.model_config import ModelConfig
+from services.engine.models.shapes import Shapes
 
 
 class DummyTensors:

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from services.engine.models.base import ModelConfig
-from services.engine.models.settings import ConfigSettings
+from services.engine.models.model_config import ModelConfig
 from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError
 
@@ -52,18 +51,6 @@ def read_kv_scales(source: TensorSource, config: ModelConfig) -> KvScales | None
 def unit_scales(config: ModelConfig) -> KvScales:
     """Returns scales of 1, for a model without calibration."""
     return KvScales(*(torch.ones(config.num_layers, config.num_kv_heads) for _ in "kv"))
-
-
-def is_kv_only(quantization: ConfigSettings) -> bool:
-    """Returns True if config.json's quantization_config speaks of KV alone, with scales of this module's kind."""
-    scheme = quantization.section("kv_cache_scheme")
-    return (
-        quantization.text("quant_method") == "compressed-tensors"
-        and not quantization.value("config_groups")
-        and (scheme.value("type"), scheme.value("num_bits")) == ("float", 8)
-        and scheme.value("symmetric", True) is True
-        and scheme.value("dynamic", False) is False
-    )
 
 
 def _by_place(source: TensorSource, config: ModelConfig) -> dict[tuple[str, int], str]:

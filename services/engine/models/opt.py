@@ -14,64 +14,11 @@ from torch.nn import functional
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
-from services.engine.models.base import ModelConfig, read_dtype
 from services.engine.models.linear import Linear
-from services.engine.models.settings import ConfigSettings
-from services.engine.models.tensor_source import Shapes
-from services.engine.models.tensors import Tensors, linear_shapes
+from services.engine.models.opt_config import POSITION_OFFSET, OptConfig
+from services.engine.models.tensors import Tensors
 
-_POSITION_OFFSET = 2  # position p is row p + 2 of the positions' embedding
 _EPS = 1e-5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptConfig(ModelConfig):
-    """All that OPT's computation depends on, weights aside."""
-
-    intermediate_size: int
-    embedding_size: int
-    norm_first: bool
-    final_norm: bool
-    bias: bool
-
-    @property
-    def output_size(self) -> int:
-        """Returns the width that `project_out`, which comes last, leads back to."""
-        return self.embedding_size
-
-    @property
-    def projects(self) -> bool:
-        """Returns True if the embedding has another width than the model."""
-        return self.embedding_size != self.hidden_size
-
-
-def parse_opt_config(raw: ConfigSettings, architecture: str) -> OptConfig:
-    """Returns the shape that config.json's values describe. Raises ModelError."""
-    raw.require("activation_function", "relu")
-    raw.require("layer_norm_elementwise_affine", True)
-    hidden_size, num_heads = raw.integer("hidden_size"), raw.integer("num_attention_heads")
-    if hidden_size % num_heads:
-        raise raw.refusal("num_attention_heads", f"cannot share a hidden_size of {hidden_size} evenly")
-    norm_first, no_final_norm = raw.flag("do_layer_norm_before", True), raw.flag("_remove_final_layer_norm")
-    return OptConfig(
-        architecture=architecture,
-        vocab_size=raw.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=raw.integer("ffn_dim"),
-        embedding_size=raw.integer("word_embed_proj_dim", hidden_size),
-        num_layers=raw.integer("num_hidden_layers"),
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=hidden_size // num_heads,
-        max_position_embeddings=raw.integer("max_position_embeddings"),
-        rope=None,
-        window=None,
-        norm_first=norm_first,
-        final_norm=norm_first and not no_final_norm,
-        bias=raw.flag("enable_bias", True),
-        tie_word_embeddings=raw.flag("tie_word_embeddings", True),
-        dtype=read_dtype(raw),
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,25 +56,6 @@ class OptWeights:
     final_norm: Norm | None
     project_out: Linear | None  # hidden -> embedding
     lm_head: Linear  # embedding -> vocab
-
-
-def opt_shapes(config: OptConfig) -> Shapes:
-    """Returns the shapes of all tensors that a checkpoint of this shape must have."""
-    hidden, embedding, prefix = config.hidden_size, config.embedding_size, "model.decoder."
-    shapes: Shapes = {
-        f"{prefix}embed_tokens.weight": (config.vocab_size, embedding),
-        f"{prefix}embed_positions.weight": (config.max_position_embeddings + _POSITION_OFFSET, hidden),
-    }
-    if config.projects:
-        shapes |= linear_shapes(f"{prefix}project_in", hidden, embedding, bias=False)
-        shapes |= linear_shapes(f"{prefix}project_out", embedding, hidden, bias=False)
-    if config.final_norm:
-        shapes |= _norm_shapes(f"{prefix}final_layer_norm", hidden)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, embedding)
-    for layer in range(config.num_layers):
-        shapes |= _layer_shapes(config, f"{prefix}layers.{layer}.")
-    return shapes
 
 
 def load_opt(tensors: Tensors, config: OptConfig) -> OptWeights:
@@ -174,7 +102,7 @@ class Opt:
         x = weights.embedding[token_ids]
         if weights.project_in is not None:
             x = weights.project_in(x)
-        x = x + weights.positions[positions + _POSITION_OFFSET]
+        x = x + weights.positions[positions + POSITION_OFFSET]
         for index, layer in enumerate(weights.layers):
             if norm_first:
                 x = x + self._attend(index, layer, layer.attention_norm(x), plan)
@@ -199,19 +127,6 @@ class Opt:
 def feed_forward(layer: LayerWeights, x: Tensor) -> Tensor:
     """Runs the MLP, [T, hidden] -> [T, hidden]."""
     return layer.down(functional.relu(layer.up(x)))
-
-
-def _layer_shapes(config: OptConfig, prefix: str) -> Shapes:
-    hidden, bias = config.hidden_size, config.bias
-    shapes = _norm_shapes(f"{prefix}self_attn_layer_norm", hidden) | _norm_shapes(f"{prefix}final_layer_norm", hidden)
-    for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-        shapes |= linear_shapes(f"{prefix}self_attn.{name}", hidden, hidden, bias)
-    shapes |= linear_shapes(f"{prefix}fc1", config.intermediate_size, hidden, bias)
-    return shapes | linear_shapes(f"{prefix}fc2", hidden, config.intermediate_size, bias)
-
-
-def _norm_shapes(name: str, size: int) -> Shapes:
-    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
 
 
 def _load_layer(tensors: Tensors, config: OptConfig, prefix: str) -> LayerWeights:

@@ -1,4 +1,4 @@
-"""The architectures, and the four steps that each takes from a model directory to a model that runs."""
+"""The architectures, and the steps that each takes from the files of a model to a model that runs."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -10,69 +10,37 @@ import torch
 
 from services.engine.attention.base import Attention
 from services.engine.kernels.base import Operations
-from services.engine.models.base import Model, ModelConfig, Weights
-from services.engine.models.checkpoint import Checkpoint, WeightFile, safetensors_weights
-from services.engine.models.config import FAMILIES, parse_decoder_config
+from services.engine.models.architectures import shapes_of
+from services.engine.models.base import Model, Weights
+from services.engine.models.checkpoint import Checkpoint
+from services.engine.models.config import FAMILIES
 from services.engine.models.decoder import Decoder
 from services.engine.models.dummy import DummyTensors
-from services.engine.models.gguf_tensors import GgufTensors, gguf_weights
-from services.engine.models.kv_scales import is_kv_only
+from services.engine.models.gguf_stored import gguf_weights
+from services.engine.models.gguf_tensors import GgufTensors
 from services.engine.models.linear import MakeProduct
-from services.engine.models.opt import Opt, load_opt, opt_shapes, parse_opt_config
-from services.engine.models.settings import ConfigSettings
-from services.engine.models.tensor_source import Shapes, TensorSource
+from services.engine.models.model_config import ModelConfig
+from services.engine.models.opt import Opt, load_opt
+from services.engine.models.tensor_source import TensorSource
 from services.engine.models.tensors import Tensors, check_tensors
-from services.engine.models.weights import decoder_shapes, load_decoder
-from services.protocol.model_files.base import ModelError, Settings
+from services.engine.models.weight_files import WeightFile, safetensors_weights
+from services.engine.models.weights import load_decoder
+from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.gguf_file import is_gguf
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One kind of model. model_type: its name in config.json's setting of that name. `parse` makes the config that the
-    other steps take.
-    """
+    """One kind of model, as it is loaded and run. Both steps take the config that its `ModelShape` makes."""
 
-    model_type: str
-    parse: Callable[[ConfigSettings, str], ModelConfig]
-    shapes: Callable[[Any], Shapes]
     load: Callable[[Tensors, Any], Weights]
     model: Callable[[Any, Any, Attention[Any], Operations], Model]
 
 
 ARCHITECTURES = {
-    **{
-        name: Architecture(family.model_type, parse_decoder_config, decoder_shapes, load_decoder, Decoder)
-        for name, family in FAMILIES.items()
-    },
-    "OPTForCausalLM": Architecture("opt", parse_opt_config, opt_shapes, load_opt, Opt),
+    **dict.fromkeys(FAMILIES, Architecture(load_decoder, Decoder)),
+    "OPTForCausalLM": Architecture(load_opt, Opt),
 }
-
-
-def parse_model_config(values: Settings) -> ModelConfig:
-    """Returns the shape that config.json's values describe. Raises ModelError, for a setting too that nobody reads."""
-    raw = ConfigSettings(values)
-    names = raw.texts("architectures")
-    if len(names) != 1:
-        raise ModelError(f"config.json: architectures is {names!r}, a list with one name was expected")
-    if names[0] not in ARCHITECTURES:
-        raise raw.refusal("architectures", f"is not supported (supported: {', '.join(ARCHITECTURES)})")
-    architecture = ARCHITECTURES[names[0]]
-    if (model_type := raw.text("model_type")) not in (None, architecture.model_type):
-        raise ModelError(f"config.json: model_type {model_type!r} contradicts architectures, which names {names[0]}")
-    quantization = raw.section("quantization_config")
-    if quantization and not is_kv_only(quantization):
-        method = quantization.text("quant_method", "unknown")
-        raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
-    config = architecture.parse(raw, names[0])
-    raw.refuse_unread()
-    return config
-
-
-def num_parameters(config: ModelConfig) -> int:
-    """Returns how many numbers a checkpoint of this shape holds."""
-    shapes = ARCHITECTURES[config.architecture].shapes(config)
-    return sum(torch.Size(shape).numel() for shape in shapes.values())
 
 
 def load_weights(
@@ -89,14 +57,14 @@ def load_weights(
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
-    check_tensors(source, config, architecture.shapes(config))
+    check_tensors(source, config, shapes_of(config))
     return architecture.load(Tensors(source, dtype, fused=fused, make_product=make_product), config)
 
 
 def open_tensors(path: Path | None, config: ModelConfig, device: torch.device) -> AbstractContextManager[TensorSource]:
     """Opens the weights of the model at `path`; None: random weights in its stead. Raises ModelError."""
     if path is None:
-        return nullcontext(DummyTensors(config, ARCHITECTURES[config.architecture].shapes(config), device))
+        return nullcontext(DummyTensors(config, shapes_of(config), device))
     return GgufTensors(path, config, device) if is_gguf(path) else Checkpoint(path, device)
 
 

@@ -5,8 +5,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-Shapes = dict[str, tuple[int, ...]]  # by tensors' names
-
 
 class TensorSource(Protocol):
     """The source of a model's tensors, on one device. Any defect of a tensor raises a ModelError that names it."""

@@ -6,10 +6,11 @@ All tensors are checked before the first is read, so a checkpoint that does not 
 import torch
 from torch import Tensor
 
-from services.engine.models.base import ModelConfig
 from services.engine.models.kv_scales import is_kv_scale
 from services.engine.models.linear import Linear, MakeProduct
-from services.engine.models.tensor_source import Shapes, TensorSource
+from services.engine.models.model_config import ModelConfig
+from services.engine.models.shapes import Shapes
+from services.engine.models.tensor_source import TensorSource
 from services.protocol.model_files.base import ModelError
 
 _HEAD = "lm_head.weight"
@@ -78,12 +79,6 @@ def _check_tied(source: TensorSource, expected: Shapes) -> None:
             f"{source.home(_HEAD)}: {_HEAD} differs from the embedding, but config.json has tie_word_embeddings true: "
             "set it to false, or remove the tensor"
         )
-
-
-def linear_shapes(name: str, out: int, hidden: int, bias: bool) -> Shapes:
-    """Returns the shapes of one linear layer's tensors."""
-    weight: Shapes = {f"{name}.weight": (out, hidden)}
-    return weight | {f"{name}.bias": (out,)} if bias else weight
 
 
 def _is_no_weight(name: str, config: ModelConfig) -> bool:

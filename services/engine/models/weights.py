@@ -1,4 +1,4 @@
-"""The decoder's weights, and the tensors that a checkpoint must have for them.
+"""The decoder's weights, read from the tensors of a checkpoint.
 
 The rows of Q, K and V are one matrix, and so are those of gate and up.
 """
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from services.engine.models.config import DecoderConfig
 from services.engine.models.linear import Linear
-from services.engine.models.tensor_source import Shapes
-from services.engine.models.tensors import Tensors, linear_shapes
+from services.engine.models.tensors import Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,19 +44,6 @@ class DecoderWeights:
         )
 
 
-def decoder_shapes(config: DecoderConfig) -> Shapes:
-    """Returns the shapes of all tensors that a checkpoint of this shape must have."""
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (config.vocab_size, config.hidden_size),
-        "model.norm.weight": (config.hidden_size,),
-    }
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, config.hidden_size)
-    for layer in range(config.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in _layer_shapes(config).items()}
-    return shapes
-
-
 def load_decoder(tensors: Tensors, config: DecoderConfig) -> DecoderWeights:
     """Reads a checkpoint that has these shapes. Raises ModelError."""
     embedding = tensors.vector("model.embed_tokens.weight")
@@ -68,21 +54,6 @@ def load_decoder(tensors: Tensors, config: DecoderConfig) -> DecoderWeights:
         final_norm=tensors.vector("model.norm.weight"),
         lm_head=tensors.head(embedding, tied=config.tie_word_embeddings),
     )
-
-
-def _layer_shapes(config: DecoderConfig) -> Shapes:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: Shapes = {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
-    for name, out in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
-        shapes |= linear_shapes(f"self_attn.{name}", out, hidden, config.qkv_bias)
-    shapes |= linear_shapes("self_attn.o_proj", hidden, q_size, config.output_bias)
-    for name in ("gate_proj", "up_proj"):
-        shapes |= linear_shapes(f"mlp.{name}", inner, hidden, config.mlp_bias)
-    shapes |= linear_shapes("mlp.down_proj", hidden, inner, config.mlp_bias)
-    if config.qk_norm:
-        shapes |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
-    return shapes
 
 
 def _load_layer(tensors: Tensors, config: DecoderConfig, prefix: str) -> LayerWeights:

@@ -9,7 +9,8 @@ from services.config import DeviceKind
 from services.config.engine import EngineConfig
 from services.engine.kernels.cpu.isa import known_isa
 from services.engine.kernels.load import why_not_fused
-from services.engine.models.registry import load_weights, num_parameters
+from services.engine.models.architectures import num_parameters
+from services.engine.models.registry import load_weights
 from services.engine.openmp import loaded_openmp
 from services.engine.runner.base import Runner
 from services.engine.runner.cpu.cores import CoreLease

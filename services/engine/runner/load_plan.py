@@ -11,12 +11,14 @@ import torch
 from kvtransfer.layout import KvLayout, fingerprint
 from services.config import DeviceKind, KvCacheDtype, LoadFormat, Quantization
 from services.config.engine import DEFAULT_GPU_MEMORY_FRACTION, EngineConfig
-from services.engine.models.base import DTYPES, ModelConfig
-from services.engine.models.checkpoint import weights_id
+from services.engine.model_check import wanted_len
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.dummy import dummy_id
 from services.engine.models.kv_scales import KvScales, read_kv_scales, unit_scales
-from services.engine.models.registry import open_tensors, parse_model_config, stored_dtype, weight_files
+from services.engine.models.model_config import DTYPES, ModelConfig
+from services.engine.models.registry import open_tensors, stored_dtype, weight_files
 from services.engine.models.tensor_source import TensorSource
+from services.engine.models.weight_files import weights_id
 from services.protocol.model_files.base import ModelError, ModelFiles, naming
 from services.protocol.model_files.info import read_generation_defaults
 from services.protocol.model_files.open import open_model
@@ -85,7 +87,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
     with naming(files):
         config = parse_model_config(files.config())
         eos_token_ids, eos_notices = _ends_of_answers(files, config)
-    wanted_len = _wanted_len(engine, config)
+    longest = wanted_len(engine, config)
     dtype, dtype_notices = _dtype(engine, config, device)
     _check_fp8(engine, dtype)
     scales, scale_notices = _kv_scales(engine, config)
@@ -96,7 +98,7 @@ def plan_load(engine: EngineConfig) -> LoadPlan:
         dtype=dtype,
         layout=kv_layout(config, engine.block_size, dtype if scales is None else torch.float8_e4m3fn),
         kv_scales=scales,
-        wanted_len=wanted_len,
+        wanted_len=longest,
         eos_token_ids=eos_token_ids,
         gpu_memory_fraction=0.0 if device == _CPU else _memory_fraction(engine),
         notices=(*eos_notices, *dtype_notices, *scale_notices),
@@ -173,15 +175,6 @@ def _memory_fraction(engine: EngineConfig) -> float:
     whole = DEFAULT_GPU_MEMORY_FRACTION if engine.gpu_memory_fraction is None else engine.gpu_memory_fraction
     num_gpus = torch.cuda.device_count()
     return whole / max(1, len(range(engine.worker_index % num_gpus, engine.num_workers, num_gpus)))
-
-
-def _wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
-    limit = config.max_position_embeddings
-    if engine.max_model_len is None:
-        return limit
-    if engine.max_model_len > limit:
-        raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
-    return engine.max_model_len
 
 
 def _dtype(engine: EngineConfig, config: ModelConfig, device: torch.device) -> tuple[torch.dtype, tuple[str, ...]]:

@@ -353,10 +353,11 @@ class HealthAnswer(Described):
 
 
 class ReadyAnswer(Described):
-    """A request would find a worker. `pid` is the gateway's process."""
+    """A request would find a worker. `pid` is the gateway's process, `max_model_len` the most tokens of a sequence."""
 
     status: Literal["ready"]
     pid: int
+    max_model_len: int | None
 
 
 class RequestList(Described):

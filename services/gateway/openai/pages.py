@@ -62,11 +62,13 @@ class Probes:
     async def ready(self, exchange: Exchange) -> None:
         """Answers 200 when a request would find a worker. Raises ApiError.
 
-        The answer tells which process it is, for a launcher that starts one gateway beside another.
+        The answer tells which process it is, for a launcher that starts one gateway beside another, and how long a
+        sequence may be.
         """
         if not self._generator.ready():
             raise unavailable("No worker is ready yet. Try again later.", retry_after_s=1)
-        await exchange.respond(200, orjson.dumps({"status": "ready", "pid": os.getpid()}))
+        answer = {"status": "ready", "pid": os.getpid(), "max_model_len": self._generator.max_model_len}
+        await exchange.respond(200, orjson.dumps(answer))
 
     async def version(self, exchange: Exchange) -> None:
         """Sends the version of this program."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.config import DecoderConfig
-from services.engine.models.registry import parse_model_config
 from services.engine.models.rope_settings import Llama3Scaling, Rope
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.info import CONFIG_KEYS

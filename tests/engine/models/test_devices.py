@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from services.engine.kernels.torch_operations import TorchOperations
+from services.engine.models.architectures import parse_model_config, shapes_of
 from services.engine.models.linear import Linear
-from services.engine.models.registry import ARCHITECTURES, load_weights, make_model, parse_model_config
-from services.engine.models.tensor_source import Shapes
+from services.engine.models.registry import load_weights, make_model
+from services.engine.models.shapes import Shapes
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import LLAMA3_ROPE, YARN_ROPE, write_checkpoint
 
@@ -88,7 +89,7 @@ class OnlyMeta(TorchDispatchMode):  # type: ignore[misc]  # of torch, which is n
 def test_a_forward_pass_stays_on_the_weights_device(name: str, tmp_path: Path) -> None:
     family, options = MODELS[name]
     config = parse_model_config(open_model(write_checkpoint(tmp_path / "model", family, **options)).config())
-    weights = load_weights(MetaTensors(ARCHITECTURES[config.architecture].shapes(config)), config, torch.bfloat16)
+    weights = load_weights(MetaTensors(shapes_of(config)), config, torch.bfloat16)
     model = make_model(config, weights, NoAttention(), TorchOperations())
     tokens = torch.empty(7, dtype=torch.int64, device=META)
     positions = torch.empty(7, dtype=torch.int32, device=META)

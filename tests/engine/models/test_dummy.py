@@ -11,7 +11,8 @@ import torch
 
 from services.config import DeviceKind, LoadFormat
 from services.config.engine import EngineConfig
-from services.engine.models.registry import open_tensors, parse_model_config
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.registry import open_tensors
 from services.engine.runner.load import LoadedModel, load_runner
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.open import open_model

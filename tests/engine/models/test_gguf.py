@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 from services.config import LoadFormat
 from services.config.engine import EngineConfig
 from services.engine.models import gguf_tensors
-from services.engine.models.checkpoint import weights_id
-from services.engine.models.gguf_tensors import QUANTIZED
-from services.engine.models.registry import open_tensors, parse_model_config, weight_files
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.gguf_stored import QUANTIZED
+from services.engine.models.registry import open_tensors, weight_files
+from services.engine.models.weight_files import weights_id
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import load_runner
 from services.protocol.model_files.base import ModelError

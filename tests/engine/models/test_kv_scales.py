@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.kv_scales import KvScales, read_kv_scales
-from services.engine.models.registry import parse_model_config
 from services.engine.runner.load import load_runner
 from services.protocol.model_files.base import ModelError
 from services.protocol.model_files.open import open_model

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.engine.models.architectures import parse_model_config
 from services.engine.models.checkpoint import Checkpoint
 from services.engine.models.linear import Linear
 from services.engine.models.opt import OptWeights
-from services.engine.models.registry import load_weights, parse_model_config
+from services.engine.models.registry import load_weights
 from services.engine.models.weights import DecoderWeights
 from services.protocol.model_files.open import open_model
 from tests.checkpoints import write_checkpoint

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from services.config import DeviceKind
 from services.config.engine import EngineConfig
-from services.engine.models.checkpoint import weights_id
-from services.engine.models.registry import parse_model_config, weight_files
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.registry import weight_files
+from services.engine.models.weight_files import weights_id
 from services.engine.runner.cpu.torch_runner import TorchRunner
 from services.engine.runner.load import LoadedModel, load_runner
 from services.protocol.model_files.base import ModelError

@@ -21,8 +21,8 @@ from transformers import GenerationConfig
 
 from services.config import DeviceKind, Dtype
 from services.config.engine import EngineConfig
-from services.engine.models.base import ModelConfig
-from services.engine.models.registry import parse_model_config
+from services.engine.models.architectures import parse_model_config
+from services.engine.models.model_config import ModelConfig
 from services.engine.runner.load import load_runner
 from services.protocol.model_files.base import ModelError, Settings, read_json_object
 from tests.checkpoints import FAMILIES, LLAMA3_ROPE, YARN_ROPE, write_checkpoint

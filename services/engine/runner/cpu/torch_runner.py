@@ -14,7 +14,8 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.cpu_attention import CpuAttention
 from services.engine.huge_pages import allocate
 from services.engine.kernels.load import make_operations
-from services.engine.models.base import ModelConfig, Weights
+from services.engine.models.base import Weights
+from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
 from services.engine.runner.base import ScoredTokens, StepInput, StepLogprobs, StepOutput, spare_blocks
 from services.engine.runner.cpu.cores import CoreLease

@@ -22,8 +22,9 @@ from services.engine.attention.base import PagedQueries
 from services.engine.attention.triton_attention import Fp8Kv, TritonAttention, TritonPlan, WorkCut
 from services.engine.kernels.gpu.operations import TritonOperations
 from services.engine.kernels.gpu.rows import fill_tokens
-from services.engine.models.base import ModelConfig, Weights
+from services.engine.models.base import Weights
 from services.engine.models.kv_scales import KvScales
+from services.engine.models.model_config import ModelConfig
 from services.engine.models.registry import make_model
 from services.engine.runner.base import (
     LogitEdits,

@@ -9,8 +9,9 @@ import torch
 from services.config import Quantization
 from services.engine.kernels.gpu.fp8_linear import Fp8Product
 from services.engine.kernels.gpu.launch import UnsupportedShape
+from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
-from services.engine.models.registry import load_weights, num_parameters
+from services.engine.models.registry import load_weights
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits

@@ -1,0 +1,95 @@
+"""Refuses a model that no worker can serve before one is started: by its files, in a moment and without torch.
+
+A worker refuses the same, and more, when it loads the model.
+"""
+
+from dataclasses import dataclass
+
+from services.config import DeviceKind, LoadFormat
+from services.config.engine import EngineConfig
+from services.engine.models.architectures import num_parameters, parse_model_config
+from services.engine.models.model_config import ModelConfig
+from services.engine.models.weight_files import check_complete, safetensors_weights, stored_dtype
+from services.engine.runner.memory import available_bytes
+from services.protocol.model_files.base import ModelError, ModelFiles, naming
+from services.protocol.model_files.gguf_file import GgufFile
+from services.protocol.model_files.info import read_model_info
+from services.protocol.model_files.open import open_model
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The facts about a model that a person hears of who starts it."""
+
+    max_positions: int  # that it was made for
+    has_chat_template: bool
+
+
+def check_model(engine: EngineConfig, num_workers: int) -> ModelFacts:
+    """Returns facts about the model. Raises ModelError where workers, so many of them on this machine, cannot serve it.
+
+    Looks at its configuration, its tokenizer, whether its weights are there and whole, and on a CPU at the memory.
+    """
+    files = open_model(engine.model)
+    with naming(files):
+        config = parse_model_config(files.config())
+        read_model_info(files)
+    wanted_len(engine, config)
+    files.tokenizer()
+    if engine.load_format is not LoadFormat.DUMMY:
+        _check_weights(engine, files)
+    if engine.device is DeviceKind.CPU:
+        check_memory(engine, config, num_workers)
+    return ModelFacts(config.max_position_embeddings, has_chat_template=files.chat_template() is not None)
+
+
+def wanted_len(engine: EngineConfig, config: ModelConfig) -> int:
+    """Returns the tokens of the longest sequence, if the pool has room for them. Raises ModelError."""
+    limit = config.max_position_embeddings
+    if engine.max_model_len is None:
+        return limit
+    if engine.max_model_len > limit:
+        raise ModelError(f"max_model_len {engine.max_model_len} is more than the model's {limit} positions")
+    return engine.max_model_len
+
+
+def check_memory(engine: EngineConfig, config: ModelConfig, num_workers: int) -> None:
+    """Raises ModelError where the weights of all workers, with the KV that was asked for, are more than is free."""
+    dtype = _dtype(engine, config)
+    weights, kv = weight_bytes(config, dtype), engine.kv_memory_bytes or 0
+    needed, free = num_workers * (weights + kv), available_bytes()
+    if needed <= free:
+        return
+    with_kv = f" and --kv-memory {_gib(kv)}" if kv else ""
+    each = f" for each of {num_workers} workers" if num_workers > 1 else ""
+    fewer = ". `--prefill 0 --decode 1` starts one worker alone" if num_workers > 1 and weights + kv <= free else ""
+    raise ModelError(
+        f"the model's weights in {dtype} need {_gib(weights)}{with_kv}{each}; {_gib(free)} of memory are free{fewer}"
+    )
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """Returns the memory that one worker's weights take, as it computes with them."""
+    return num_parameters(config) * ITEM_BYTES[dtype]
+
+
+def _check_weights(engine: EngineConfig, files: ModelFiles) -> None:
+    if isinstance(files, GgufFile):
+        from services.engine.models.gguf_stored import read_stored  # the library for the format takes a moment
+
+        read_stored(files.header)
+        return
+    for file in safetensors_weights(engine.model):
+        check_complete(file)
+
+
+def _dtype(engine: EngineConfig, config: ModelConfig) -> str:
+    if engine.dtype in ITEM_BYTES:
+        return engine.dtype
+    return config.dtype or stored_dtype(engine.model)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

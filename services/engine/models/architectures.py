@@ -1,0 +1,76 @@
+"""The architectures that there are: what config.json says of each, and the tensors that it must have.
+
+Nothing here needs torch: what cannot be served is refused before any process starts that computes.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from services.engine.models.config import FAMILIES, decoder_shapes, parse_decoder_config
+from services.engine.models.model_config import ModelConfig
+from services.engine.models.opt_config import opt_shapes, parse_opt_config
+from services.engine.models.settings import ConfigSettings
+from services.engine.models.shapes import Shapes
+from services.protocol.model_files.base import ModelError, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """One kind of model, as its files describe it. model_type: its name in config.json's setting of that name. `parse`
+    makes the config that `shapes` takes.
+    """
+
+    model_type: str
+    parse: Callable[[ConfigSettings, str], ModelConfig]
+    shapes: Callable[[Any], Shapes]
+
+
+SHAPES = {
+    **{name: ModelShape(family.model_type, parse_decoder_config, decoder_shapes) for name, family in FAMILIES.items()},
+    "OPTForCausalLM": ModelShape("opt", parse_opt_config, opt_shapes),
+}
+
+
+def parse_model_config(values: Settings) -> ModelConfig:
+    """Returns the shape that config.json's values describe. Raises ModelError, for a setting too that nobody reads."""
+    raw = ConfigSettings(values)
+    names = raw.texts("architectures")
+    if len(names) != 1:
+        raise ModelError(f"config.json: architectures is {names!r}, a list with one name was expected")
+    if names[0] not in SHAPES:
+        raise raw.refusal("architectures", f"is not supported (supported: {', '.join(SHAPES)})")
+    architecture = SHAPES[names[0]]
+    if (model_type := raw.text("model_type")) not in (None, architecture.model_type):
+        raise ModelError(f"config.json: model_type {model_type!r} contradicts architectures, which names {names[0]}")
+    quantization = raw.section("quantization_config")
+    if quantization and not _is_kv_only(quantization):
+        method = quantization.text("quant_method", "unknown")
+        raise ModelError(f"config.json: quantization_config is not supported (quant_method {method!r})")
+    config = architecture.parse(raw, names[0])
+    raw.refuse_unread()
+    return config
+
+
+def shapes_of(config: ModelConfig) -> Shapes:
+    """Returns the shapes of all tensors that a checkpoint of this model must have."""
+    return SHAPES[config.architecture].shapes(config)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Returns how many numbers a checkpoint of this shape holds."""
+    shapes = shapes_of(config)
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _is_kv_only(quantization: ConfigSettings) -> bool:
+    """Returns True if quantization_config speaks of KV alone, with scales as `kv_scales.py` reads them."""
+    scheme = quantization.section("kv_cache_scheme")
+    return (
+        quantization.text("quant_method") == "compressed-tensors"
+        and not quantization.value("config_groups")
+        and (scheme.value("type"), scheme.value("num_bits")) == ("float", 8)
+        and scheme.value("symmetric", True) is True
+        and scheme.value("dynamic", False) is False
+    )
