@@ -4,6 +4,8 @@ Progress and the children's lines go to stderr, the banner (`banner.py`) to stdo
 each child that loads; elsewhere there are plain lines only.
 """
 
+import json
+import re
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -12,6 +14,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from services.config import LogFormat
+
+_STAMP = re.compile(r"^\S+Z \[\w+ *\] +")  # before the words of a log line
 
 
 class Display:
@@ -53,7 +57,7 @@ class Display:
         """Shows the last line of a child that loads, beside its spinner."""
         task = self._tasks.get(name)
         if task is not None and line.strip():
-            self._progress.update(task, description=f"{name}: {line.strip()[:100]}")
+            self._progress.update(task, description=f"{name}: {_words(line)[:100]}")
 
     def ready(self, name: str, seconds: float) -> None:
         """Prints one line for a child that serves now."""
@@ -76,3 +80,11 @@ class Display:
         """Ends the spinners, so that nothing is drawn again while nothing loads."""
         if self._progress.live.is_started:
             self._progress.stop()
+
+
+def _words(line: str) -> str:
+    """Returns the words of a child's log line, without its time and level."""
+    if line.startswith("{"):
+        with suppress(ValueError, KeyError, TypeError):
+            return str(json.loads(line)["event"])
+    return _STAMP.sub("", line.strip())

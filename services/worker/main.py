@@ -26,6 +26,7 @@ from services.tls.certificate import TlsError
 from services.tls.files import CertificateFiles, CertificatePaths
 from services.tls.roles import CertificateRole
 from services.worker.engine_thread import SWITCH_INTERVAL_S, no_pause
+from services.worker.loading import LoadingDisplay
 from services.worker.transports import make_transports
 from services.worker.worker import Worker, WorkerError, WorkerParts
 
@@ -63,7 +64,8 @@ def _certificate(config: WorkerConfig) -> CertificateFiles | None:
 
 def _load(config: WorkerConfig, scheduler: Scheduler, gc_watch: GcWatch, tls: CertificateFiles | None) -> WorkerParts:
     engine = config.workers.engine
-    loaded = load_runner(engine)
+    with LoadingDisplay() as display:
+        loaded = load_runner(engine, display)
     for notice in loaded.notices:
         log.warning(notice)
     if engine.kv_memory_bytes is not None:  # who names a size means to have it; the default may never be used

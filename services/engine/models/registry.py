@@ -50,15 +50,17 @@ def load_weights(
     *,
     fused: bool = False,
     make_product: MakeProduct | None = None,
+    on_read: Callable[[int], None] = lambda _: None,
 ) -> Weights:
     """Reads all weights to the source's device.
 
     fused: products may be a CPU's kernels. make_product: makes the products of all linear layers but the last instead.
+    on_read: hears of the bytes of each tensor that was read.
     Raises ModelError, before reading, for any tensor that is missing, misshapen or unexpected.
     """
     architecture = ARCHITECTURES[config.architecture]
     check_tensors(source, config, shapes_of(config))
-    return architecture.load(Tensors(source, dtype, fused=fused, make_product=make_product), config)
+    return architecture.load(Tensors(source, dtype, fused=fused, make_product=make_product, on_read=on_read), config)
 
 
 def open_tensors(path: Path | None, config: ModelConfig, device: torch.device) -> AbstractContextManager[TensorSource]:

@@ -3,6 +3,8 @@
 All tensors are checked before the first is read, so a checkpoint that does not fit fails at once.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,15 +19,25 @@ _HEAD = "lm_head.weight"
 
 
 class Tensors:
-    """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`."""
+    """Reads tensors of one source in one dtype. fused, make_product: for linear layers, see `Linear`.
+
+    on_read: hears of the bytes of each tensor, as it is in memory.
+    """
 
     def __init__(
-        self, source: TensorSource, dtype: torch.dtype, *, fused: bool, make_product: MakeProduct | None = None
+        self,
+        source: TensorSource,
+        dtype: torch.dtype,
+        *,
+        fused: bool,
+        make_product: MakeProduct | None = None,
+        on_read: Callable[[int], None],
     ) -> None:
         self.dtype = dtype
         self._source = source
         self._fused = fused
         self._make_product = make_product
+        self._on_read = on_read
 
     def linear(self, *names: str, bias: bool) -> Linear:
         """Makes a linear layer of the rows of these, one below the other: `{name}.weight`, and `{name}.bias` if it has
@@ -51,7 +63,9 @@ class Tensors:
         return self.vector(names[0]) if len(names) == 1 else torch.cat([self._read(name) for name in names])
 
     def _read(self, name: str) -> Tensor:
-        return self._source.read(name, self.dtype)
+        tensor = self._source.read(name, self.dtype)
+        self._on_read(tensor.nbytes)
+        return tensor
 
 
 def check_tensors(source: TensorSource, config: ModelConfig, expected: Shapes) -> None:

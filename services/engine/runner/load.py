@@ -12,6 +12,7 @@ from services.engine.kernels.load import why_not_fused
 from services.engine.models.architectures import num_parameters
 from services.engine.models.registry import load_weights
 from services.engine.openmp import loaded_openmp
+from services.engine.progress import KERNELS, WEIGHTS, Progress, Untold
 from services.engine.runner.base import Runner
 from services.engine.runner.cpu.cores import CoreLease
 from services.engine.runner.cpu.torch_runner import TorchRunner
@@ -34,19 +35,19 @@ class LoadedModel:
     notices: tuple[str, ...]  # decisions that a person should hear of, one line each
 
 
-def load_runner(engine: EngineConfig) -> LoadedModel:
+def load_runner(engine: EngineConfig, progress: Progress | None = None) -> LoadedModel:
     """Reads the model, chooses options that the configuration left open, and allocates the pool. Raises ModelError.
 
-    Sets the number of threads of this process's torch when the configuration names one.
+    progress: hears how far this is. Sets the threads of this process's torch when the configuration names them.
     """
-    plan = plan_load(engine)
+    plan, progress = plan_load(engine), progress or Untold()
     cores = _cores(engine, plan.device)
     if plan.device.type == "cpu":
-        runner, kernels, notices = _load_cpu(plan, cores)
+        runner, kernels, notices = _load_cpu(plan, cores, progress)
     else:
         from services.engine.runner.gpu.load import load_gpu  # Triton is installed only with torch for GPUs
 
-        runner, kernels, notices = load_gpu(plan), DeviceKind.CUDA.value, ()
+        runner, kernels, notices = load_gpu(plan, progress), DeviceKind.CUDA.value, ()
     max_model_len = min(plan.wanted_len, runner.num_blocks * engine.block_size)
     return LoadedModel(
         runner=runner,
@@ -61,13 +62,16 @@ def load_runner(engine: EngineConfig) -> LoadedModel:
     )
 
 
-def _load_cpu(plan: LoadPlan, cores: CoreLease | None) -> tuple[Runner, str, tuple[str, ...]]:
+def _load_cpu(plan: LoadPlan, cores: CoreLease | None, progress: Progress) -> tuple[Runner, str, tuple[str, ...]]:
     """Returns the runner, the name of the kernels that compute its steps, and notices for a person."""
     engine, config, dtype = plan.engine, plan.config, dtype_name(plan.dtype)
-    check_fits(num_parameters(config) * plan.dtype.itemsize, f"the model's weights in {dtype}")
+    num_bytes = num_parameters(config) * plan.dtype.itemsize
+    check_fits(num_bytes, f"the model's weights in {dtype}")
+    progress.stage(WEIGHTS, num_bytes)
     not_fused = why_not_fused(dtype) if engine.kernels == "auto" else "the configuration says so"
     with plan.tensors() as tensors:
-        weights = load_weights(tensors, config, plan.dtype, fused=not_fused is None)
+        weights = load_weights(tensors, config, plan.dtype, fused=not_fused is None, on_read=progress.advance)
+    progress.stage(KERNELS)
     num_blocks = plan.num_blocks(kv_budget(engine.kv_memory_bytes))
     runner = TorchRunner(config, weights, num_blocks, engine.block_size, fused=not_fused is None, cores=cores)
     kernels = known_isa().name if not_fused is None else "torch"

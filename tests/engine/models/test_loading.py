@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.config import DeviceKind
+from services.config import DeviceKind, Kernels
 from services.config.engine import EngineConfig
 from services.engine.models.architectures import parse_model_config
 from services.engine.models.registry import weight_files
@@ -267,3 +267,21 @@ def test_fingerprints_differ_by_what_makes_kv_incompatible(sharded: Path) -> Non
         for options in ({}, {"block_size": 32}, {"dtype": "bfloat16"}, {"kv_memory_bytes": 2 << 20})
     }
     assert len(found) == 3, "the size of the pool is no part of it"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_progress_ends_with_the_bytes_that_it_began_with(family: str, tmp_path: Path) -> None:
+    heard: list[tuple[str, int | None]] = []
+
+    class Heard:
+        def stage(self, name: str, num_bytes: int | None = None) -> None:
+            heard.append((name, num_bytes))
+
+        def advance(self, num_bytes: int) -> None:
+            heard.append(("read", num_bytes))
+
+    model = write_checkpoint(tmp_path, family, tie_word_embeddings=family == "opt")
+    load_runner(EngineConfig(model=model, kv_memory_bytes=1 << 20, kernels=Kernels.TORCH), Heard())
+    stages = [(name, num_bytes) for name, num_bytes in heard if name != "read"]
+    read = sum(num_bytes or 0 for name, num_bytes in heard if name == "read")
+    assert stages == [("reading weights", read), ("preparing kernels", None)]

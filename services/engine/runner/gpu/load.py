@@ -12,6 +12,7 @@ from services.engine.kernels.gpu.launch import UnsupportedShape
 from services.engine.models.architectures import num_parameters
 from services.engine.models.base import Weights
 from services.engine.models.registry import load_weights
+from services.engine.progress import KERNELS, WEIGHTS, Progress
 from services.engine.runner.base import spare_blocks
 from services.engine.runner.gpu.device import CudaDevice
 from services.engine.runner.gpu.gpu_runner import GpuRunner, StepLimits
@@ -20,12 +21,13 @@ from services.engine.runner.load_plan import LoadPlan
 from services.protocol.model_files.base import ModelError
 
 
-def load_gpu(plan: LoadPlan) -> GpuRunner:
-    """Returns the runner, ready for its first step. Raises ModelError."""
+def load_gpu(plan: LoadPlan, progress: Progress) -> GpuRunner:
+    """Returns the runner, ready for its first step. progress: hears how far this is. Raises ModelError."""
     device = CudaDevice(plan.device.index)
     free, total = torch.cuda.mem_get_info(plan.device)
     with _refused_in_words():
-        weights = _load_weights(plan, free)
+        weights = _load_weights(plan, free, progress)
+        progress.stage(KERNELS)
         step_bytes = _step_bytes(plan, weights, device)
         free, _ = torch.cuda.mem_get_info(plan.device)
         own = int(torch.cuda.memory_reserved(plan.device))  # without other processes' memory: they may be loading, too
@@ -37,11 +39,13 @@ def load_gpu(plan: LoadPlan) -> GpuRunner:
     return runner
 
 
-def _load_weights(plan: LoadPlan, free: int) -> Weights:
-    check_weights_fit(num_parameters(plan.config) * plan.dtype.itemsize, free)
+def _load_weights(plan: LoadPlan, free: int, progress: Progress) -> Weights:
+    num_bytes = num_parameters(plan.config) * plan.dtype.itemsize
+    check_weights_fit(num_bytes, free)
+    progress.stage(WEIGHTS, num_bytes)
     make_product = Fp8Product if plan.engine.quantization == Quantization.FP8 else None
     with torch.inference_mode(), plan.tensors() as tensors:
-        return load_weights(tensors, plan.config, plan.dtype, make_product=make_product)
+        return load_weights(tensors, plan.config, plan.dtype, make_product=make_product, on_read=progress.advance)
 
 
 def _step_bytes(plan: LoadPlan, weights: Weights, device: CudaDevice) -> int:
