@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import structlog
 import uvloop
@@ -24,6 +25,7 @@ from services.gateway.dispatch.router import Policy
 from services.gateway.draining import EndingGateway
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
+from services.gateway.http.http_protocol import plain_http_answer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import serving
 from services.gateway.keys.authentication import Keys
@@ -124,13 +126,15 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     )
     shares_port = config.http_fd is not None
     grpc_server = GrpcServer(servicer, dispatcher, runners.side, limits.max_body_bytes, shares_port, keys, tls)
-    context = None if tls is None else server_context(tls)
+    context = None if tls is None else server_context(tls, plain_http_answer())
     ending = EndingGateway(dispatcher, runners.in_progress)
     on_ending_signals(ending.drain, ending.end)
     with _listening(config) as listeners:
+        addresses = listeners.addresses()
+        parts = replace(parts, port=addresses["port"], admin_port=addresses["admin_port"])
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
         _spare_collections()
-        log.info("gateway listening", **listeners.addresses(), workers=_known_workers(config))
+        log.info("gateway listening", **addresses, workers=_known_workers(config))
         async with (
             serving(create_admin_app(parts), listeners.admin, context) as admin,
             serving(create_app(parts), listeners.http, context) as http,
@@ -254,7 +258,7 @@ class _Listeners:
     http: socket.socket
     admin: socket.socket
 
-    def addresses(self) -> dict[str, object]:
+    def addresses(self) -> dict[str, Any]:
         """The fields of a log line that say where they listen."""
         (host, port), (admin_host, admin_port) = (each.getsockname()[:2] for each in (self.http, self.admin))
         return {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}

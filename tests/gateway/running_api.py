@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
@@ -22,7 +22,7 @@ from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
-from services.gateway.http.http_protocol import Shutdown
+from services.gateway.http.http_protocol import Shutdown, plain_http_answer
 from services.gateway.http.limits import Limits
 from services.gateway.http.serving import http_config
 from services.gateway.metrics import GatewayMetrics
@@ -110,13 +110,14 @@ async def running_api(
         tokenizer_info=tokenizer_info,
         keys=keys,
     )
-    app, admin_app = create_app(parts), create_admin_app(parts)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)  # a client that does not read is noticed soon
     port = listener.getsockname()[1]
     base_url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     admin_listener = socket.create_server(("127.0.0.1", 0))
     admin_url = f"http://127.0.0.1:{admin_listener.getsockname()[1]}"
+    parts = replace(parts, port=port, admin_port=admin_listener.getsockname()[1])
+    app, admin_app = create_app(parts), create_admin_app(parts)
     grpc_servers: list[GrpcServer] = []
 
     async def start_grpc() -> int:
@@ -128,7 +129,7 @@ async def running_api(
     try:
         with capture_logs(processors=[merge_contextvars]) as logs:
             async with (
-                _serving(app, listener, None if tls is None else server_context(tls)),
+                _serving(app, listener, None if tls is None else server_context(tls, plain_http_answer())),
                 _serving(admin_app, admin_listener),
                 # Where it verifies, a client reads all authorities of this machine, which takes longer than most tests.
                 httpx2.AsyncClient(base_url=base_url, timeout=120, verify=tls is not None) as http,

@@ -125,7 +125,7 @@ async def main():
     files = CertificateFiles(CertificatePaths(paths.chain, paths.key))
     told = asyncio.Event()
     on_ending_signals(told.set, told.set)
-    async with serving(app, listener, server_context(files)) as server:
+    async with serving(app, listener, server_context(files, http_protocol.plain_http_answer())) as server:
         await told.wait()
         await server.stop(120)
 
@@ -133,29 +133,27 @@ asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
 """
 
 
-def test_a_client_that_says_no_goodbye_does_not_hold_up_a_server_that_stops(
+def test_clients_that_say_no_goodbye_do_not_hold_up_a_server_that_stops(
     certificates: Certificates, authority: Authority
 ) -> None:
+    """One that has its answer over TLS, and one that spoke plain HTTP and was told so."""
     command = [sys.executable, "-c", SERVING, str(certificates.paths(*NAMES).chain.parent), str(IDLE_S)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
         with (
+            socket.create_connection(("127.0.0.1", port)) as stranger,
             socket.create_connection(("127.0.0.1", port)) as plain,
             trusting(authority).wrap_socket(plain, server_hostname="127.0.0.1") as client,
         ):
+            stranger.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert stranger.recv(65536).startswith(b"HTTP/1.1 400 Bad Request\r\n")
             client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
             started = time.monotonic()
             server.terminate()
             assert server.wait(60) == 0
             assert time.monotonic() - started < IDLE_S + GOODBYE_S + 8  # and not 30 s later
-
-
-async def test_plain_text_gets_no_answer(api: Api) -> None:
-    async with httpx2.AsyncClient() as client:
-        with pytest.raises((httpx2.RemoteProtocolError, httpx2.ReadError)):
-            await client.get(f"http://127.0.0.1:{api.port}/health")
 
 
 async def test_new_connections_are_shown_the_newest_certificate_and_old_ones_go_on(
@@ -264,3 +262,40 @@ async def shakes_hands(port: int, authority: Authority, version: ssl.TLSVersion)
         return False
     writer.close()
     return True
+
+
+@pytest.mark.parametrize("request_line", ["GET /health", "POST /v1/completions"])
+async def test_plain_http_gets_an_answer_that_names_https_and_the_log_has_it_once(api: Api, request_line: str) -> None:
+    for _ in range(2):
+        async with asyncio.timeout(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+            writer.write(f"{request_line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            body = await reader.readexactly(length)
+            writer.close()
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"https://" in body
+    async with httpx2.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{api.port}/health")
+    assert answer.json()["error"]["message"].endswith("its URL begins with https://.")
+    assert [line["event"] for line in api.logs if "plain HTTP" in line["event"]] == [
+        "a client speaks plain HTTP at a port for TLS; its URL begins with https://"
+    ]
+
+
+async def test_tls_at_a_port_for_plain_text_is_answered_and_said_once() -> None:
+    async with running_api() as api:
+        for _ in range(2):
+            async with httpx2.AsyncClient() as client:
+                with pytest.raises(httpx2.ConnectError, match=r"(?i)wrong.version"):
+                    await client.get(f"https://127.0.0.1:{api.port}/health")
+        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        writer.write(bytes.fromhex("160301020001000001fc0303"))
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+        assert b"its URL begins with http://." in answer
+        assert [line["event"] for line in api.logs if "begins TLS" in line["event"]] == [
+            "a client begins TLS at a port for plain text; its URL begins with http://"
+        ]

@@ -31,13 +31,21 @@ class Gate:
 class Application:
     """Gives every HTTP request its Exchange, and sees to it that each is answered and counted."""
 
-    def __init__(self, router: Router, metrics: GatewayMetrics, runners: Runners, gate: Gate | None = None) -> None:
-        """gate: None asks for no key."""
+    def __init__(
+        self,
+        router: Router,
+        metrics: GatewayMetrics,
+        runners: Runners,
+        gate: Gate | None = None,
+        elsewhere: Mapping[str, str] | None = None,
+    ) -> None:
+        """gate: None asks for no key. elsewhere: by how paths begin that are not here, the port that has them."""
         self.router = router
         self._metrics = metrics
         self._records = runners.records
         self._in_progress = runners.in_progress
         self._gate = gate
+        self._elsewhere = elsewhere or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -68,7 +76,7 @@ class Application:
                 log.warning("request failed", reason=str(error.__cause__ or error.message))
             await exchange.fail(error)
         except HTTPException as error:
-            await exchange.fail(_from_router(error))
+            await exchange.fail(self._from_router(error, scope["path"]))
         except Exception:
             log.exception("request failed")
             await exchange.fail(internal_error())
@@ -86,11 +94,12 @@ class Application:
             raise
         exchange.record.key_id = exchange.caller.key_id
 
-
-def _from_router(error: HTTPException) -> ApiError:
-    headers: Mapping[str, str] = error.headers or {}
-    if error.status_code == 405:
-        return ApiError(
-            405, f"This path takes {headers.get('Allow')} only.", headers={"allow": headers.get("Allow", "")}
-        )
-    return ApiError(error.status_code, "There is nothing at this path.", code="unknown_url")
+    def _from_router(self, error: HTTPException, path: str) -> ApiError:
+        headers: Mapping[str, str] = error.headers or {}
+        if error.status_code == 405:
+            return ApiError(
+                405, f"This path takes {headers.get('Allow')} only.", headers={"allow": headers.get("Allow", "")}
+            )
+        port = next((port for start, port in self._elsewhere.items() if path.startswith(start)), None)
+        there = "" if port is None else f" It is at {port}."
+        return ApiError(error.status_code, f"There is nothing at this path.{there}", code="unknown_url")

@@ -41,6 +41,8 @@ IDLE_S = 5.5
 
 log = structlog.get_logger()
 
+_CLIENT_HELLO = b"\x16\x03"  # a TLS record with a handshake begins with it
+
 STREAM_WRITER = "baton.stream_writer"  # in the scope's extensions: a StreamWriter
 REQUEST_BODY = "baton.request_body"  # in the scope's extensions: a RequestBody
 
@@ -138,6 +140,20 @@ class GatheringTransport:
             asyncio.get_running_loop().call_later(GOODBYE_S, self._transport.abort)
 
 
+class TlsClients:
+    """Clients of one server that begin TLS where it speaks plain text: the log has it once."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def refusal(self) -> ApiError:
+        """Returns the error for one of them. Its library shows a wrong version; who looks at the bytes reads this."""
+        if not self._said:
+            log.warning("a client begins TLS at a port for plain text; its URL begins with http://")
+        self._said = True
+        return invalid("This port speaks plain HTTP, and the client began TLS: its URL begins with http://.", None)
+
+
 class StreamWriter:
     """Writes to one answer that has begun, as ASGI's `send` does, without a coroutine for each part.
 
@@ -178,11 +194,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _chunk_bytes = 0  # content of the incomplete chunk
     _named_bytes = 0  # its path, its headers and its trailers
 
-    def __init__(self, *args: Any, pending: PendingWrites, stopping: Shutdown, **kwargs: Any) -> None:
-        """`pending`, `stopping`: one object for all connections. The other arguments are uvicorn's."""
+    def __init__(
+        self, *args: Any, pending: PendingWrites, stopping: Shutdown, tls_clients: TlsClients, **kwargs: Any
+    ) -> None:
+        """`pending`, `stopping`, `tls_clients`: one object for all connections. The other arguments are uvicorn's."""
         super().__init__(*args, **kwargs)
         self._pending = pending
         self._stopping = stopping
+        self._tls_clients = tls_clients
         self._idle_since = self.loop.time()
         self._body = RequestBody()  # of the last request whose head is complete
 
@@ -231,8 +250,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:  # the parser has left out its body
                 part = self._head_without_upgrade() + part[upgrade.args[0] :]
             except httptools.HttpParserError:
-                self._refuse(self._refusal or invalid("Invalid HTTP request received.", None))
+                self._refuse(self._refusal or self._no_request(part))
                 return
+
+    def _no_request(self, part: bytes) -> ApiError:
+        if part.startswith(_CLIENT_HELLO):
+            return self._tls_clients.refusal()
+        return invalid("Invalid HTTP request received.", None)
 
     def _head_without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode()
@@ -345,10 +369,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._in_body:  # whose answer is complete
             self.transport.close()
             return
-        body, phrase = error.envelope(), HTTPStatus(error.status).phrase
-        head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        head += "x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
-        self.transport.write(head.encode() + body)
+        self.transport.write(last_answer(error))
         self.transport.close()
 
     def _wait_for_head(self) -> None:
@@ -358,6 +379,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def last_answer(error: ApiError) -> bytes:
+    """Returns the bytes of an answer after which the connection is closed."""
+    body, phrase = error.envelope(), HTTPStatus(error.status).phrase
+    head = f"HTTP/1.1 {error.status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head += "x-content-type-options: nosniff\r\nconnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+def plain_http_answer() -> bytes:
+    """Returns the answer to a plain HTTP request at a port for TLS."""
+    return last_answer(invalid("This port speaks TLS, and the client plain HTTP: its URL begins with https://.", None))
 
 
 def _head_too_large() -> ApiError:

@@ -10,7 +10,7 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
-from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrites, Shutdown
+from services.gateway.http.http_protocol import BoundedHttpProtocol, PendingWrites, Shutdown, TlsClients
 
 # Clients should close idle connections: where the server does, the client's next request may be on its way and is lost.
 # Clients and proxies close them after 5 to 60 s.
@@ -24,7 +24,7 @@ def http_config(
     """uvicorn's settings for the gateway. drain_timeout_s: until answers in progress are cut off."""
     return uvicorn.Config(
         app,
-        http=partial(BoundedHttpProtocol, pending=PendingWrites(), stopping=stopping),  # type: ignore[arg-type]  # called as a class is
+        http=partial(BoundedHttpProtocol, pending=PendingWrites(), stopping=stopping, tls_clients=TlsClients()),  # type: ignore[arg-type]  # called as a class is
         loop="none",  # there is one already
         ws="none",
         lifespan="off",

@@ -39,6 +39,7 @@ from services.gateway.openai.tokens import Tokens
 # At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how.
 OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
 OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
+_AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/docs", "/openapi.json")  # beginnings of paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class AppParts:
     response_store: None keeps no responses.
     tokenizer_info: what /tokenizer_info shows; None: there is no such page.
     keys: None asks for no key.
+    port, admin_port: for those who ask at the other one.
     """
 
     runners: Runners
@@ -63,6 +65,8 @@ class AppParts:
     response_store: ResponseStore | None = None
     tokenizer_info: Mapping[str, object] | None = None
     keys: Authenticator | None = None
+    port: int = 0
+    admin_port: int = 0
 
 
 def create_app(parts: AppParts) -> ASGIApp:
@@ -94,7 +98,8 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/ready", probes.ready, operations.READY),
     ]
     routes += _document_routes(routes, parts)
-    app = _application(parts, routes, Right.API, OPEN_PATHS)
+    admin_port = f"the admin port, {parts.admin_port}: see --admin-port"
+    app = _application(parts, routes, Right.API, OPEN_PATHS, dict.fromkeys(_AT_ADMIN_PORT, admin_port))
     if not parts.allowed_origins:
         return app
     return CORSMiddleware(
@@ -117,12 +122,19 @@ def create_admin_app(parts: AppParts) -> ASGIApp:
         route("/debug/requests", requests.list, operations.REQUESTS),
         route("/debug/requests/{request_id:path}", requests.retrieve, operations.REQUEST),
     ]
-    return _application(parts, routes, Right.ADMIN, OPEN_ADMIN_PATHS)
+    port = f"the port for clients, {parts.port}: see --port"
+    return _application(parts, routes, Right.ADMIN, OPEN_ADMIN_PATHS, dict.fromkeys(_AT_API_PORT, port))
 
 
-def _application(parts: AppParts, routes: Sequence[Route], right: Right, open_paths: frozenset[str]) -> Application:
+def _application(
+    parts: AppParts,
+    routes: Sequence[Route],
+    right: Right,
+    open_paths: frozenset[str],
+    elsewhere: Mapping[str, str],
+) -> Application:
     gate = None if parts.keys is None else Gate(parts.keys, right, open_paths)
-    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners, gate)
+    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners, gate, elsewhere)
 
 
 def _probes(parts: AppParts) -> Probes:
