@@ -1,10 +1,13 @@
 """`baton doctor`: prints what the checks found; the exit code tells how bad it is."""
 
+import sys
+
 import typer
 
 from services.cli.tls_checks import check_both_named
 from services.config.option import Refusal
 from services.doctor.config import DoctorConfig
+from services.process.terminal import has_colours, width
 
 
 def diagnose(config: DoctorConfig) -> int:
@@ -19,5 +22,8 @@ def diagnose(config: DoctorConfig) -> int:
     from services.doctor.finding import exit_code, worst
 
     examined = doctor.run(config)
-    typer.echo(report.as_json(examined) if config.as_json else report.as_text(examined))
+    if config.as_json:
+        typer.echo(report.as_json(examined))
+    else:
+        typer.echo(report.as_text(examined, width() if sys.stdout.isatty() else None), color=has_colours())
     return exit_code(worst(examined), strict=config.strict)

@@ -1,6 +1,7 @@
 """Refusals of plain text on addresses that other machines reach, and of certificates that contradict each other."""
 
 import json
+import sys
 from pathlib import Path
 
 import typer
@@ -9,6 +10,7 @@ from services.config import LogFormat
 from services.config.hosts import is_loopback
 from services.config.option import Refusal
 from services.process.configs import ProcessSettings, ServingSettings, UpConfig, WorkerConfig
+from services.process.terminal import has_colours
 
 
 def check_worker(config: WorkerConfig) -> None:
@@ -66,4 +68,4 @@ def _warn(text: str, log_format: LogFormat) -> None:
     if log_format is LogFormat.JSON:
         typer.echo(json.dumps({"level": "warning", "event": text}), err=True)
     else:
-        typer.secho(f"baton: {text}", fg=typer.colors.RED, bold=True, err=True)
+        typer.secho(f"baton: {text}", fg=typer.colors.RED, bold=True, err=True, color=has_colours(sys.stderr))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 import typer
 
 from services.doctor.finding import Examined, Finding, Level, worst
+from services.process.wrapping import wrap
 
 JSON_VERSION = 1  # raised where a field changes its meaning or goes; further fields may come
 
@@ -16,16 +17,20 @@ _COLOURS = {
     Level.ERROR: typer.colors.RED,
 }
 _WIDTH = max(len(level.word) for level in Level)
+_INDENT = _WIDTH + 7
 
 
-def as_text(examined: Iterable[Examined]) -> str:
-    """Returns lines for a person, with colours by level; whoever prints them may leave these out."""
+def as_text(examined: Iterable[Examined], columns: int | None = None) -> str:
+    """Returns lines for a person, with colours by level; whoever prints them may leave these out.
+
+    columns: of the terminal, to which lines are broken at words.
+    """
     examined = list(examined)
     lines = []
     for each in examined:
         lines.append(typer.style(each.group, bold=True))
         for finding in each.findings:
-            lines += _lines(finding)
+            lines += [wrap(line, columns, _INDENT) for line in _lines(finding)]
     return "\n".join([*lines, "", summary(examined)])
 
 

@@ -6,16 +6,29 @@ each child that loads; elsewhere there are plain lines only.
 
 import json
 import re
+import sys
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from rich.console import Console
+from rich.highlighter import RegexHighlighter
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from services.config import LogFormat
 
 _STAMP = re.compile(r"^\S+Z \[\w+ *\] +")  # before the words of a log line
+
+
+class _Levels(RegexHighlighter):
+    """Colours the level of a child's log line; nothing where there is no colour."""
+
+    highlights: ClassVar[list[str]] = [
+        r"\[(?P<green>info) *\]",
+        r"\[(?P<yellow>warning) *\]",
+        r"\[(?P<red>error|critical) *\]",
+    ]
 
 
 class Display:
@@ -23,7 +36,8 @@ class Display:
 
     def __init__(self, log_format: LogFormat) -> None:
         self._json = log_format is LogFormat.JSON
-        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        on_terminal = sys.stderr.isatty()  # which breaks lines at words; elsewhere a line is a line
+        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=not on_terminal)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         self._progress = Progress(*columns, console=self._console, transient=True)
         self._tasks: dict[str, TaskID] = {}
@@ -66,7 +80,10 @@ class Display:
 
     def line(self, name: str, line: str) -> None:
         """Prints a child's own line, with the child's name in front; JSON lines stay as they are."""
-        self._console.print(line if self._json else f"{name} | {line}")
+        if self._json:
+            self._console.print(line, soft_wrap=True)
+        else:
+            self._console.print(_Levels()(Text(f"{name} | {line}")))
 
     def died(self, name: str, how: str, restart_in_s: float) -> None:
         """Prints one line for a child's death and its restart."""

@@ -15,9 +15,12 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from services.config import LogFormat
 from services.process.log_writer import LogWriter
+from services.process.terminal import has_colours, width
+from services.process.wrapping import wrap
 
 _BARE = re.compile(r"[^\s\"'=\x00-\x1f\x7f]+")  # a text that needs no quotes
 _EVENT_WIDTH = 30
+_INDENT = 4  # of what is left of a line on a terminal
 _TRACEBACKS = ExceptionDictTransformer(show_locals=False)  # they may be keys and prompts
 
 
@@ -89,9 +92,21 @@ def _renderer(log_format: LogFormat, target: TextIO) -> list[Processor]:
         case LogFormat.JSON:
             return [structlog.processors.ExceptionRenderer(_TRACEBACKS), structlog.processors.JSONRenderer()]
         case LogFormat.TEXT if target.isatty():
-            return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+            plain = structlog.dev.plain_traceback
+            console = structlog.dev.ConsoleRenderer(colors=has_colours(target), exception_formatter=plain)
+            return [console, _wrapping(target)]
         case LogFormat.TEXT:
             return [structlog.processors.format_exc_info, _to_text]
+
+
+def _wrapping(terminal: TextIO) -> Processor:
+    """Breaks the first line of an event at words, to the terminal's width of that moment; tracebacks stay as they are."""
+
+    def wrapped(logger: WrappedLogger, method: str, text: Any) -> str:
+        first, newline, rest = str(text).partition("\n")
+        return wrap(first, width(terminal), _INDENT) + newline + rest
+
+    return wrapped
 
 
 def _to_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
