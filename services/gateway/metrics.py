@@ -57,7 +57,7 @@ class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.requests = Counter("baton_requests", "Finished requests.", ["endpoint", "status"], registry=registry)
-        self.in_flight = Gauge("baton_requests_in_flight", "Requests being answered.", registry=registry)
+        self.in_flight = Gauge("baton_requests_in_flight", "Requests of clients being answered.", registry=registry)
         self.ignored_fields = Counter(
             "baton_ignored_fields", "Fields of requests that nothing acts on.", registry=registry
         )

@@ -4,11 +4,16 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, CPU, EVERYTHING, Helm, component_of, container_of, of_kind, pods_found
+from services.gateway.http.application import Application
+from services.gateway.http.routes import described
+from services.gateway.openai.app import OPEN_PATHS
+from tests.gateway.running_api import running_api
+from tests.helm.chart import CHART, CPU, EVERYTHING, Helm, Manifest, component_of, container_of, of_kind, pods_found
 from tests.test_docs import registered_metrics
 
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
@@ -64,6 +69,49 @@ def test_the_dashboard_asks_for_metrics_that_are_there(query: str):
     assert problems(query) == []
 
 
+def requests_counted(manifests: list[Manifest]) -> list[str]:
+    """The selectors of all queries of requests, the dashboard's too."""
+    (rules,) = of_kind(manifests, "PrometheusRule").values()
+    queries = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
+    found = [each for query in [*queries, *dashboard_queries()] for each in _METRIC.findall(query)]
+    return [selector for name, selector in found if name == "baton_requests_total"]
+
+
+async def test_alerts_and_dashboard_count_requests_of_clients_alone(helm: Helm):
+    """Kubelet and Prometheus ask every few seconds: /ready with 503 while no worker is there."""
+    async with running_api() as api:
+        api_app, admin_app = api.applications
+        assert isinstance(api_app, Application)
+        assert isinstance(admin_app, Application)
+        for each in described(admin_app.router.routes):
+            await api.admin.get(each.path.replace("{request_id:path}", "none"))
+        for path in (*OPEN_PATHS, "/load"):
+            await api.http.get(path)
+        probes = endpoints_counted((await api.admin.get("/metrics")).text)
+        for each in described(api_app.router.routes):
+            await api.http.request(each.method, each.path.replace("{", "").replace("}", ""))
+        others = endpoints_counted((await api.admin.get("/metrics")).text) - probes
+    assert {"health", "ready", "ping", "metrics", "load", "debug.requests"} <= probes
+    assert {"chat.completions", "responses", "messages", "models"} <= others
+    selectors = requests_counted(helm.render(EVERYTHING))
+    assert len(selectors) == 3
+    for selector in selectors:
+        (left_out,) = re.findall(r'endpoint!~"([^"]*)"', selector.replace("\\", ""))
+        assert {name for name in probes | others if re.fullmatch(left_out, name)} == probes
+
+
+def endpoints_counted(metrics: str) -> set[str]:
+    return set(re.findall(r'^baton_requests_total{endpoint="([^"]+)"', metrics, re.MULTILINE))
+
+
+def test_the_loss_of_all_decode_workers_is_told_at_once_and_a_first_model_has_its_time(helm: Helm):
+    (rules,) = of_kind(helm.render(EVERYTHING), "PrometheusRule").values()
+    alerts = {rule["alert"]: rule for rule in rules["spec"]["groups"][1]["rules"]}
+    lost, never = alerts["BatonNoDecodeWorker"], alerts["BatonNoDecodeWorkerYet"]
+    assert lost["expr"].startswith(f"{never['expr']} and on() count(count_over_time(")
+    assert (lost["for"], never["for"]) == ("2m", "1500s")  # startupSeconds is 1200 there
+
+
 def test_the_dashboard_shows_almost_all_metrics_and_each_legend_names_a_label():
     shown = " ".join(dashboard_queries())
     hidden = {name for name, _, _ in registered_metrics() if name not in shown}
@@ -89,10 +137,24 @@ def test_the_dashboard_shows_almost_all_metrics_and_each_legend_names_a_label():
                 assert label in target["expr"]
 
 
-def test_the_dashboard_is_rendered_as_it_is_for_grafanas_sidecar(helm: Helm):
-    (dashboard,) = of_kind(helm.render(EVERYTHING), "ConfigMap").values()
-    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(dashboard["data"]["baton.json"]) == DASHBOARD
+def dashboard_of(helm: Helm, *options: str) -> tuple[str, Any]:
+    """The name of its file, and what is in it."""
+    manifests = helm.render(None, "--set", "monitoring.dashboard.enabled=true", *options)
+    (manifest,) = of_kind(manifests, "ConfigMap").values()
+    assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
+    ((file, text),) = manifest["data"].items()
+    return file, json.loads(text)
+
+
+def test_the_dashboard_is_for_grafanas_sidecar_and_has_names_that_no_other_release_has(helm: Helm):
+    """Grafana replaces a dashboard by another one of its uid, and the sidecar a file by another one of its name."""
+    file, shown = dashboard_of(helm)
+    other_file, other = dashboard_of(helm, "--namespace", "other")
+    assert {key for key in shown if shown[key] != DASHBOARD[key]} == {"uid", "title"}
+    assert shown.keys() == DASHBOARD.keys()
+    assert (file, shown["title"]) == ("default-demo-baton.json", "Baton: default-demo-baton")
+    assert not {file, shown["uid"], shown["title"]} & {other_file, other["uid"], other["title"]}
+    assert len(shown["uid"]) <= 40  # as Grafana wants it
 
 
 def test_rules_and_autoscalers_ask_for_metrics_that_are_there(helm: Helm):
@@ -100,7 +162,7 @@ def test_rules_and_autoscalers_ask_for_metrics_that_are_there(helm: Helm):
     queries = [rule["expr"] for group in rules["spec"]["groups"] for rule in group["rules"]]
     scaled = of_kind(helm.render(CPU), "ScaledObject").values()
     queries += [trigger["metadata"]["query"] for each in scaled for trigger in each["spec"]["triggers"]]
-    assert len(queries) == 15
+    assert len(queries) == 16
     assert [problem for query in queries for problem in problems(query)] == []
     for query in queries:
         assert query.count("(") == query.count(")")

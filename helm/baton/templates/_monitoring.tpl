@@ -3,6 +3,11 @@
 namespace="{{ .Release.Namespace }}",pod=~"{{ include "baton.fullname" . }}-gateway-.*"
 {{- end }}
 
+{{/* The endpoints that supervisors, load balancers and Prometheus ask, and no client: by the label of a metric. */}}
+{{- define "baton.clients" -}}
+endpoint!~"debug[.].*|health|load|metrics|ping|ready"
+{{- end }}
+
 {{/* Requests in flight at all gateways, or sequences at all workers of a role. Every gateway reports every worker. */}}
 {{- define "baton.work" -}}
 {{- $series := include "baton.series" .root }}
@@ -23,6 +28,12 @@ baton:{{ .component }}_{{ ternary "requests" "sequences" (eq .component "gateway
 port: admin
 path: /metrics
 interval: {{ .Values.monitoring.interval }}
+{{- with .Values.monitoring.relabelings }}
+relabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.monitoring.metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- if .Values.tls.enabled }}
 scheme: https
 tlsConfig:

@@ -38,10 +38,16 @@ class Application:
         runners: Runners,
         gate: Gate | None = None,
         elsewhere: Mapping[str, str] | None = None,
+        *,
+        for_clients: bool = True,
     ) -> None:
-        """gate: None asks for no key. elsewhere: by how paths begin that are not here, the port that has them."""
+        """gate: None asks for no key. elsewhere: by how paths begin that are not here, the port that has them.
+
+        for_clients: False leaves requests out of `baton_requests_in_flight`.
+        """
         self.router = router
         self._metrics = metrics
+        self._in_flight = int(for_clients)  # by how much a request raises the gauge
         self._records = runners.records
         self._in_progress = runners.in_progress
         self._gate = gate
@@ -56,11 +62,11 @@ class Application:
         # With an app in its scope the router raises for unknown paths, instead of answering in plain text.
         inner = {**scope, "app": self, "exchange": exchange}
         with structlog.contextvars.bound_contextvars(request_id=exchange.record.request_id):
-            self._metrics.in_flight.inc()
+            self._metrics.in_flight.inc(self._in_flight)
             try:
                 await self._answer(exchange, inner, receive, send)
             finally:
-                self._metrics.in_flight.dec()
+                self._metrics.in_flight.dec(self._in_flight)
                 self._records.end(exchange.record)
 
     async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:

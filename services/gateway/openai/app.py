@@ -134,7 +134,8 @@ def _application(
     elsewhere: Mapping[str, str],
 ) -> Application:
     gate = None if parts.keys is None else Gate(parts.keys, right, open_paths)
-    return Application(Router(routes, redirect_slashes=False), parts.metrics, parts.runners, gate, elsewhere)
+    router, for_clients = Router(routes, redirect_slashes=False), right is Right.API
+    return Application(router, parts.metrics, parts.runners, gate, elsewhere, for_clients=for_clients)
 
 
 def _probes(parts: AppParts) -> Probes:
