@@ -1,6 +1,6 @@
 """The schema of the chart's values, made of values.yaml and of the options of the processes.
 
-    python -m helm.values_schema     writes helm/baton/values.schema.json
+    python -m helm.values_schema     writes helm/baton/values.schema.json, and files/flags.json beside it, for templates
 
 values.yaml has the keys, their kinds and, in comments, what they are for. A value that becomes an option has the
 option's type and limits. The tables below have what neither says.
@@ -21,6 +21,7 @@ from services.process.configs import GatewayConfig, ModelChoice, WorkerConfig
 
 CHART = Path(__file__).parent / "baton"
 SCHEMA = CHART / "values.schema.json"
+GIVEN_FLAGS = CHART / "files" / "flags.json"
 
 Schema = dict[str, Any]
 
@@ -63,6 +64,8 @@ FLAGS = {
         "--log-format": "logFormat",
     },
 }
+# Flags that a pod decides.
+OF_THE_POD = {"gateway": {}, "worker": {"--host": "the pod's address", "--num-threads": "prefill.resources.limits.cpu"}}
 # Values that are the option's own, with its type and limits; what the chart narrows is in RULES too.
 TAKEN = {
     "gateway": {
@@ -85,6 +88,7 @@ _POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _PORT: Schema = {"type": "integer", "minimum": 1024, "maximum": 65535}  # below, a user without rights opens none
 _DIRECTORY: Schema = {"type": "string", "pattern": "^/."}
 _DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(h|m|s))+$"}
+_QUANTITY = "^[0-9]+([.][0-9]+)?(m|k|[KMGTP]i?)?$"
 _STORAGE: Schema = {"type": "string", "pattern": "^([0-9]+([.][0-9]+)?([KMGTP]i?)?)?$"}
 
 
@@ -104,7 +108,7 @@ DEFINITIONS: dict[str, Schema] = {
     "strings": {"type": "object", "additionalProperties": {"type": "string"}},
     "objects": _list({"type": "object"}),
     "texts": _list(_TEXT),
-    "amounts": {"type": "object", "additionalProperties": {"type": ["string", "number", "null"]}},
+    "amounts": {"type": "object", "additionalProperties": {"type": ["string", "number", "null"], "pattern": _QUANTITY}},
     "resources": _object(requests=_ref("amounts"), limits=_ref("amounts")),
     "environment": _list(
         {
@@ -116,6 +120,8 @@ DEFINITIONS: dict[str, Schema] = {
             "required": ["name"],
         }
     ),
+    "containers": _list({"type": "object", "required": ["name"]}),
+    "nodePort": {"type": ["integer", "null"], "minimum": 1, "maximum": 65535},
     "issuer": _object(kind=_TEXT, name=_TEXT, group=_TEXT),
     "names": _list({**_object(name=_TEXT), "required": ["name"]}),
 }
@@ -133,7 +139,8 @@ RULES: dict[str, Schema] = {
     "model.mountPath": _DIRECTORY,
     "model.hostPath": {"type": "string", "pattern": "^(/.*)?$"},
     "model.hub.id": {"type": "string", "pattern": "^([\\w.-]+/[\\w.-]+)?$"},
-    "model.cache.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]},
+    "model.cache.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
+    "model.cache.ttlSecondsAfterFinished": {"type": ["integer", "null"], "minimum": 0},
     "size": _STORAGE,
     "issuerRef": _ref("issuer"),
     "dnsNames": _ref("texts"),
@@ -142,7 +149,7 @@ RULES: dict[str, Schema] = {
     "renewBefore": _DURATION,
     "interval": _DURATION,
     **{f"networkPolicy.{key}": _ref("objects") for key in ("clients", "monitoring")},
-    **{f"networkPolicy.{key}": _ref("objects") for key in ("redisEgress", "hubEgress", "gatewayEgress")},
+    **{f"networkPolicy.{key}Egress": _ref("objects") for key in ("redis", "hub", "gateway", "worker")},
     "port": _PORT,
     "grpcPort": _PORT,
     "adminPort": _PORT,
@@ -150,8 +157,14 @@ RULES: dict[str, Schema] = {
     "gateway.host": _TEXT,
     "gateway.requestTimeoutSeconds": _POSITIVE,  # the option takes fractions
     "gateway.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+    "gateway.service.loadBalancerSourceRanges": _ref("texts"),
+    "gateway.service.externalTrafficPolicy": {"enum": ["", "Cluster", "Local"]},
+    "gateway.service.nodePorts": _object(http=_ref("nodePort"), grpc=_ref("nodePort")),
+    "gateway.service.sessionAffinity": {"enum": ["", "None", "ClientIP"]},
+    "gateway.service.spec": {"type": "object"},
     "annotations": _ref("strings"),
     "labels": _ref("strings"),
+    "podLabels": _ref("strings"),
     "podAnnotations": _ref("strings"),
     "nodeSelector": _ref("strings"),
     "resources": _ref("resources"),
@@ -161,10 +174,18 @@ RULES: dict[str, Schema] = {
     "extraVolumeMounts": _ref("objects"),
     "tolerations": _ref("objects"),
     "affinity": {"type": "object"},
+    "initContainers": _ref("containers"),
+    "sidecars": _ref("containers"),
+    "envFrom": _ref("objects"),
+    "probes": _object(**{probe: {"type": "object"} for probe in ("startup", "liveness", "readiness")}),
+    "strategy": {"type": "object"},
+    "maxUnavailable": {"type": ["integer", "string"]},
+    "containerSpec": {"type": "object"},
+    "podSpec": {"type": "object"},
     "workers.startupSeconds": {"type": "integer", "minimum": 5},
     "workers.gpuResource": _TEXT,
     "workers.rdma.count": _POSITIVE,
-    "kvMemory": {"type": ["string", "null"], "pattern": "^[0-9]+([.][0-9]+)? ?(([KMG]i?)?B)?$"},
+    "kvMemory": {"type": ["string", "null"], "pattern": "^(auto|[0-9]+([.][0-9]+)? ?(([KMG]i?)?B)?)$"},
     "redis.maxMemory": {"type": "string", "pattern": "^[1-9][0-9]*([kmg]b?)?$"},
     "autoscaling.kind": {"enum": ["", "hpa", "keda"]},
     "autoscaling.prometheus": {"type": "string", "pattern": "^(https?://.+)?$"},
@@ -172,10 +193,14 @@ RULES: dict[str, Schema] = {
     "maxReplicas": _POSITIVE,
     "target": _POSITIVE,
     "monitoring.tlsConfig": {"type": "object"},
+    "relabelings": _ref("objects"),
+    "metricRelabelings": _ref("objects"),
     "monitoring.monitor": {"enum": ["none", "service", "pod"]},
     "monitoring.rules.errorRatio": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
     "monitoring.rules.ttftSeconds": {"type": "number", "exclusiveMinimum": 0},
-    "httpRoute.parentRefs": _ref("objects"),
+    "parentRefs": _ref("objects"),
+    "backendTlsPolicy.validation": {"type": "object"},
+    "extraObjects": _list({"type": ["object", "string"]}),
 }
 
 
@@ -187,6 +212,14 @@ def make_schema() -> Schema:
         "$schema": "http://json-schema.org/draft-07/schema#",
         **_object(**properties, **{"global": {"type": "object"}}),
         "definitions": DEFINITIONS,
+    }
+
+
+def given_flags() -> dict[str, dict[str, str]]:
+    """What gives each flag that the templates give, by part: a value, where that of a role begins with ROLE."""
+    return {
+        part: {flag: value.replace("prefill.", "ROLE.") for flag, value in {**flags, **OF_THE_POD[part]}.items()}
+        for part, flags in FLAGS.items()
     }
 
 
@@ -264,3 +297,4 @@ def _comments(text: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     SCHEMA.write_text(json.dumps(make_schema(), indent=1) + "\n")
+    GIVEN_FLAGS.write_text(json.dumps(given_flags(), indent=1) + "\n")

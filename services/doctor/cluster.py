@@ -30,13 +30,13 @@ RESOURCES: Mapping[str, tuple[str, ...]] = {
     "networking.k8s.io": ("ingresses", "networkpolicies"),
     "policy": ("poddisruptionbudgets",),
     "cert-manager.io": ("certificates", "issuers"),
-    "gateway.networking.k8s.io": ("httproutes",),
+    "gateway.networking.k8s.io": ("backendtlspolicies", "grpcroutes", "httproutes"),
     "keda.sh": ("scaledobjects",),
     "monitoring.coreos.com": ("podmonitors", "prometheusrules", "servicemonitors"),
 }
 OPTIONAL: Mapping[str, str] = {
     "cert-manager.io": "certificates that cert-manager makes (mtls, tls)",
-    "gateway.networking.k8s.io": "httpRoute",
+    "gateway.networking.k8s.io": "httpRoute and grpcRoute",
     "keda.sh": "autoscaling.kind keda",
     "monitoring.coreos.com": "monitoring",
 }

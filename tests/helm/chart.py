@@ -18,9 +18,9 @@ CHART = ROOT / "helm" / "baton"
 CASES = [None, *sorted(CHART.glob("ci/*-values.yaml"))]  # None: the defaults
 RELEASE = "demo"
 
-MINIMAL, CPU, GPU, EXTERNAL_REDIS, MTLS, KEYS, EVERYTHING = (
+MINIMAL, LAPTOP, CPU, GPU, EXTERNAL_REDIS, MTLS, KEYS, EVERYTHING = (
     CHART / "ci" / f"{name}-values.yaml"
-    for name in ("minimal", "cpu", "gpu", "external-redis", "mtls", "keys", "everything")
+    for name in ("minimal", "laptop", "cpu", "gpu", "external-redis", "mtls", "keys", "everything")
 )
 
 Manifest = dict[str, Any]

@@ -118,6 +118,9 @@ def test_out_goes_dns_and_what_a_value_names(helm: Helm):
     observers = [{"namespaceSelector": {"matchLabels": {"team": "observers"}}}]
     everything = Policies(helm.render(EVERYTHING))
     assert everything.outside("gateway", "egress") == [DNS, (observers, [4318])]
+    storage = [{"namespaceSelector": {"matchLabels": {"team": "storage"}}}]
+    for role in ("prefill", "decode"):
+        assert everything.outside(role, "egress") == [DNS, (storage, [2049])]
 
 
 def test_a_redis_of_ones_own_is_reached_where_it_is(helm: Helm):

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from helm.values_schema import FLAGS, OPTIONS, SCHEMA, TAKEN, option_schema
+from helm.values_schema import FLAGS, OF_THE_POD, OPTIONS, SCHEMA, TAKEN, option_schema
 from services.config.option import OptionField
 from services.process.configs import WORKER_PORTS
 from tests.helm.chart import CASES, CHART, Helm, arguments_of
 
-FROM_THE_POD = {"gateway": set[str](), "worker": {"--host", "--num-threads"}}
 # Where the chart chooses otherwise than a process would: for pods, and for programs that read their logs.
 OWN_DEFAULTS = {"gateway.host", "prefill.kvMemory", "logFormat"}
 # Values of which the option is one consequence among others; an empty one leaves the option out.
@@ -51,7 +50,7 @@ def test_the_templates_give_these_flags_and_no_other(part: str):
     """The flags of the model are in a template of their own."""
     text = "".join((CHART / "templates" / name).read_text() for name in (f"{part}-deployment.yaml", "_model.tpl"))
     flags = set(re.findall(r'(?:- |printf ")(--[a-z][a-z-]+)', text))
-    assert flags == FLAGS[part].keys() | FROM_THE_POD[part]
+    assert flags == FLAGS[part].keys() | OF_THE_POD[part].keys()
 
 
 @each_part

@@ -8,6 +8,7 @@ from tests.helm.chart import (
     CPU,
     EVERYTHING,
     GPU,
+    LAPTOP,
     MINIMAL,
     MTLS,
     Helm,
@@ -28,6 +29,7 @@ from tests.helm.test_chart import each_case
 
 WORKERS = ("prefill", "decode")
 SERVING = ("gateway", *WORKERS)
+KV_9GB = "prefill.kvMemory=9GB,decode.kvMemory=9GB"
 each_worker = pytest.mark.parametrize("role", WORKERS)
 
 
@@ -95,7 +97,8 @@ def test_selectors_find_one_component_each(helm: Helm, case: Path | None):
         for spread in pod_of(server)["topologySpreadConstraints"]:
             assert pods_found(manifests, spread["labelSelector"]["matchLabels"]) == [component_of(server)]
     budgets = [each["spec"]["selector"]["matchLabels"] for each in of_kind(manifests, "PodDisruptionBudget").values()]
-    assert [pods_found(manifests, budget) for budget in budgets] == [[component] for component in SERVING]
+    expected = [] if case == LAPTOP else [[component] for component in SERVING]
+    assert [pods_found(manifests, budget) for budget in budgets] == expected
 
 
 @each_case
@@ -152,6 +155,25 @@ def test_a_gateway_is_asked_at_its_admin_port(helm: Helm):
         "liveness": "/health",
         "readiness": "/ready",
     }
+
+
+@each_worker
+@pytest.mark.parametrize(
+    ("settings", "given"),
+    [
+        ("workers.device=cpu", ["--kv-memory=4GiB"]),
+        ("workers.device=auto", ["--kv-memory=4GiB"]),
+        ("workers.device=auto,prefill.gpus=1,decode.gpus=1", []),
+        ("workers.device=cuda,prefill.gpus=1,decode.gpus=1", []),
+        (f"workers.device=cuda,prefill.gpus=1,decode.gpus=1,{KV_9GB}", ["--kv-memory=9GB"]),
+        ("prefill.kvMemory=null,decode.kvMemory=null", []),
+    ],
+)
+def test_a_worker_takes_what_the_gpu_has_and_on_a_cpu_what_its_memory_limit_counts_on(
+    helm: Helm, role: str, settings: str, given: list[str]
+):
+    arguments = arguments_of(helm.render(None, "--set", settings), role)
+    assert [each for each in arguments if each.startswith("--kv-memory")] == given
 
 
 @each_worker
@@ -214,3 +236,21 @@ def test_a_model_comes_from_a_claim_from_the_hub_or_from_a_volume_that_a_job_fil
     )
     assert not [each for each in environment_of(container_of(cached, component)) if each["name"].startswith("HF_")]
     assert "demo-baton-model" in of_kind(cached, "PersistentVolumeClaim")
+
+
+def test_the_laptop_case_fits_two_cores_and_four_gib_beside_kubernetes_itself(helm: Helm):
+    """Of which the pods of kind's control plane ask for 950m, and take a GiB. The helm test's pod counts too."""
+    manifests = helm.render(LAPTOP)
+    cpu, memory = 0.0, 0
+    for each in workloads(manifests):
+        assert each["spec"].get("replicas", 1) == 1
+        for container in pod_of(each)["containers"]:
+            resources = container["resources"]
+            assert resources["limits"]["memory"].endswith("Mi")
+            memory += int(resources["limits"]["memory"].removesuffix("Mi"))
+            cpu += float(resources["requests"]["cpu"].removesuffix("m")) / 1000
+    assert cpu <= 2 - 0.95
+    assert memory <= (4 - 1) * 1024
+    for component in SERVING:  # no second pod beside one that is replaced
+        assert workload(manifests, component)["spec"]["strategy"] == {"type": "Recreate"}
+    assert not of_kind(manifests, "PodDisruptionBudget")

@@ -28,7 +28,7 @@ privateKey: {algorithm: ECDSA, size: 256, rotationPolicy: Always}
 - {{ $local }}.svc.cluster.local
 {{- end }}
 
-{{/* A name in the certificate that clients see. */}}
+{{/* A name for which the certificate that clients see is good: of a wildcard, one that it covers. */}}
 {{- define "baton.tlsName" -}}
-{{- if .Values.tls.dnsNames }}{{ first .Values.tls.dnsNames }}{{ else }}{{ include "baton.fullname" . }}{{ end }}
+{{- if .Values.tls.dnsNames }}{{ first .Values.tls.dnsNames | replace "*" "baton" }}{{ else }}{{ include "baton.fullname" . }}{{ end }}
 {{- end }}

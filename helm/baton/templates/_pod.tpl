@@ -1,7 +1,8 @@
 {{/* Metadata of a component's pods. Takes (root, component). */}}
 {{- define "baton.podMetadata" -}}
-labels: {{- include "baton.labels" . | nindent 2 }}
-{{- with (index .root.Values .component).podAnnotations }}
+{{- $values := index .root.Values .component }}
+labels: {{- merge (include "baton.labels" . | fromYaml) $values.podLabels | toYaml | nindent 2 }}
+{{- with $values.podAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
@@ -27,9 +28,22 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{/* How pods of a Deployment are replaced. Takes the values of the component. */}}
+{{- define "baton.strategy" -}}
+{{- with .strategy }}
+{{- toYaml . }}
+{{- else -}}
+rollingUpdate: {maxUnavailable: 0, maxSurge: 1}
+{{- end }}
+{{- end }}
+
+{{- define "baton.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "baton.fullname" .) }}
+{{- end }}
+
 {{/* Rights of any pod of the release: those that PodSecurity's "restricted" leaves. Takes the root. */}}
 {{- define "baton.podSecurity" -}}
-serviceAccountName: {{ include "baton.fullname" . }}
+serviceAccountName: {{ include "baton.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
