@@ -88,7 +88,7 @@ _POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _PORT: Schema = {"type": "integer", "minimum": 1024, "maximum": 65535}  # below, a user without rights opens none
 _DIRECTORY: Schema = {"type": "string", "pattern": "^/."}
 _DURATION: Schema = {"type": "string", "pattern": "^([0-9]+(h|m|s))+$"}
-_QUANTITY = "^[0-9]+([.][0-9]+)?(m|k|[KMGTP]i?)?$"
+_QUANTITY = "^[0-9]+([.][0-9]+)?(m|k|[MGTPE]|[KMGTPE]i|[eE][0-9]+)?$"
 _STORAGE: Schema = {"type": "string", "pattern": "^([0-9]+([.][0-9]+)?([KMGTP]i?)?)?$"}
 
 

@@ -61,7 +61,7 @@ def choose_ports() -> dict[str, int]:
 
 def settings(model: Path, ports: dict[str, int], **others: object) -> list[str]:
     """Options of helm that make the chart fit this machine: paths and ports of its own, small workers of one thread."""
-    small = {"kvMemory": "16MiB", "resources.limits.cpu": "500m"}
+    small = {"kvMemory": "16MiB", "resources.limits.cpu": "500m", "resources.requests.cpu": "500m"}
     values = {
         "gateway.host": "127.0.0.1",
         "gateway.handoff": "always",

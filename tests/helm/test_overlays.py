@@ -25,9 +25,8 @@ def render(helm: Helm, directory: Path, values: dict[str, Any], case: Path | Non
 
 def at(path: str, value: Any) -> dict[str, Any]:
     """The value as it stands in a file of values."""
-    for key in reversed(path.split(".")):
-        value = {key: value}
-    return value
+    key, _, rest = path.partition(".")
+    return {key: at(rest, value) if rest else value}
 
 
 def own_container(manifests: list[Manifest], component: str) -> Manifest:

@@ -46,6 +46,10 @@ REFUSALS = [
         "gateway.resources.requests.memory is 2Gi, above the limit, which is 1Gi",
     ),
     ("prefill.resources.limits.cpu=500m", "prefill.resources.requests.cpu is 4, above the limit, which is 500m"),
+    (
+        "decode.resources.limits.memory=4e9",
+        "decode.resources.requests.memory is 16Gi, above the limit, which is 4e9",
+    ),
     ("redis.resources.requests.memory=0.5Gi", "redis.resources.requests.memory is 0.5Gi, above the limit"),
     # numbers of pods
     ("autoscaling.kind=keda", "autoscaling.prometheus must be the URL"),
@@ -80,6 +84,14 @@ REFUSALS = [
     ),
     ("gateway.service.externalTrafficPolicy=Local", "is for the type LoadBalancer or NodePort, and .* is ClusterIP"),
     ("gateway.service.nodePorts.grpc=30090", "gateway.service.nodePorts are for the type LoadBalancer or NodePort"),
+    (
+        "gateway.service.type=NodePort,gateway.service.nodePorts.grpc=30080,gateway.service.nodePorts.http=30080",
+        "gateway.service.nodePorts.http and gateway.service.nodePorts.grpc are both 30080",
+    ),
+    (
+        "networkPolicy.monitoring=null,monitoring.monitor=pod",
+        "monitor is pod, and networkPolicy.monitoring lets nobody",
+    ),
     ("ingress.enabled=true", "ingress.host must be set"),
     ("httpRoute.enabled=true", "httpRoute.parentRefs must name a Gateway"),
     ("grpcRoute.enabled=true", "grpcRoute.parentRefs must name a Gateway"),
@@ -106,9 +118,11 @@ def test_what_cannot_work_is_refused_in_words(helm: Helm, settings: str, words: 
         "redis.enabled=false,redis.urlSecret=url,redis.maxMemory=1g",
         "prefill.resources.limits.cpu=4000m",
         "redis.resources.requests.memory=0.3Gi",
+        "decode.resources.limits.memory=1Ei",
         "decode.kvMemory=15.5GiB",
         "autoscaling.gateway.minReplicas=9",  # nobody scales
         "mtls.enabled=false,workers.healthPort=9200",
+        "networkPolicy.monitoring=null,monitoring.monitor=pod,networkPolicy.enabled=false",
         "workers.extraArgs={--max-num-seqs=64},decode.extraArgs={--max-num-seqs=128}",  # a role's come last
         "gateway.service.type=LoadBalancer,gateway.service.nodePorts.http=30080,gateway.service.externalTrafficPolicy=Local",
         f"{ROUTES},grpcRoute.parentRefs[0].sectionName=grpc",

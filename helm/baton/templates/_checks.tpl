@@ -134,7 +134,11 @@
 {{- end }}
 {{- end }}
 
+{{/* How the gateways are reached. */}}
 {{- define "baton.checkService" -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.monitoring) (ne .Values.monitoring.monitor "none") }}
+{{- fail (printf "monitoring.monitor is %s, and networkPolicy.monitoring lets nobody reach the metrics" .Values.monitoring.monitor) }}
+{{- end }}
 {{- with .Values.gateway.service }}
 {{- $type := .type }}
 {{- range $field, $types := dict "loadBalancerClass" (list "LoadBalancer") "loadBalancerSourceRanges" (list "LoadBalancer") "externalTrafficPolicy" (list "LoadBalancer" "NodePort") }}
@@ -142,8 +146,12 @@
 {{- fail (printf "gateway.service.%s is for the type %s, and gateway.service.type is %s" $field (join " or " $types) $type) }}
 {{- end }}
 {{- end }}
-{{- if and (or .nodePorts.http .nodePorts.grpc) (eq $type "ClusterIP") }}
+{{- $nodePorts := compact (list .nodePorts.http .nodePorts.grpc) }}
+{{- if and $nodePorts (eq $type "ClusterIP") }}
 {{- fail "gateway.service.nodePorts are for the type LoadBalancer or NodePort, and gateway.service.type is ClusterIP" }}
+{{- end }}
+{{- if ne (len $nodePorts) (len (uniq $nodePorts)) }}
+{{- fail (printf "gateway.service.nodePorts.http and gateway.service.nodePorts.grpc are both %d" (int .nodePorts.http)) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -186,7 +194,7 @@ Takes (root, component, further, pod): a list, and the spec of the pod, whose co
 
 {{/* A quantity of Kubernetes, or an amount of memory as Baton or Redis writes it, as a number. */}}
 {{- define "baton.amount" -}}
-{{- $units := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 }}
+{{- $units := dict "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 }}
 {{- $units = merge $units (dict "B" 1 "KB" 1e3 "MB" 1e6 "GB" 1e9 "KiB" 1024 "MiB" 1048576 "GiB" 1073741824) }}
 {{- $units = merge $units (dict "kb" 1024 "mb" 1048576 "gb" 1073741824 "g" 1e9) }}
 {{- $text := toString . | replace " " "" }}

@@ -61,8 +61,9 @@ the values of the component.
 {{- include "baton.overlay" (dict "base" (first $spec.containers) "over" $over) }}
 {{- end }}
 {{- $pod := dict }}
-{{- range $field, $value := dict "containers" "sidecars" "initContainers" "initContainers" "priorityClassName" "priorityClassName" "runtimeClassName" "runtimeClassName" }}
-{{- with index $values $value }}{{- $_ := set $pod $field . }}{{- end }}
+{{- with $values.sidecars }}{{- $_ := set $pod "containers" . }}{{- end }}
+{{- range $field := list "initContainers" "priorityClassName" "runtimeClassName" }}
+{{- with index $values $field }}{{- $_ := set $pod $field . }}{{- end }}
 {{- end }}
 {{- range $over := list $pod $values.podSpec }}
 {{- include "baton.overlay" (dict "base" $spec "over" $over) }}
