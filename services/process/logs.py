@@ -100,7 +100,7 @@ def _renderer(log_format: LogFormat, target: TextIO) -> list[Processor]:
 
 
 def _wrapping(terminal: TextIO) -> Processor:
-    """Breaks the first line of an event at words, to the width that the terminal has then, and no traceback."""
+    """Breaks the first line of an event at words, to the terminal's width then; tracebacks stay as they are."""
 
     def wrapped(logger: WrappedLogger, method: str, text: Any) -> str:
         first, newline, rest = str(text).partition("\n")

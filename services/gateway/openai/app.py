@@ -21,6 +21,7 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai import operations
 from services.gateway.openai.chat import ChatFormat
 from services.gateway.openai.completions import CompletionFormat
+from services.gateway.openai.docs_page import SCRIPT, STYLE, docs_page
 from services.gateway.openai.embeddings import EmbeddingEndpoint
 from services.gateway.openai.endpoint import GenerationEndpoint
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
@@ -36,8 +37,9 @@ from services.gateway.openai.responses.running import RunningResponses
 from services.gateway.openai.responses.store import ResponseStore
 from services.gateway.openai.tokens import Tokens
 
-# At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how.
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready"})
+# At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how. A browser has
+# no key to open a page with; the page of the API has a field for it.
+OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}"})
 OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
 _AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/docs", "/openapi.json")  # beginnings of paths
 
@@ -159,13 +161,22 @@ def _response_routes(runners: Runners, limits: Limits, store: ResponseStore | No
 
 def _document_routes(routes: Sequence[Route], parts: AppParts) -> list[Route]:
     """Returns the routes that describe all `routes`, themselves among them."""
-    limits, tokenizer_info = parts.limits, parts.tokenizer_info
-    own = [("/openapi.json", operations.OPENAPI), ("/docs", operations.DOCS)]
-    if tokenizer_info is not None:
-        own.append(("/tokenizer_info", operations.TOKENIZER_INFO))
-    all_routes = [*described(routes), *(DescribedRoute(path, "GET", operation) for path, operation in own)]
-    open_paths = None if parts.keys is None else OPEN_PATHS
-    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths)
-    documents = Documents(document, tokenizer_info)
-    handlers = (documents.openapi, documents.page, documents.tokenizer_info)
-    return [route(path, handler, operation) for (path, operation), handler in zip(own, handlers, strict=False)]
+    limits, page = parts.limits, docs_page()
+    own = {"/openapi.json": operations.OPENAPI, "/docs": operations.DOCS}
+    if page.files:
+        own |= {f"/docs/{STYLE}": operations.DOCS_STYLE, f"/docs/{SCRIPT}": operations.DOCS_SCRIPT}
+    if parts.tokenizer_info is not None:
+        own["/tokenizer_info"] = operations.TOKENIZER_INFO
+    all_routes = [*described(routes), *(DescribedRoute(path, "GET", operation) for path, operation in own.items())]
+    # A stranger is not told which model there is.
+    open_paths, name = (None, parts.runners.chat.model.name) if parts.keys is None else (OPEN_PATHS, "MODEL")
+    document = describe_api(all_routes, limits.max_body_bytes, limits.strict_fields, open_paths, name)
+    documents = Documents(document, page, parts.tokenizer_info)
+    handlers = {
+        "/openapi.json": documents.openapi,
+        "/docs": documents.page,
+        f"/docs/{STYLE}": documents.style,
+        f"/docs/{SCRIPT}": documents.script,
+        "/tokenizer_info": documents.tokenizer_info,
+    }
+    return [route(path, handlers[path], operation) for path, operation in own.items()]

@@ -1,112 +1,90 @@
-"""/docs: a page that shows /openapi.json. It needs nothing from other servers."""
+"""/docs: Swagger UI over /openapi.json, from a package that is installed beside Baton. It asks no other server.
 
-import json
-import re
+The wheel `swagger-ui-bundle-v2` has the files of Swagger UI's own distribution (that of `swagger-ui-bundle` is too old
+for OpenAPI 3.1). Where it is not installed, the page says so.
+"""
+
+import importlib.util
 from base64 import b64encode
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
-from importlib.resources import files
-from typing import Any
+from pathlib import Path
 
-import jinja2
+STYLE, SCRIPT = "swagger-ui.css", "swagger-ui-bundle.js"  # files of the distribution, below /docs/
+INSTALL = "pip install swagger-ui-bundle-v2"
 
-Schema = Mapping[str, Any]
-
-_BOUNDS = {
-    "minimum": "at least {}",
-    "exclusiveMinimum": "above {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "below {}",
-    "minLength": "at least {} characters",
-    "maxLength": "at most {} characters",
-    "minItems": "at least {} entries",
-    "maxItems": "at most {} entries",
-    "maxProperties": "at most {} fields",
-    "pattern": "matches {}",
-}
-
-
-def render_docs(document: Schema) -> bytes:
-    """Returns the page of an OpenAPI document, as HTML in UTF-8."""
-    source = files(__package__).joinpath("docs.html").read_text(encoding="utf-8")
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(source)
-    page = template.render(info=document["info"], endpoints=_endpoints(document), objects=_objects(document))
-    return page.encode()
-
-
-def content_policy(page: bytes) -> str:
-    """Returns the Content-Security-Policy of a page: its own styles and scripts, by their hashes, and nothing else."""
-
-    def hashes(element: bytes) -> str:
-        texts = re.findall(rb"<%b>(.*?)</%b>" % (element, element), page, re.DOTALL)
-        return " ".join(f"'sha256-{b64encode(sha256(text).digest()).decode()}'" for text in texts)
-
-    own = f"style-src {hashes(b'style')}; script-src {hashes(b'script')}"
-    return f"default-src 'none'; {own}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-
-def _endpoints(document: Schema) -> Iterator[dict[str, Any]]:
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            responses = operation["responses"]
-            body = operation.get("requestBody", {"content": {}})["content"]
-            yield {
-                "path": path,
-                "method": method.upper(),
-                "summary": operation["summary"],
-                "bodies": [name for content in body.values() for name in _names(content["schema"])],
-                "answers": [_answer(*content) for content in responses["200"]["content"].items()],
-                "errors": [status for status in responses if status != "200"],
-            }
+_PACKAGE = "swagger_ui_bundle"  # what the wheel installs; never imported
+_START = """
+SwaggerUIBundle({
+  url: "openapi.json", dom_id: "#page", deepLinking: true, validatorUrl: "none", tryItOutEnabled: true,
+  defaultModelsExpandDepth: 0, displayRequestDuration: true, persistAuthorization: false
+});
+"""
+_OWN_STYLE = """
+body { margin: 0; } .swagger-ui .info { margin: 24px 0 8px; } .swagger-ui .scheme-container { padding: 12px 0; }
+@media (prefers-color-scheme: dark) { body { background: #fff; } }
+"""
+_PAGE = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Baton: API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/{STYLE}">
+<style>{_OWN_STYLE}</style>
+</head>
+<body>
+<div id="page"></div>
+<script src="docs/{SCRIPT}"></script>
+<script>{_START}</script>
+</body>
+</html>
+"""
+_ABSENT = f"""<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Baton: API</title></head>
+<body>
+<p>This page needs Swagger UI, which is not installed where the gateway runs: <code>{INSTALL}</code>.</p>
+<p>What it would show is in <a href="openapi.json">openapi.json</a>.</p>
+</body>
+</html>
+"""
 
 
-def _answer(media_type: str, content: Schema) -> dict[str, str]:
-    names = _names(content["schema"])
-    words = content["schema"].get("description", "")
-    return {"media_type": media_type, "model": names[0] if names else "", "words": words}
+@dataclass(frozen=True, slots=True)
+class DocsPage:
+    """The page, its Content-Security-Policy, and the files that it loads, by name; none without Swagger UI."""
+
+    html: bytes
+    policy: str
+    files: Mapping[str, bytes]
 
 
-def _objects(document: Schema) -> Iterator[dict[str, Any]]:
-    for name, schema in document["components"]["schemas"].items():
-        required = schema.get("required", ())
-        yield {
-            "name": name,
-            "description": schema.get("description", ""),
-            "open": schema.get("additionalProperties") is True,
-            "fields": [
-                {
-                    "name": field,
-                    "required": field in required,
-                    "type": describe_type(value),
-                    "description": value.get("description", ""),
-                }
-                for field, value in schema.get("properties", {}).items()
-            ],
-        }
+def docs_page() -> DocsPage:
+    """Returns the page, with Swagger UI where it is installed."""
+    folder = _distribution()
+    if folder is None:
+        return DocsPage(_ABSENT.encode(), _policy("default-src 'none'"), {})
+    # Swagger UI sets styles of single elements, and has its icons as data.
+    policy = _policy(
+        f"default-src 'none'; script-src 'self' {_hash(_START)}; style-src 'self' {_hash(_OWN_STYLE)}; "
+        "style-src-attr 'unsafe-inline'; img-src data:; connect-src 'self'"
+    )
+    return DocsPage(_PAGE.encode(), policy, {name: (folder / name).read_bytes() for name in (STYLE, SCRIPT)})
 
 
-def _names(schema: Schema) -> list[str]:
-    return [each["$ref"].rpartition("/")[2] for each in schema.get("anyOf", [schema]) if "$ref" in each]
+def _policy(sources: str) -> str:
+    return f"{sources}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-def describe_type(schema: Schema) -> str:
-    """Says in words what values a JSON schema has."""
-    if "$ref" in schema:
-        return str(schema["$ref"].rpartition("/")[2])
-    if alternatives := schema.get("anyOf", schema.get("oneOf")):
-        return " or ".join(describe_type(each) for each in alternatives)
-    if "enum" in schema or "const" in schema:
-        return " or ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
-    bounds = [words.format(schema[name]) for name, words in _BOUNDS.items() if name in schema]
-    return ", ".join([_plain_type(schema), *bounds])
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _plain_type(schema: Schema) -> str:
-    kind = str(schema.get("type", "any value"))
-    if kind == "array" and schema.get("items"):
-        return f"array of ({describe_type(schema['items'])})"
-    patterns = schema.get("patternProperties", {}).values()
-    entries = next(iter(patterns), schema.get("additionalProperties"))
-    if kind == "object" and isinstance(entries, Mapping):
-        return f"object of ({describe_type(entries)})"
-    return kind
+def _distribution() -> Path | None:
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    found = [path.parent for folder in folders for path in sorted(Path(folder).glob(f"vendor/*/{SCRIPT}"))]
+    return next((path for path in found if (path / STYLE).is_file()), None)

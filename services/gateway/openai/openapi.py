@@ -16,6 +16,7 @@ from services.gateway.api.strict import Strict
 from services.gateway.api.terms import TTFT_SLO_HEADER
 from services.gateway.api.validation import INTERNAL_FIELDS, Neutral
 from services.gateway.http.operation import JSON, DescribedRoute, ErrorAnswer, Operation, Schema
+from services.gateway.openai.examples import BODIES, NAMES, TAG_WORDS, tag_of
 
 EVENTS = "text/event-stream"
 
@@ -33,7 +34,7 @@ _HEADERS: Schema = {
 _HEAD_TOO_LARGE = 431  # answered before the path is read, in the envelope of no API
 _KEY_ERRORS = 401, 403  # of a request whose key is unknown, or does not open the path
 _KEYS: Schema = {
-    "bearer": {"type": "http", "scheme": "bearer"},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key, where the server asks for one."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 _SLO: Schema = {
@@ -49,8 +50,11 @@ def describe_api(
     max_body_bytes: int,
     strict_fields: bool,
     open_paths: Collection[str] | None = None,
+    model: str = "MODEL",
 ) -> Schema:
     """Returns the document, OpenAPI 3.1. strict_fields: a request's fields that nobody knows are refused.
+
+    model: the name for examples.
 
     open_paths: those at which no key is asked for, unlike at all others; None: no key is asked for.
     """
@@ -60,7 +64,7 @@ def describe_api(
     paths: Schema = {}
     for route in routes:
         path = _PATH_PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas, model)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -68,10 +72,11 @@ def describe_api(
             "version": version("baton-serve"),
             "description": f"A body has at most {max_body_bytes} bytes. null stands for an optional field's default.",
         },
+        "tags": [{"name": tag, "description": words} for tag, words in TAG_WORDS.items()],
         "paths": paths,
         "components": {
             "schemas": dict(sorted(schemas.by_name.items())),
-            **({} if open_paths is None else {"securitySchemes": _KEYS}),
+            "securitySchemes": _KEYS,
         },
     }
 
@@ -124,12 +129,13 @@ def _answers(operation: Operation) -> tuple[type[BaseModel] | None, ...]:
     return operation.answer, operation.chunk, operation.error
 
 
-def _operation(route: DescribedRoute, schemas: _Schemas) -> Schema:
+def _operation(route: DescribedRoute, schemas: _Schemas, model: str) -> Schema:
     operation = route.operation
     described: Schema = {
+        "tags": [tag_of(route.path)],
         "summary": operation.summary,
         "operationId": f"{route.method.lower()} {route.path}",
-        "parameters": list(_parameters(route)),
+        "parameters": list(_parameters(route, model)),
         "responses": {
             "200": _answer(operation, schemas),
             **{str(status): _error(status, operation, schemas) for status in sorted(operation.errors)},
@@ -139,14 +145,17 @@ def _operation(route: DescribedRoute, schemas: _Schemas) -> Schema:
         described["security"] = [{name: []} for name in _KEYS]
     if operation.bodies:
         content = {JSON: {"schema": _one_of([schemas.ref(body) for body in operation.bodies])}}
+        if route.path in BODIES:
+            content[JSON]["example"] = BODIES[route.path]
         described["requestBody"] = {"required": True, "content": content}
     return described
 
 
-def _parameters(route: DescribedRoute) -> Iterator[Schema]:
+def _parameters(route: DescribedRoute, model: str) -> Iterator[Schema]:
     for name, rest_of_path in _PATH_PARAMETER.findall(route.path):
         schema = {"type": "string", "minLength": 1} if rest_of_path else {"type": "string", "pattern": "^[^/]+$"}
-        yield {"name": name, "in": "path", "required": True, "schema": schema}
+        example = NAMES.get(name, model)
+        yield {"name": name, "in": "path", "required": True, "schema": schema, "example": example}
     for name, schema in route.operation.query.items():
         yield {"name": name, "in": "query", "schema": schema}
     if {429, 504} <= set(route.operation.errors):

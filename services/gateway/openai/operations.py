@@ -127,3 +127,5 @@ REQUESTS = Operation(summary="Recent requests, newest first", answer=RequestList
 REQUEST = Operation(summary="All that is known of one recent request", answer=AnyObject, errors=_NOT_FOUND)
 OPENAPI = Operation(summary="This description, in OpenAPI 3.1", answer=AnyObject)
 DOCS = Operation(summary="This description, as a page", media_type="text/html")
+DOCS_STYLE = Operation(summary="How that page looks", media_type="text/css")
+DOCS_SCRIPT = Operation(summary="The program of that page", media_type="text/javascript")

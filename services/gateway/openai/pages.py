@@ -14,7 +14,7 @@ from services.gateway.api.request_records import KEPT, RequestRecords
 from services.gateway.api.served_model import ServedModel
 from services.gateway.http.exchange import Exchange
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.docs_page import content_policy, render_docs
+from services.gateway.openai.docs_page import SCRIPT, STYLE, DocsPage
 
 HTML = "text/html; charset=utf-8"
 
@@ -88,12 +88,14 @@ class Probes:
 
 
 class Documents:
-    """GET /openapi.json, GET /docs and GET /tokenizer_info, which are the same for the life of the process."""
+    """The description of the API, its page, and GET /tokenizer_info: the same for the life of the process."""
 
-    def __init__(self, document: Mapping[str, Any], tokenizer_info: Mapping[str, object] | None) -> None:
+    def __init__(
+        self, document: Mapping[str, Any], page: DocsPage, tokenizer_info: Mapping[str, object] | None
+    ) -> None:
         self._document = orjson.dumps(document)
-        self._page = render_docs(document)
-        self._policy = {"content-security-policy": content_policy(self._page)}
+        self._page = page
+        self._policy = {"content-security-policy": page.policy}
         self._tokenizer_info = tokenizer_info
 
     async def openapi(self, exchange: Exchange) -> None:
@@ -102,7 +104,15 @@ class Documents:
 
     async def page(self, exchange: Exchange) -> None:
         """Sends the same as a page."""
-        await exchange.respond(200, self._page, HTML, self._policy)
+        await exchange.respond(200, self._page.html, HTML, self._policy)
+
+    async def style(self, exchange: Exchange) -> None:
+        """Sends the page's style."""
+        await exchange.respond(200, self._page.files[STYLE], "text/css; charset=utf-8")
+
+    async def script(self, exchange: Exchange) -> None:
+        """Sends the page's program."""
+        await exchange.respond(200, self._page.files[SCRIPT], "text/javascript; charset=utf-8")
 
     async def tokenizer_info(self, exchange: Exchange) -> None:
         """Sends what the model says of its tokenizer."""

@@ -1,0 +1,45 @@
+"""The groups of /openapi.json, and an example of a request for each path that takes a body or has a name in it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Groups in the order of the page; a path is in the first one with a beginning of it.
+TAGS: Mapping[str, tuple[str, ...]] = {
+    "Chats and completions": ("/v1/chat/", "/v1/completions"),
+    "Responses": ("/v1/responses",),
+    "Messages": ("/v1/messages",),
+    "Embeddings": ("/v1/embeddings",),
+    "Models and tokens": ("/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
+    "Server": ("/",),
+}
+TAG_WORDS = {
+    "Chats and completions": "OpenAI's API, streamed and whole; and what a request would be to a worker (render).",
+    "Responses": "OpenAI's Responses API: conversations that the server keeps.",
+    "Messages": "Anthropic's Messages API.",
+    "Embeddings": "OpenAI's API for vectors of texts.",
+    "Models and tokens": "The model that is served, and its tokenizer.",
+    "Server": "Whether it serves, and what it is.",
+}
+
+_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+_CHAT = {"messages": [_QUESTION], "max_tokens": 32}
+_COMPLETION = {"prompt": "The capital of France is", "max_tokens": 16}
+
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/chat/completions/render": _CHAT,
+    "/v1/completions": _COMPLETION,
+    "/v1/completions/render": _COMPLETION,
+    "/v1/embeddings": {"input": ["A text.", "Another one."]},
+    "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 32},
+    "/v1/messages": {"messages": [_QUESTION], "max_tokens": 32},
+    "/v1/messages/count_tokens": {"messages": [_QUESTION]},
+    "/tokenize": {"prompt": "The capital of France is Paris."},
+    "/detokenize": {"tokens": [1, 2, 3]},
+}
+NAMES = {"response_id": "resp_0123456789abcdef"}  # examples of what stands in a path, a model's name aside
+
+
+def tag_of(path: str) -> str:
+    """Returns the group of a path."""
+    return next(tag for tag, starts in TAGS.items() if path.startswith(starts))
