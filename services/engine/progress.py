@@ -12,7 +12,7 @@ class Progress(Protocol):
         """A stage begins, and the one before it is over. num_bytes: as many will come; None: it has none."""
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes of the stage are there."""
+        """Bytes of the stage arrived: so many more."""
 
 
 class Untold:

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import structlog
 import uvloop
@@ -130,11 +129,10 @@ async def _serve(config: GatewayConfig, gc_watch: GcWatch, log_writer: LogWriter
     ending = EndingGateway(dispatcher, runners.in_progress)
     on_ending_signals(ending.drain, ending.end)
     with _listening(config) as listeners:
-        addresses = listeners.addresses()
-        parts = replace(parts, port=addresses["port"], admin_port=addresses["admin_port"])
         await grpc_server.start(config.serving.host, config.serving.grpc_port)
         _spare_collections()
-        log.info("gateway listening", **addresses, workers=_known_workers(config))
+        parts = replace(parts, port=listeners.port, admin_port=listeners.admin_port)
+        log.info("gateway listening", **listeners.addresses(), workers=_known_workers(config))
         async with (
             serving(create_admin_app(parts), listeners.admin, context) as admin,
             serving(create_app(parts), listeners.http, context) as http,
@@ -258,7 +256,19 @@ class _Listeners:
     http: socket.socket
     admin: socket.socket
 
-    def addresses(self) -> dict[str, Any]:
+    @property
+    def port(self) -> int:
+        """The port for clients."""
+        port: int = self.http.getsockname()[1]
+        return port
+
+    @property
+    def admin_port(self) -> int:
+        """The port for those who run the gateway."""
+        port: int = self.admin.getsockname()[1]
+        return port
+
+    def addresses(self) -> dict[str, object]:
         """The fields of a log line that say where they listen."""
         (host, port), (admin_host, admin_port) = (each.getsockname()[:2] for each in (self.http, self.admin))
         return {"host": host, "port": port, "admin_host": admin_host, "admin_port": admin_port}

@@ -31,8 +31,13 @@ def service(name: str, **variables: str) -> dict[str, Any]:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations that the containers' processes would run with."""
     found: list[Any] = []
-    monkeypatch.setattr(start, "run_gateway", lambda config: found.append(config) or 0)
-    monkeypatch.setattr(start, "run_worker", lambda config: found.append(config) or 0)
+
+    def keep(config: Any) -> int:
+        found.append(config)
+        return 0
+
+    for name_of_start in ("run_gateway", "run_worker"):
+        monkeypatch.setattr(start, name_of_start, keep)
     monkeypatch.setattr(commands, "find_model", lambda model, revision, weights=True: (Path("/models"), model))
     return found
 

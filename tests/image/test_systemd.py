@@ -32,8 +32,13 @@ def test_there_is_one_for_each_kind_of_process() -> None:
 @pytest.mark.parametrize("name", UNITS)
 def test_the_command_of_a_unit_is_one_of_baton_s(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found: list[Any] = []
-    monkeypatch.setattr(start, "run_gateway", lambda config: found.append(config) or 0)
-    monkeypatch.setattr(start, "run_worker", lambda config: found.append(config) or 0)
+
+    def keep(config: Any) -> int:
+        found.append(config)
+        return 0
+
+    for name_of_start in ("run_gateway", "run_worker"):
+        monkeypatch.setattr(start, name_of_start, keep)
     monkeypatch.setattr(commands, "find_model", lambda model, revision, weights=True: (Path(model), model))
     monkeypatch.setenv("BATON_REDIS_URL", VARIABLES["BATON_REDIS_URL"])
     keys = str(write_keys(tmp_path / "keys.json").path)

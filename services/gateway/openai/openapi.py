@@ -144,7 +144,7 @@ def _operation(route: DescribedRoute, schemas: _Schemas, model: str) -> Schema:
     if _KEY_ERRORS[0] in operation.errors:
         described["security"] = [{name: []} for name in _KEYS]
     if operation.bodies:
-        content = {JSON: {"schema": _one_of([schemas.ref(body) for body in operation.bodies])}}
+        content: Schema = {JSON: {"schema": _one_of([schemas.ref(body) for body in operation.bodies])}}
         if route.path in BODIES:
             content[JSON]["example"] = BODIES[route.path]
         described["requestBody"] = {"required": True, "content": content}
