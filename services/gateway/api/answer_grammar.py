@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.gateway.api.call_grammar import ANY_ARGUMENTS, add_calls, add_text_with_calls
 from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.grammar_rules import Rules, in_pattern
-from services.gateway.api.tools import NamedChoice, Tool, ToolChoice
+from services.gateway.api.tools import CustomTool, NamedChoice, Tool, ToolChoice
 from services.gateway.text.responses.formats import CallForm
 from services.gateway.text.responses.template import Field
 from services.gateway.text.tokenizer import Tokenizer
@@ -50,8 +50,8 @@ class WantedAnswer:
 
     @property
     def strict(self) -> bool:
-        """True when a call of some tool must match its schema."""
-        return any(tool.function.strict for tool in self.tools)
+        """True when a call of some tool must match its schema, or its grammar."""
+        return any(tool.is_held for tool in self.tools)
 
     @property
     def constrained(self) -> bool:
@@ -93,7 +93,7 @@ def _add_calls(rules: Rules, wanted: WantedAnswer) -> str:
         excluded = _openings(wanted.reasoning)
         return add_text_with_calls(rules, form, tools, one=wanted.one_call, excluded=excluded)
     if isinstance(wanted.choice, NamedChoice):
-        named = wanted.choice.function.name
+        named = wanted.choice.name
         return add_calls(rules, form, [tool for tool in wanted.tools if tool.function.name == named], one=True)
     return add_calls(rules, form, wanted.tools, one=wanted.one_call)
 
@@ -109,8 +109,8 @@ def _openings(reasoning: ReasoningFirst | None) -> Sequence[str]:
 
 
 def _loosened(tool: Tool) -> Tool:
-    """The tool as it is where it is strict; else with any arguments."""
-    if tool.function.strict:
+    """The tool as it is where its calls are held, and a custom tool; else with any arguments."""
+    if tool.is_held or isinstance(tool, CustomTool):
         return tool
     return tool.model_copy(update={"function": tool.function.model_copy(update={"parameters": dict(ANY_ARGUMENTS)})})
 

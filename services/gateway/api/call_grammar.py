@@ -7,10 +7,11 @@ from typing import Any
 import orjson
 
 from services.gateway.api.errors import ApiError, invalid
-from services.gateway.api.forms import JsonStyle, of_schema
+from services.gateway.api.forms import JsonStyle, of_grammar, of_regex, of_schema
 from services.gateway.api.grammar_rules import Rules, in_pattern
+from services.gateway.api.quoted_grammar import quoted_lark, quoted_regex
 from services.gateway.api.tagged_arguments import TaggedArguments
-from services.gateway.api.tools import Tool
+from services.gateway.api.tools import INPUT, CustomTool, InputGrammar, Tool
 from services.gateway.text.responses.formats import CallForm
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -83,7 +84,9 @@ def _add_body(rules: Rules, form: CallForm, tools: Sequence[Tool]) -> str:
 def _body(rules: Rules, form: CallForm, tool: Tool, number: int) -> str:
     name = tool.function.name
     schema = dict(tool.function.parameters or NO_ARGUMENTS)
-    param = f"tools[{number}].function.parameters"
+    param = tool.param
+    if isinstance(tool, CustomTool) and tool.grammar is not None:
+        return _input_body(rules, form, tool, tool.grammar, number)
     if form.python:
         return f"{rules.text(name + '(')} {_python_arguments(rules, schema, number, param)} {rules.text(')')}"
     if form.tagged:
@@ -93,6 +96,25 @@ def _body(rules: Rules, form: CallForm, tool: Tool, number: int) -> str:
         return f"{rules.text(name + form.middle)} {arguments}"
     opening = f'{{"{form.name}": "{name}", "{form.arguments}": '
     return f"{rules.text(opening)} {arguments} {rules.text('}')}"
+
+
+def _input_body(rules: Rules, form: CallForm, tool: CustomTool, grammar: InputGrammar, number: int) -> str:
+    """Returns the body of a call whose input has a grammar: inside a string, or between tags as it is."""
+    name, param, text = tool.custom.name, f"{tool.param}.grammar", grammar.definition
+    is_regex = grammar.syntax == "regex"
+    if form.tagged:
+        held = rules.grammar(f"input_{number}", of_regex(text) if is_regex else of_grammar(text, param))
+        opening, closing = f"<parameter={INPUT}>\n", "\n</parameter>\n"
+        return f"{rules.text(name + form.middle + opening)} {held} {rules.text(closing)}"
+    quoted = quoted_regex(text, param) if is_regex else quoted_lark(text, param)
+    held = rules.grammar(f"input_{number}", quoted)
+    if form.python:
+        return f"{rules.text(f'{name}({INPUT}=' + chr(34))} {held} {rules.text(chr(34) + ')')}"
+    arguments, closing = f'{{"{INPUT}": "', '"}'
+    if form.middle:
+        return f"{rules.text(name + form.middle + arguments)} {held} {rules.text(closing)}"
+    opening = f'{{"{form.name}": "{name}", "{form.arguments}": {arguments}'
+    return f"{rules.text(opening)} {held} {rules.text(closing + '}')}"
 
 
 def _python_arguments(rules: Rules, schema: Mapping[str, Any], number: int, param: str) -> str:

@@ -11,13 +11,13 @@ from pydantic_core import PydanticCustomError
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.chat_text import ChatTexts
 from services.gateway.api.choice import PromptShown
+from services.gateway.api.earlier_calls import EarlierCalls
 from services.gateway.api.errors import invalid
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, tokens_of_text
 from services.gateway.api.schema import AnswerTokens, Top
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.strict import Open
-from services.gateway.api.tools import EarlierCalls
 from services.gateway.side.processes import SideProcesses
 from services.gateway.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
@@ -104,8 +104,6 @@ class ChatRequest(MessageRequest):
         yield from super().unknown_fields()
         for number, message in enumerate(self.messages):
             yield from (f"messages[{number}].{name}" for name in message.unknown_fields())
-        for number, tool in enumerate(self.tools or ()):
-            yield from (f"tools[{number}].{name}" for name in tool.unknown_fields())
 
     @property
     def asked_tokens(self) -> int | None:

@@ -9,7 +9,7 @@ from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.reading import MarkTokens, Reading
 from services.gateway.api.structured import grammar_of
-from services.gateway.api.tools import as_values, schemas
+from services.gateway.api.tools import as_values, custom_names, schemas
 from services.gateway.text.chat_template import ChatTemplate, reads
 from services.gateway.text.inserted_tools import with_tools
 from services.gateway.text.responses.answer import AnswerText
@@ -43,7 +43,7 @@ class ChatAnswers:
 
     def check(self, request: MessageRequest) -> None:
         """Raises ApiError for a request that this model cannot answer."""
-        if request.tools and not self._forms.calls:
+        if request.own_tools and not self._forms.calls:
             words = "how this model writes calls is not known, or switched off; see the gateway's --tool-parser."
             raise unsupported("tools", f"'tools' is not supported with this model: {words}")
         if request.ignore_eos and self.constrains(request):
@@ -97,6 +97,7 @@ class ChatAnswers:
             single_call=bool(tools) and request.one_call,
             shows_reasoning=request.include_reasoning is not False,
             inserted=bool(tools) and self._forms.inserted,
+            custom=custom_names(tools),
             reasons=self._forms.reasoning is not None,
         )
 

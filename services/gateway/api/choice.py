@@ -18,12 +18,14 @@ class ToolCallPart(NamedTuple):
     call: its number in the message, from 0.
     id, name: of the call, in its first part; None in later ones.
     arguments: the next piece of their JSON; the pieces of all parts joined are the whole.
+    custom: the tool is a custom one, and `arguments` are pieces of its input, which is text.
     """
 
     call: int
     id: str | None
     name: str | None
     arguments: str
+    custom: bool = False
 
 
 class Update(NamedTuple):

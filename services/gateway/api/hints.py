@@ -4,6 +4,7 @@ A hint that nothing acts on is left out and named in the header IGNORED_FIELDS; 
 demand, which changes what a client may rely on, is refused instead: see `validation.Neutral`.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
@@ -11,16 +12,26 @@ from pydantic import ModelWrapValidatorHandler, PrivateAttr, ValidationError, mo
 
 from services.gateway.api.strict import Open
 
+_NUMBER = re.compile(r"\[\d+\]")
+
 _EFFORT = "how much a model reasons is its own matter where its chat template does not read the wish"
+_HOSTED = "only the vendor's servers run this tool"
+_LENGTH = "how much a model writes is its own matter"
+_MEDIA = "it says how media are read, and no request has any"
 _PRICE = "it chooses a price or a place of the vendor's"
 _CACHE = "every prompt's prefixes are cached, for as long as there is room"
 
-# Each hint's path, and the reason why an answer is right without it. A name is the same hint in every API.
+# Each hint's path, and the reason why an answer is right without it. A name is the same hint in every API, and `[]` any
+# entry of a list.
 HINTS: Mapping[str, str] = {
     "context_management": "it leaves earlier turns out of the prompt, which stay in it",
     "diagnostics": "it asks for notes about the answer",
+    "guided_decoding_backend": "a form is the same with every program that holds an answer to it",
     "inference_geo": _PRICE,
+    "media_io_kwargs": _MEDIA,
+    "mm_processor_kwargs": _MEDIA,
     "output_config.effort": _EFFORT,
+    "prediction": "it makes a known answer come faster, and changes no token",
     "prompt_cache_options": _CACHE,
     "prompt_cache_retention": _CACHE,
     "reasoning.effort": _EFFORT,
@@ -30,12 +41,19 @@ HINTS: Mapping[str, str] = {
     "service_tier": _PRICE,
     "speed": _PRICE,
     "store": "an answer is not kept where nothing can fetch it",
-    "text.verbosity": "how much a model writes is its own matter",
+    "text.verbosity": _LENGTH,
     "thinking": "a model that reasons always does so where its chat template cannot switch that off",
     "thinking.budget_tokens": "a model that does not reason keeps every budget",
     "thinking_token_budget": "a model that does not reason keeps every budget",
-    "verbosity": "how much a model writes is its own matter",
+    "tools[]": _HOSTED,
+    "verbosity": _LENGTH,
+    "web_search_options": _HOSTED,
 }
+
+
+def reason_of(path: str) -> str | None:
+    """Returns the reason why an answer is right without the hint at a path, `tools[1]`; None: there is no such hint."""
+    return HINTS.get(_NUMBER.sub("[]", path))
 
 
 class Hinting(Open):

@@ -1,14 +1,22 @@
 """The fields of requests whose answer is a message with parts: tools that it may call, and reasoning."""
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from services.gateway.api.hints import Hinting
 from services.gateway.api.schema import CommonRequest, whole
-from services.gateway.api.tools import NamedChoice, Tool, ToolChoice, Tools, check_tools
+from services.gateway.api.tools import (
+    HostedTool,
+    NamedChoice,
+    Tool,
+    ToolChoice,
+    Tools,
+    check_tools,
+    unknown_fields,
+)
 
 _MAX_BUDGET = 1 << 20
 
@@ -29,9 +37,14 @@ class MessageRequest(Hinting, CommonRequest, ABC):
     include_reasoning: bool | None = None
 
     @property
+    def own_tools(self) -> Sequence[Tool]:
+        """The tools that the client itself runs."""
+        return [tool for tool in self.tools or () if not isinstance(tool, HostedTool)]
+
+    @property
     def callable_tools(self) -> Sequence[Tool]:
         """The tools that the answer may call."""
-        return () if self.tool_choice == "none" else self.tools or ()
+        return () if self.tool_choice == "none" else self.own_tools
 
     @property
     def one_call(self) -> bool:
@@ -41,4 +54,9 @@ class MessageRequest(Hinting, CommonRequest, ABC):
     def check_combinations(self) -> None:
         """See CommonRequest."""
         super().check_combinations()
-        check_tools(self.tools or (), self.tool_choice)
+        check_tools(self.own_tools, self.tool_choice)
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        yield from unknown_fields(self.tools or ())

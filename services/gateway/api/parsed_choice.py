@@ -6,6 +6,7 @@ from services.gateway.api.choice import Choice, Ending, PromptShown, ToolCallPar
 from services.gateway.api.generation import Delta
 from services.gateway.api.reading import Reading
 from services.gateway.text.responses.answer import Told
+from services.gateway.text.responses.input_text import InputText
 from services.gateway.text.responses.json_calls import CallPart
 from services.gateway.text.sequence_text import SequenceText
 from services.protocol.outcomes import FinishReason
@@ -21,6 +22,7 @@ class ParsedChoice(Choice):
         self._reading = reading
         self._answer = reading.begin()
         self._called = False
+        self._input: InputText | None = None  # of the last call, where that is one of a custom tool
         if reading.reasons:
             self.num_reasoning = 0
 
@@ -105,7 +107,12 @@ class ParsedChoice(Choice):
                 continue
             self._called = True
             call_id = None if name is None else self._reading.new_call_id()
-            parts.append(ToolCallPart(call, call_id, name, arguments))
+            if name is not None:
+                self._input = InputText() if name in self._reading.custom else None
+            if self._input is None:
+                parts.append(ToolCallPart(call, call_id, name, arguments))
+            elif (text := self._input.feed(arguments)) or name is not None:
+                parts.append(ToolCallPart(call, call_id, name, text, custom=True))
         return tuple(parts)
 
 

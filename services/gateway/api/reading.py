@@ -19,7 +19,7 @@ class Reading:
     start: the answer after the part of the assistant's message that the prompt has. marks: special tokens whose text
     tells parts apart. call_ids: see ToolForm. single_call: the answer ends with its first call.
     shows_reasoning: else it is left out. inserted: a text about the tools was put into the prompt.
-    reasons: the answer may have reasoning.
+    reasons: the answer may have reasoning. custom: names of tools whose calls have an input in the place of arguments.
     """
 
     start: AnswerText
@@ -29,6 +29,7 @@ class Reading:
     shows_reasoning: bool = True
     inserted: bool = False
     reasons: bool = False
+    custom: frozenset[str] = frozenset()
 
     def begin(self) -> AnswerText:
         """Returns what tells the text of one choice apart."""

@@ -13,7 +13,6 @@ REASONS: Mapping[str, str] = {
         name: _GUIDED.format(name=name)
         for name in (
             "guided_choice",
-            "guided_decoding_backend",
             "guided_grammar",
             "guided_json",
             "guided_regex",

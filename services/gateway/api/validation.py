@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from services.gateway.api.errors import ApiError, invalid, unsupported
-from services.gateway.api.hints import HINTS
+from services.gateway.api.hints import HINTS, reason_of
 from services.gateway.api.large_json import JsonError, read_large, takes_long
 from services.gateway.api.refusals import REASONS
 from services.gateway.api.strict import MAX_FIELDS, Strict
@@ -112,7 +112,7 @@ def ignored_fields(names: Iterable[str], strict: bool) -> tuple[str, ...]:
 
 def not_acted_on(path: str) -> ApiError:
     """The error for a field that nobody knows, or for a hint that nothing acts on."""
-    if (reason := HINTS.get(path)) is None:
+    if (reason := reason_of(path)) is None:
         return unknown_field(path)
     return unsupported(path, f"'{path}' is not acted on: {reason}. A server without --strict-fields ignores it.")
 

@@ -71,12 +71,20 @@ class Called(Described):
     arguments: str
 
 
+class CalledCustom(Described):
+    """The custom tool of a call. input: text, as the model wrote it."""
+
+    name: str
+    input: str
+
+
 class ToolCall(Described):
-    """A call of a tool."""
+    """A call of a tool: `function` or `custom`, as its type says."""
 
     id: str
-    type: Literal["function"]
-    function: Called
+    type: Literal["function", "custom"]
+    function: Called | None = None
+    custom: CalledCustom | None = None
 
 
 class ChatMessage(Described):
@@ -122,13 +130,21 @@ class CalledPart(Described):
     arguments: str
 
 
+class CalledCustomPart(Described):
+    """The part of a call's custom tool that a chunk adds. Only the first one of a call has the name."""
+
+    name: str | None = None
+    input: str
+
+
 class ToolCallPart(Described):
     """The part of a call that a chunk adds. Only the first one of a call has its id."""
 
     index: int
     id: str | None = None
-    type: Literal["function"] | None = None
-    function: CalledPart
+    type: Literal["function", "custom"] | None = None
+    function: CalledPart | None = None
+    custom: CalledCustomPart | None = None
 
 
 class ChatDelta(Described):

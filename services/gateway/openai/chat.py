@@ -65,7 +65,7 @@ class ChatAnswer:
         """An event for each part of an update; the last one has its logprobs, its token ids and its finish reason."""
         if len(update.tool_calls) == 1 and self._in_short and not (update.reasoning or update.text or update.logprobs):
             (part,) = update.tool_calls
-            if part.id is None and update.finish_reason is None:
+            if part.id is None and update.finish_reason is None and not part.custom:
                 return self._arguments_of(part.call).plain(update.choice, part.arguments)
         alone = not (update.tool_calls or update.text) and update.logprobs is None and update.finish_reason is None
         if alone and self._in_short:
@@ -131,7 +131,7 @@ def _deltas(update: Update) -> list[dict[str, Any]]:
     if update.text:
         deltas.append({"content": update.text})
     for part in update.tool_calls:
-        call = {"function": {"arguments": part.arguments}} if part.id is None else _begun_call(part)
+        call = _more_of_call(part) if part.id is None else _begun_call(part)
         deltas.append({"tool_calls": [{"index": part.call, **call}]})
     return deltas
 
@@ -140,5 +140,11 @@ def _reasoning(text: str) -> dict[str, Any]:
     return {"reasoning_content": text, "reasoning": text}  # the names of older and newer clients
 
 
+def _more_of_call(part: ToolCallPart) -> dict[str, Any]:
+    return {"custom": {"input": part.arguments}} if part.custom else {"function": {"arguments": part.arguments}}
+
+
 def _begun_call(part: ToolCallPart) -> dict[str, Any]:
+    if part.custom:
+        return {"id": part.id, "type": "custom", "custom": {"name": part.name, "input": part.arguments}}
     return {"id": part.id, "type": "function", "function": {"name": part.name, "arguments": part.arguments}}

@@ -1,4 +1,7 @@
-"""Fields that OpenAI or vLLM know and this server does not act on, with the values that ask for nothing."""
+"""Fields that OpenAI or vLLM know and this server does not act on, with the values that ask for nothing.
+
+Those that are hints, see `hints`, may have any other value too, which is named; the rest are demands, and refused.
+"""
 
 from services.gateway.api.validation import Neutral
 

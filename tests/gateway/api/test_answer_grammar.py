@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 from services.gateway.api.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
 from services.gateway.api.errors import ApiError
 from services.gateway.api.structured import StructuredOutputs, grammar_of
-from services.gateway.api.tools import NamedChoice, Tool, ToolChoice
+from services.gateway.api.tools import FunctionTool, NamedChoice, Tool, ToolChoice
 from services.gateway.text.responses.formats import REASONING_FORMS, TOOL_FORMS
 from services.gateway.text.responses.template import Part, load_template
 from services.gateway.text.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ NUMBERS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required
 
 def tool(name: str, parameters: dict[str, Any] | None = None, strict: bool | None = None) -> Tool:
     function = {"name": name, "parameters": parameters, "strict": strict}
-    return Tool.model_validate({"type": "function", "function": function})
+    return FunctionTool.model_validate({"type": "function", "function": function})
 
 
 def tokenizer(*added: str, special: bool = True) -> Tokenizer:

@@ -241,7 +241,8 @@ async def test_limits_and_forms_of_fields_are_those_of_the_checks(document: dict
         ("messages", [[{"role": "x", "content": "y", "nobody": 1}]], [[], None, [{}], [{"role": 5}], [5]]),
         ("truncate_prompt_tokens", [-1, 1, 5.0, None], [0, -2, 1.5]),
         ("session_id", ["a:1", None], ["", "a b", "a" * 129, 5]),
-        ("store", [False, None], [True, 0]),
+        ("store", [False, None, True, 0], []),  # a hint
+        ("use_beam_search", [False, None], [True, 0]),
         ("kv_transfer_params", [None], [{}]),
     ]
     for name, right, wrong in fields:

@@ -1,0 +1,66 @@
+"""Calls of tools in earlier messages. A history never changes, so whatever an answer had is read."""
+
+from contextlib import suppress
+from typing import Annotated, Any
+
+import orjson
+from pydantic import BeforeValidator, Field
+
+from services.gateway.api.strict import Open
+from services.gateway.api.tools import INPUT
+
+_MAX_CALLS = 512  # of one message
+
+
+def _as_id(value: object) -> object:
+    return str(value) if isinstance(value, int | float) else value
+
+
+CallId = Annotated[str | None, BeforeValidator(_as_id, json_schema_input_type=str | float | None)]
+
+
+class CalledFunction(Open):
+    """The function of an earlier call. arguments: JSON, as the model wrote it, or its value, or no JSON at all."""
+
+    name: str
+    arguments: Any = None
+
+    @property
+    def value(self) -> object:
+        """The arguments as chat templates know them: values where they are JSON, else the text."""
+        if not isinstance(self.arguments, str):
+            return {} if self.arguments is None else self.arguments
+        with suppress(orjson.JSONDecodeError):  # a model wrote it; the template shows it as it is
+            return orjson.loads(self.arguments or "{}")
+        return self.arguments
+
+
+class CalledCustom(Open):
+    """The custom tool of an earlier call."""
+
+    name: str
+    input: str = ""
+
+
+class EarlierCall(Open):
+    """A call in an assistant's message."""
+
+    id: CallId = None
+    type: str | None = None
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+    def as_value(self) -> dict[str, Any]:
+        """The call as chat templates know it."""
+        named = {} if self.id is None else {"id": self.id}
+        return {**named, "type": "function", "function": self._called()}
+
+    def _called(self) -> dict[str, Any]:
+        if self.function is not None:
+            return {"name": self.function.name, "arguments": self.function.value}
+        if self.custom is not None:
+            return {"name": self.custom.name, "arguments": {INPUT: self.custom.input}}
+        return {"name": self.type or "", "arguments": {}}  # of a tool that another server ran
+
+
+EarlierCalls = Annotated[list[EarlierCall], Field(max_length=_MAX_CALLS)]
