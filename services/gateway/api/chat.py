@@ -1,17 +1,18 @@
 """Chats: requests of messages, and the dialect that makes prompts of them by the model's chat template."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from services.gateway.api.chat_answers import ChatAnswers, ChatModel
 from services.gateway.api.chat_text import ChatTexts
 from services.gateway.api.choice import PromptShown
-from services.gateway.api.earlier_calls import EarlierCalls
+from services.gateway.api.content_parts import ROLES_READ_AS_TEXT, as_text
+from services.gateway.api.earlier_calls import CalledFunction, CallId, EarlierCall, EarlierCalls
 from services.gateway.api.errors import invalid
 from services.gateway.api.message_request import MessageRequest
 from services.gateway.api.prompts import Prompt, check_text_length, tokens_of_text
@@ -29,10 +30,12 @@ MAX_TEMPLATE_CHARS = 1 << 16
 _SHORT_MESSAGE = 1024  # characters of a message that the prompt has begun, which are read in less than a millisecond
 
 
-def _as_parts(value: object) -> object:
+def _as_parts(value: object, info: ValidationInfo) -> object:
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
-    if isinstance(value, list) or value is None:
+    if isinstance(value, list):
+        return [*map(as_text, value)] if info.data.get("role") in ROLES_READ_AS_TEXT else value
+    if value is None:
         return value
     raise PydanticCustomError("content_type", "It must be a string or a list of content parts.")
 
@@ -44,7 +47,7 @@ class ContentPart(Open):
     text: str
 
 
-Parts = Annotated[list[ContentPart], Field(min_length=1, fail_fast=True)]
+Parts = Annotated[list[ContentPart], Field(fail_fast=True)]
 _ContentJson = str | Parts | None  # as it comes
 
 
@@ -54,19 +57,21 @@ class Message(Open):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Parts | None, BeforeValidator(_as_parts, json_schema_input_type=_ContentJson)] = None
     tool_calls: EarlierCalls | None = None
-    tool_call_id: str | None = None
+    tool_call_id: CallId = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     # Fields that an assistant's answer has when a client sends it back.
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    refusal: str | None = None
+    audio: Any = None
+    function_call: CalledFunction | None = None
+    annotations: Any = None
 
     def unknown_fields(self) -> Iterator[str]:
         """See Open."""
         yield from super().unknown_fields()
+        if self.audio is not None:
+            yield "audio"
         for number, part in enumerate(self.content or ()):
             yield from (f"content[{number}].{name}" for name in part.unknown_fields())
         for number, call in enumerate(self.tool_calls or ()):
@@ -74,14 +79,14 @@ class Message(Open):
 
     @property
     def text(self) -> str:
-        """The content's parts, joined by line breaks."""
-        return "\n".join(part.text for part in self.content or ())
+        """The content's parts, joined by line breaks; where there are none, the refusal."""
+        return "\n".join(part.text for part in self.content or ()) or self.refusal or ""
 
-    @model_validator(mode="after")
-    def _content_where_needed(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise PydanticCustomError("no_content", "Only an assistant's message may have no content.")
-        return self
+    @property
+    def calls(self) -> Sequence[EarlierCall]:
+        """The calls of tools, by whichever field."""
+        calls = self.tool_calls or ()
+        return calls if self.function_call is None else (*calls, EarlierCall(function=self.function_call))
 
 
 class ChatRequest(MessageRequest):

@@ -11,6 +11,7 @@ from services.gateway.api.reading import MarkTokens, Reading
 from services.gateway.api.structured import grammar_of
 from services.gateway.api.tools import as_values, custom_names, schemas
 from services.gateway.text.chat_template import ChatTemplate, reads
+from services.gateway.text.histories import with_results_in_order
 from services.gateway.text.inserted_tools import with_tools
 from services.gateway.text.responses.answer import AnswerText
 from services.gateway.text.responses.forms import NO_FORMS, AnswerForms
@@ -69,11 +70,13 @@ class ChatAnswers:
         """The tools that the chat template gets."""
         return [] if self._forms.inserted else as_values(request.callable_tools)
 
-    def messages(self, request: MessageRequest, messages: list[dict[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    def messages(self, request: MessageRequest, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """The messages that the chat template gets: where it knows no tools, they are written out."""
+        with_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
+        if with_calls:
+            messages = with_results_in_order(messages, self._forms.call_ids)
         if not self._forms.inserted:
             return messages
-        with_calls = any("tool_calls" in message or message["role"] == "tool" for message in messages)
         if not request.callable_tools and not with_calls:
             return messages
         return with_tools(messages, as_values(request.callable_tools))

@@ -17,6 +17,7 @@ from services.gateway.api.side_thread import SideThread
 from services.gateway.side.frames import JobEnd, JobKind
 from services.gateway.side.processes import LONGEST_S, MEMORY_BYTES, JobFailed, NoJobs, SideProcesses
 from services.gateway.text.chat_template import RESERVED_KWARGS, ChatTemplate, TemplateError
+from services.gateway.text.histories import fitted
 
 if TYPE_CHECKING:
     from services.gateway.api.chat import ChatRequest, Message
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _FEW_PARTS = 128  # messages, and parts of their content, that are rendered in a millisecond or two
 _PLAIN_CHARS = 256  # of a variable's text
 _PLAIN_NUMBER = 1000
+
+_ROLES = {"developer": "system", "function": "tool"}  # roles by newer or older names, as templates call them
 
 _TOO_COSTLY = {
     JobEnd.TIME: f"it takes longer than {LONGEST_S:g} s to render it.",
@@ -60,6 +63,8 @@ class ChatTexts:
         self._answers = answers
         self._side = side
         self._processes = processes
+        if self._template is not None:  # they are found now, so that no request pays for it
+            _ = self._template.habits, self._template.with_tools.habits
 
     def ignored_fields(self, request: "ChatRequest") -> Iterator[str]:
         """Yields the fields that the model does not act on with the template that renders this chat."""
@@ -122,7 +127,7 @@ class ChatTexts:
         continued = bool(request.continue_final_message)
         prompted = not continued if request.add_generation_prompt is None else request.add_generation_prompt
         try:
-            messages = self._answers.messages(request, [_as_dict(message) for message in request.messages])
+            messages = self._messages(request, template)
         except RecursionError as error:  # tools and calls become JSON in the prompt
             raise _too_deep() from error
         options = {
@@ -134,6 +139,11 @@ class ChatTexts:
         }
         field = "chat_template_kwargs" if request.chat_template is None else "chat_template"
         return _Rendering(template, messages, options, request.chat_template, field)
+
+    def _messages(self, request: "ChatRequest", template: ChatTemplate) -> Sequence[Mapping[str, Any]]:
+        """Returns the messages that the template gets. One that a request brings gets them as they are."""
+        messages = self._answers.messages(request, [_as_dict(message) for message in request.messages])
+        return messages if request.chat_template is not None else fitted(messages, template.habits)
 
 
 def _is_plain(value: object) -> bool:
@@ -169,8 +179,8 @@ def _invalid_field(field: str, reason: str) -> ApiError:
 
 
 def _as_dict(message: "Message") -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    calls = [call.as_value() for call in message.tool_calls or ()]
+    role = _ROLES.get(message.role, message.role)
+    calls = [call.as_value() for call in message.calls]
     extra = {
         "name": message.name,
         "reasoning_content": message.reasoning_content,

@@ -28,11 +28,11 @@ class CalledFunction(Open):
     @property
     def value(self) -> object:
         """The arguments as chat templates know them: values where they are JSON, else the text."""
-        if not isinstance(self.arguments, str):
-            return {} if self.arguments is None else self.arguments
-        with suppress(orjson.JSONDecodeError):  # a model wrote it; the template shows it as it is
-            return orjson.loads(self.arguments or "{}")
-        return self.arguments
+        value = self.arguments
+        if isinstance(value, str):
+            with suppress(orjson.JSONDecodeError):  # a model wrote it; the template shows it as it is
+                value = orjson.loads(value or "{}")
+        return {} if value is None else value
 
 
 class CalledCustom(Open):

@@ -141,9 +141,7 @@ def _string(token: str, param: str) -> str:
     text, folded = token.removesuffix("i"), token.endswith("i")
     inside = _inside(_decoded(text, param))
     if folded and "\\" in inside:
-        raise wrong(
-            param, "texts in either case are not supported in a custom tool where they have control characters."
-        )
+        raise wrong(param, "texts in either case must not have control characters in a custom tool.")
     return orjson.dumps(inside).decode() + ("i" if folded else "")
 
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
+from services.gateway.text.template_habits import Habits, find_habits
 from services.protocol.model_files.base import ModelError, ModelFiles
 
 # The names under which clients and templates know an earlier answer's reasoning; templates read the first.
@@ -70,6 +72,17 @@ class ChatTemplate:
     def with_tools(self) -> "ChatTemplate":
         """The template for requests with tools."""
         return self._tool_use or self
+
+    @cached_property
+    def habits(self) -> Habits:
+        """The histories that the template refuses."""
+        return find_habits(self._probed)
+
+    def _probed(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str | None:
+        try:
+            return self.render(messages, tools=tools)
+        except (TemplateError, RecursionError):
+            return None
 
     @property
     def source(self) -> str:

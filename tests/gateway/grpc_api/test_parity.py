@@ -9,9 +9,10 @@ from google.protobuf.message import Message as Protobuf
 from protos import inference_pb2
 from services.gateway.api.chat import ChatRequest, Message
 from services.gateway.api.completions import CompletionRequest
+from services.gateway.api.earlier_calls import CalledFunction, EarlierCall
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.api.structured import StructuredOutputs
-from services.gateway.api.tools import CalledFunction, EarlierCall, Function, Tool
+from services.gateway.api.tools import Function, FunctionTool
 from services.gateway.grpc_api.requests import embedding_fields, other_fields, prompt_fields
 from tests.test_docs import ROOT, rows
 
@@ -67,9 +68,9 @@ def not_over_grpc() -> set[str]:
         (set(CompletionRequest.model_fields), generate_fields("Hi")),
         (set(EmbeddingRequest.model_fields), embedding),
         (set(Message.model_fields), message),
-        (set(Tool.model_fields), tool),
+        (set(FunctionTool.model_fields), tool),
         (set(Function.model_fields), tool["function"]),
-        (set(EarlierCall.model_fields) - {"type"}, call),  # which is always "function"
+        (set(EarlierCall.model_fields) - {"type", "custom"}, call),  # which is always a function's
         (set(CalledFunction.model_fields), call["function"]),
         (forms_known, dict(forms)),
     ]

@@ -44,7 +44,7 @@ async def test_calls_of_custom_tools_whole_and_streamed(api: Api, client: openai
     api.generator.script = Script(make_deltas([*api.tokens(CALLED), 1], FinishReason.STOP))
     fields: Any = {"model": "m", "messages": USER, "tools": [SHELL, CLOCK]}
     (choice,) = (await client.chat.completions.create(**fields)).choices
-    first, second = choice.message.tool_calls or ()
+    first, second = list(choice.message.tool_calls or [])
     assert choice.finish_reason == "tool_calls"
     assert first.type == "custom"
     assert (first.custom.name, first.custom.input) == ("shell", 'echo "a"\n')
@@ -52,7 +52,7 @@ async def test_calls_of_custom_tools_whole_and_streamed(api: Api, client: openai
     assert (second.function.name, second.function.arguments) == ("clock", '{"zone": 1}')
     names, inputs, arguments = list[str](), "", ""
     async for chunk in await client.chat.completions.create(stream=True, **fields):
-        for part in (chunk.to_dict()["choices"] or [{}])[0].get("delta", {}).get("tool_calls", ()):  # type: ignore[index, union-attr]
+        for part in chunk.choices[0].to_dict()["delta"].get("tool_calls", ()):  # type: ignore[attr-defined]
             assert ("custom" in part) == (part["index"] == 0)
             called = part.get("custom") or part["function"]
             names += [called["name"]] if "name" in called else []

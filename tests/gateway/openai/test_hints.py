@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from pydantic import BaseModel
 
 from services.gateway.anthropic_api.request import NEUTRAL as MESSAGES_NEUTRAL
 from services.gateway.anthropic_api.request import MessagesRequest
@@ -109,7 +108,7 @@ _FIELDS: dict[str, set[str]] = {
 }
 
 
-def hinting_models(kind: type[BaseModel] = Hinting) -> Iterator[type[Hinting]]:
+def hinting_models(kind: type[Hinting] = Hinting) -> Iterator[type[Hinting]]:
     for below in kind.__subclasses__():
         yield below
         yield from hinting_models(below)

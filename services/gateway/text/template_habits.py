@@ -1,0 +1,72 @@
+"""The habits of a chat template: which histories it refuses. Found by small probes when a gateway starts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+_Messages = Sequence[Mapping[str, Any]]
+Render = Callable[[_Messages, Sequence[Mapping[str, Any]]], str | None]  # of messages and tools; None: refused
+
+_WORD, _KEY = "cutoff", "kelvin"  # that no template has
+_TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
+
+
+class Arguments(Enum):
+    """The forms of a call's arguments that a template takes."""
+
+    ANY = auto()
+    OBJECTS = auto()
+    TEXTS = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """The histories that a template refuses.
+
+    no_system: messages of the system; the next two are then true as well. one_system: two of them in a row.
+    system_first: one that is not the first message.
+    alternates: turns of the user, or of the assistant, that follow each other.
+    """
+
+    no_system: bool = False
+    one_system: bool = False
+    system_first: bool = False
+    alternates: bool = False
+    arguments: Arguments = Arguments.ANY
+
+
+def find_habits(render: Render) -> Habits:
+    """Returns the habits of a template."""
+    user, answer, system = _says("user"), _says("assistant"), _says("system")
+    if render([user], ()) is None:
+        return Habits()
+
+    def refuses(*messages: Mapping[str, Any]) -> bool:
+        return render(messages, ()) is None
+
+    no_system = refuses(system, user)
+    return Habits(
+        no_system=no_system,
+        one_system=no_system or refuses(system, system, user),
+        system_first=no_system or refuses(system, user, answer, system, user),
+        alternates=refuses(user, user) or refuses(user, answer, answer, user),
+        arguments=_arguments(render),
+    )
+
+
+def _says(role: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": "Hi", **more}
+
+
+def _arguments(render: Render) -> Arguments:
+    def shows(arguments: object, *words: str) -> bool:
+        call = {"id": "abcdefghi", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+        answer, result = _says("assistant", tool_calls=[call]), _says("tool", tool_call_id="abcdefghi", name="probe")
+        text = render((_says("user"), answer, result), (_TOOL,))
+        return text is not None and all(word in text for word in words)
+
+    takes_objects, takes_texts = shows({_KEY: _WORD}, _KEY, _WORD), shows(_WORD, _WORD)
+    if takes_objects == takes_texts:
+        return Arguments.ANY
+    return Arguments.OBJECTS if takes_objects else Arguments.TEXTS

@@ -1,0 +1,119 @@
+"""Histories that clients really send are taken by chats: whatever an answer or a tool once gave."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.gateway.openai.test_tools import CLOCK, TEMPLATE
+from tests.gateway.running_api import Api, running_api
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def api() -> AsyncIterator[Api]:
+    async with running_api(template=TEMPLATE) as running:
+        running.generator.max_model_len = 4096
+        yield running
+
+
+async def prompt_of(api: Api, *messages: Any, **fields: Any) -> str:
+    answer = await api.chat(messages=list(messages), **fields)
+    assert answer.status_code == 200, answer.text
+    return api.tokenizer.backend.decode(
+        api.generator.requests[-1].capsules[0].token_ids.tolist(), skip_special_tokens=False
+    )
+
+
+def say(role: str, content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def calling(function: Any, **more: Any) -> dict[str, Any]:
+    return say("assistant", tool_calls=[{"id": "a", "type": "function", "function": function, **more}])
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+async def test_no_content_is_the_same_in_every_form(api: Api, role: str):
+    contents: list[Any] = ["", None, []]
+    prompts = [await prompt_of(api, say(role, content), say("user", "Hi")) for content in contents]
+    prompts.append(await prompt_of(api, {"role": role}, say("user", "Hi")))
+    assert len(set(prompts)) == 1
+    assert prompts[0].count("<|im_start|>") == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"town": "Kö', '"{\\"town\\": \\"Kö"'),
+        (None, "{}"),
+        ("", "{}"),
+        ("null", "{}"),
+        ([1, "b"], '[1, "b"]'),
+        ({"town": "Köln"}, '{"town": "Köln"}'),
+        ('{"town": "Köln"}', '{"town": "Köln"}'),
+        ("not JSON", '"not JSON"'),
+    ],
+)
+async def test_arguments_of_earlier_calls_are_shown_as_they_are(api: Api, arguments: Any, shown: str):
+    called = calling({"name": "weather", "arguments": arguments})
+    prompt = await prompt_of(api, say("user", "Hi"), called, say("tool", "x", tool_call_id="a"))
+    assert f'{{"name": "weather", "arguments": {shown}}}' in prompt
+
+
+@pytest.mark.parametrize("part", [IMAGE, {"type": "input_audio", "input_audio": {}}, {"type": "file", "file": {}}])
+async def test_media_are_a_line_of_text_in_a_tools_result_and_refused_in_a_users_turn(api: Api, part: Any):
+    called = calling({"name": "weather"})
+    result = say("tool", [{"type": "text", "text": "Look:"}, part], tool_call_id="a")
+    prompt = await prompt_of(api, say("user", "Hi"), called, result)
+    assert f"Look:\n[{part['type']}: this model reads text alone]" in prompt
+    refused = await api.chat(messages=[say("user", [part])])
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content[0].type")
+
+
+async def test_results_are_shown_in_the_order_of_the_calls(api: Api):
+    calls = [{"id": own, "type": "function", "function": {"name": own}} for own in ("a", "b")]
+    results = [say("tool", "second", tool_call_id="b"), say("tool", "first", tool_call_id="a")]
+    prompt = await prompt_of(api, say("user", "Hi"), say("assistant", tool_calls=calls), *results)
+    assert prompt.index("first") < prompt.index("second")
+
+
+async def test_an_answer_comes_back_with_all_its_fields(api: Api):
+    answer = say(
+        "assistant",
+        "Hello",
+        refusal=None,
+        audio={"id": "audio_1"},
+        annotations=[{"type": "url_citation", "url_citation": {"url": "x"}}],
+        reasoning_details=[{"type": "reasoning.text", "text": "hm"}],
+    )
+    sent = await api.chat(messages=[say("user", "Hi"), answer, say("user", "Go on")])
+    assert sent.status_code == 200, sent.text
+    assert sent.headers["x-baton-ignored-fields"] == "messages[1].reasoning_details, messages[1].audio"
+    assert "I cannot." in await prompt_of(api, say("user", "Hi"), say("assistant", refusal="I cannot."))
+    refusal = [{"type": "refusal", "refusal": "I will not."}]
+    assert "I will not." in await prompt_of(api, say("user", "Hi"), say("assistant", refusal))
+
+
+async def test_calls_of_older_clients_and_ids_of_any_form(api: Api):
+    older = say("assistant", function_call={"name": "clock", "arguments": "{}"})
+    prompt = await prompt_of(api, say("user", "Hi"), older, say("function", "12:00", name="clock"), tools=[CLOCK])
+    assert '<tool_call>{"name": "clock", "arguments": {}}</tool_call>' in prompt
+    assert "<|im_start|>tool\n12:00" in prompt
+    for own in (7, "toolu_01/x y", "", None):
+        called = say("assistant", tool_calls=[{"id": own, "function": {"name": "clock", "arguments": "{}"}}])
+        assert "12:00" in await prompt_of(api, say("user", "Hi"), called, say("tool", "12:00", tool_call_id=own))
+
+
+async def test_a_template_that_refuses_late_messages_of_the_system_is_given_them_in_users_turns():
+    template = "{% for m in messages[1:] if m.role == 'system' %}{{ raise_exception('first') }}{% endfor %}"
+    async with running_api(template=template + TEMPLATE) as api:
+        prompt = await prompt_of(
+            api, say("system", "Be short."), say("developer", "Be kind."), say("user", "Hi"), say("system", "Now long.")
+        )
+        assert "<|im_start|>system\nBe short.\n\nBe kind.<|im_end|>" in prompt
+        assert "<|im_start|>user\n<system>\nNow long.\n</system><|im_end|>" in prompt
