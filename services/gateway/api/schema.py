@@ -245,6 +245,11 @@ class CommonRequest(Open, ABC):
         """True: the answer shows parts of the prompt, and nothing is generated for it."""
         return self.asked_tokens == 0
 
+    @property
+    def clamps_tokens(self) -> bool:
+        """True: a maximum of tokens beyond the room in the context is cut to it; else it is refused."""
+        return False
+
     def check_combinations(self) -> None:
         """Checks fields that only make sense together. Raises ApiError."""
         if self.stream and self.prompt_logprobs is not None:
