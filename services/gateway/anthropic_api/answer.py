@@ -3,6 +3,7 @@
 Streams write these steps as events, and whole answers collect them, so both have the same blocks.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,8 @@ from services.gateway.api.choice import ToolCallPart, Update, Usage
 
 # Clients want thinking to be signed, and send the signature back. It is not checked.
 SIGNATURE = "unsigned"
+
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[{}\[\],]', re.DOTALL)  # of JSON: strings, brackets and commas
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -143,24 +146,36 @@ def block_json(block: AnswerBlock, text: str) -> dict[str, Any]:
         case Kind.THINKING:
             return {"type": "thinking", "thinking": text, "signature": SIGNATURE}
         case Kind.TEXT:
-            return {"type": "text", "text": text, "citations": None}
+            return {"type": "text", "text": text}
         case Kind.TOOL_USE:
             return {"type": "tool_use", "id": block.id, "name": block.name, "input": as_input(text)}
 
 
 def as_input(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call as the object that clients expect, as far as they go where they were cut off.
+    """Returns the arguments of a call as the object that clients expect. Of what was cut off, whole fields are left.
 
     What is no object, which a model may write where no grammar holds it, comes under the name `value`.
     """
     if not arguments.strip():
         return {}
     try:
-        value = from_json(arguments, allow_partial=True)
+        value = from_json(_whole_fields(arguments))
         orjson.dumps(value)
     except (ValueError, orjson.JSONEncodeError):  # no JSON, or numbers that answers cannot have
         value = arguments
     return value if isinstance(value, dict) else {"value": value}
+
+
+def _whole_fields(arguments: str) -> str:
+    """Returns the JSON of an object without the field in which it was cut off, if it was."""
+    depth, end = 0, None
+    for found in _STRUCTURE.finditer(arguments):
+        mark = found[0]
+        depth += (mark in "{[") - (mark in "}]")
+        if depth == 1 and mark in "{,":
+            end = found.start() + (mark == "{")
+    cut_off = depth > 0 and end is not None and arguments.lstrip().startswith("{")
+    return arguments[:end] + "}" if cut_off else arguments
 
 
 def ending(last: Update) -> dict[str, str | None]:
@@ -173,7 +188,10 @@ def ending(last: Update) -> dict[str, str | None]:
 
 
 def usage_json(usage: Usage) -> dict[str, int]:
-    """The usage in Anthropic's form, in which cached tokens are not input tokens."""
+    """The usage in Anthropic's form, in which cached tokens are not input tokens.
+
+    Tokens that are cached from now on count as input tokens: a gateway does not know which of them workers keep.
+    """
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

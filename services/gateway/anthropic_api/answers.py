@@ -9,11 +9,19 @@ from services.gateway.http.operation import Described
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
+class ThreadErrorDetails(Described):
+    """The reason why the official clients send a conversation again, as a whole."""
+
+    error_code: Literal["thread_unsupported_request"]
+    unsupported: list[Literal["thread"]]
+
+
 class MessagesErrorDetails(Described):
-    """The error. The message begins with the field at fault, where there is one."""
+    """The error. The message begins with the field at fault, where there is one. details: where that is `thread`."""
 
     type: str
     message: str
+    details: ThreadErrorDetails | None = None
 
 
 class MessagesError(Described):
@@ -29,7 +37,6 @@ class TextContent(Described):
 
     type: Literal["text"]
     text: str
-    citations: None = None
 
 
 class ThinkingContent(Described):

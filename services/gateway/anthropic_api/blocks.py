@@ -1,11 +1,17 @@
-"""The content blocks of requests, as typed values. What is not text, a call of a tool or thinking is refused."""
+"""The content blocks of requests, as typed values.
+
+A history is sent again with every request, so it is read generously: what a model that reads text can do nothing with
+is left out and named, and a text that is null is an empty one.
+"""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from services.gateway.anthropic_api.other_blocks import OtherBlock
+from services.gateway.api.hints import Hinting
 from services.gateway.api.strict import Nested
 
 MAX_BLOCKS = 2048  # of one message
@@ -13,24 +19,19 @@ MAX_BLOCKS = 2048  # of one message
 NAME = r"^[a-zA-Z0-9_-]{1,128}$"
 
 
-class CacheControl(Nested):
-    """A mark where a prompt may be cached, which asks for nothing: every prompt's prefixes are."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
 class Block(Nested):
-    """The base of content blocks."""
+    """The base of content blocks. cache_control: asks for what is always so, in whatever form."""
 
-    cache_control: CacheControl | None = None
+    cache_control: Any = None
 
 
-class TextBlock(Block):
+class TextBlock(Hinting, Block):
     """Text."""
 
+    hints: ClassVar[frozenset[str]] = frozenset({"citations"})
+
     type: Literal["text"]
-    text: str
+    text: str | None
     citations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
@@ -38,32 +39,28 @@ class ThinkingBlock(Block):
     """An earlier answer's reasoning. Signatures are not checked."""
 
     type: Literal["thinking"]
-    thinking: str
-    signature: str | None = None
+    thinking: str | None
+    signature: Any = None
 
 
-class RedactedThinkingBlock(Block):
-    """An earlier answer's reasoning that another server encrypted. Nothing can be done with it."""
+def _as_id(value: object) -> object:
+    return "" if value is None else str(value) if isinstance(value, int) else value
 
-    type: Literal["redacted_thinking"]
-    data: str
 
-    def unknown_fields(self) -> Iterator[str]:
-        """See Open."""
-        yield "data"
-        yield from super().unknown_fields()
+# Of a call, as whichever server wrote it; "" where none did.
+Id = Annotated[str, BeforeValidator(_as_id)]
 
 
 class ToolUseBlock(Block):
     """A call of a tool in an earlier answer."""
 
     type: Literal["tool_use"]
-    id: Annotated[str, Field(min_length=1, max_length=256)]
-    name: Annotated[str, Field(pattern=NAME)]
-    input: dict[str, Any]
+    id: Id = ""
+    name: str
+    input: Any = None
     # Whose call it was, which answers of Anthropic's own say.
-    caller: dict[str, Any] | None = None
-    toolset_name: str | None = None
+    caller: Any = None
+    toolset_name: Any = None
 
 
 def known_type(what: str, *known: str) -> BeforeValidator:
@@ -81,9 +78,11 @@ def known_type(what: str, *known: str) -> BeforeValidator:
 
 
 def _as_blocks(value: object) -> object:
+    if not value and (value is None or isinstance(value, str)):
+        return []
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
-    if isinstance(value, list) or value is None:
+    if isinstance(value, list):
         return value
     raise PydanticCustomError("content_type", "It must be a string or a list of content blocks.")
 
@@ -91,23 +90,45 @@ def _as_blocks(value: object) -> object:
 _SEVERAL = Field(max_length=MAX_BLOCKS, fail_fast=True)
 
 OnlyText = Annotated[TextBlock, known_type("blocks", "text")]
-_TextsJson = str | Annotated[list[OnlyText], _SEVERAL]  # as they come
+_TextsJson = str | Annotated[list[OnlyText], _SEVERAL] | None  # as they come
 Texts = Annotated[list[OnlyText], _SEVERAL, BeforeValidator(_as_blocks, json_schema_input_type=_TextsJson)]
+
+
+def _tag(known: frozenset[str]) -> Discriminator:
+    """Returns what finds the tag of a block's type. The parentheses keep a tag out of the paths of fields."""
+
+    def tag(value: object) -> str | None:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str):
+            return None
+        return f"({kind})" if kind in known else "(other)"
+
+    return Discriminator(tag, "block_type", "It must be an object with a 'type'.")
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("(text)")] | Annotated[OtherBlock, Tag("(other)")], _tag(frozenset({"text"}))
+]
+_ResultJson = str | Annotated[list[ResultBlock], _SEVERAL] | None  # as it comes
 
 
 class ToolResultBlock(Block):
     """The result of a call of a tool."""
 
     type: Literal["tool_result"]
-    tool_use_id: Annotated[str, Field(min_length=1, max_length=256)]
-    content: Texts | None = None
+    tool_use_id: Id = ""
+    content: Annotated[list[ResultBlock], _SEVERAL, BeforeValidator(_as_blocks, json_schema_input_type=_ResultJson)] = (
+        Field(default_factory=list)
+    )
     is_error: bool | None = None
+    toolset_name: Any = None
 
-
-def _tag(value: object) -> str | None:
-    """Returns the tag of a block's type. The parentheses keep it out of the paths of fields."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    return f"({kind})" if isinstance(kind, str) else None
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        for number, block in enumerate(self.content):
+            if isinstance(block, OtherBlock) and block.text is None:
+                yield f"content[{number}]"
 
 
 _KINDS = (
@@ -115,11 +136,8 @@ _KINDS = (
     | Annotated[ToolUseBlock, Tag("(tool_use)")]
     | Annotated[ToolResultBlock, Tag("(tool_result)")]
     | Annotated[ThinkingBlock, Tag("(thinking)")]
-    | Annotated[RedactedThinkingBlock, Tag("(redacted_thinking)")]
+    | Annotated[OtherBlock, Tag("(other)")]
 )
-_BY_TYPE = Discriminator(_tag, "block_type", "It must be an object with a 'type'.")
-AnyBlock = Annotated[
-    _KINDS, _BY_TYPE, known_type("blocks", "text", "tool_use", "tool_result", "thinking", "redacted_thinking")
-]
-_BlocksJson = str | Annotated[list[AnyBlock], _SEVERAL]  # as they come
+AnyBlock = Annotated[_KINDS, _tag(frozenset({"text", "tool_use", "tool_result", "thinking"}))]
+_BlocksJson = str | Annotated[list[AnyBlock], _SEVERAL] | None  # as they come
 Blocks = Annotated[list[AnyBlock], _SEVERAL, BeforeValidator(_as_blocks, json_schema_input_type=_BlocksJson)]

@@ -8,7 +8,7 @@ from services.gateway.anthropic_api.answer import Head, content_of
 from services.gateway.anthropic_api.errors import in_words_of_messages, own_name
 from services.gateway.anthropic_api.events import MessageEvents
 from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
-from services.gateway.anthropic_api.translation import chat_fields
+from services.gateway.anthropic_api.translation import MessagesChat, chat_fields
 from services.gateway.api.chat import ChatRequest
 from services.gateway.api.errors import unsupported
 from services.gateway.api.large_json import takes_long
@@ -73,7 +73,7 @@ def _parse(body: bytes, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
     request = parse_request(body, kind, NEUTRAL)
     request.check_combinations()
     with in_words_of_messages(request):
-        chat = validate_request(chat_fields(request), ChatRequest, {})
+        chat = validate_request(chat_fields(request), MessagesChat, {})
     for name in chat.unknown_fields():  # a request asks for what chats do not have
         raise unsupported(own_name(name, request))
     return request, chat
@@ -84,7 +84,7 @@ async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -
     update = await updates.next()
     await exchange.start_events()
     sink = EventSink(exchange.stream, updates, events.take, events.text)
-    sink.unwritten = events.opening(updates.usage()) + events.take(update)
+    sink.unwritten = events.opening(updates.early_usage()) + events.take(update)
     while not updates.done:
         await exchange.write(sink.unwritten)
         await updates.relay(sink)

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import orjson
 
 from services.gateway.anthropic_api.request import CountRequest
-from services.gateway.api.errors import OVERLOADED, ApiError
+from services.gateway.anthropic_api.tools import Tool
+from services.gateway.api.errors import OVERLOADED, TOO_LONG, ApiError
 from services.gateway.api.limits_left import LimitLeft
 
 _TYPES = {
@@ -26,6 +28,9 @@ _TYPES = {
     529: "overloaded_error",
 }
 STATUS_OVERLOADED = 529
+_TOO_LONG = "prompt is too long"  # the words by which clients know that they have to leave earlier turns out
+_THREAD = "thread"
+_NUMBER = re.compile(r"\[(\d+)\]")
 _UP_S = 0.999999  # what makes cutting a second's fraction off rounding up
 # Chats' name of a field, and its name here, where they differ. A path in `messages` is left out: the messages of the
 # chat are not numbered as those of the request are.
@@ -68,7 +73,9 @@ class MessagesEnvelope:
 
     def _values(self, error: ApiError, request_id: str) -> dict[str, Any]:
         message = error.message if error.param is None else f"{error.param}: {error.message}"
-        described = {"type": _type(self.status(error)), "message": message}
+        described: dict[str, Any] = {"type": _type(self.status(error)), "message": message}
+        if error.param == _THREAD:  # by this the official clients know that they have to send the whole conversation
+            described["details"] = {"error_code": "thread_unsupported_request", "unsupported": [_THREAD]}
         return {"type": "error", "error": described, "request_id": request_id}
 
 
@@ -86,6 +93,8 @@ def in_words_of_messages(request: CountRequest) -> Iterator[None]:
             raise
         own = own_name(error.param, request)
         message = error.message.replace(f"'{error.param}'", f"'{own}'")
+        if error.code == TOO_LONG:
+            message = f"{_TOO_LONG}: {message}"
         raise replace(error, param=own, message=message) from error
 
 
@@ -97,5 +106,12 @@ def own_name(param: str, request: CountRequest) -> str:
     if root == "messages":
         return root
     if root == "tools":
-        return param.replace(".function.parameters", ".input_schema").replace(".function", "")
+        own = param.replace(".function.parameters", ".input_schema").replace(".function", "")
+        return _NUMBER.sub(partial(_own_number, request), own, count=1)
     return _NAMES.get(root) or param
+
+
+def _own_number(request: CountRequest, found: re.Match[str]) -> str:
+    """Returns the number of a tool of the chat, among which there are no vendor's, in the request."""
+    own = [number for number, tool in enumerate(request.tools or ()) if isinstance(tool, Tool)]
+    return f"[{own[int(found[1])]}]"

@@ -38,7 +38,7 @@ class MessageEvents:
         self._last: Update | None = None
 
     def opening(self, usage: Usage) -> bytes:
-        """The events before the first block. `usage` has only the prompt's tokens; which were cached is known later."""
+        """The events before the first block. usage: as it is with the first token; the last event has the final one."""
         begun = self._head.message([], None, usage)
         return _event("message_start", {"message": begun}) + _PING
 

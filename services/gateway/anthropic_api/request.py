@@ -1,17 +1,20 @@
 """Requests of the Messages API, as typed values."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from services.gateway.anthropic_api.blocks import NAME, Blocks, CacheControl, Texts, known_type
+from services.gateway.anthropic_api.blocks import Blocks, TextBlock, Texts, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from services.gateway.anthropic_api.other_blocks import OtherBlock
+from services.gateway.anthropic_api.tools import Tool, ToolChoice, Tools
 from services.gateway.api.chat import MAX_MESSAGES
-from services.gateway.api.errors import invalid
+from services.gateway.api.errors import invalid, unsupported
 from services.gateway.api.hints import Hinting
+from services.gateway.api.message_request import ReasoningEffort
 from services.gateway.api.schema import Stops, TokenCount
 from services.gateway.api.strict import Nested
-from services.gateway.api.tools import MAX_TOOLS
 from services.gateway.api.validation import Neutral
 
 _NOTHING: tuple[object, ...] = ()
@@ -29,72 +32,55 @@ NEUTRAL: Neutral = {
     "speed": ("standard",),
     "thread": _NOTHING,
 }
-_ROLES = {
-    "assistant": {"text", "tool_use", "thinking", "redacted_thinking"},
-    "user": {"text", "tool_result"},
-    "system": {"text"},
+_READ = {
+    "assistant": (TextBlock, ToolUseBlock, ThinkingBlock),
+    "user": (TextBlock, ToolResultBlock),
+    "system": (TextBlock,),
 }
+
+# Lines at the head of a system prompt that are the client's accounting. They change from request to request, so a
+# prompt that began with them would share no prefix with any other.
+_ACCOUNTING = re.compile(r"(?:(x-anthropic-[a-z0-9-]+):[^\n]*(?:\n|\Z))+")
 
 
 class Message(Nested):
     """One turn."""
 
     role: Literal["user", "assistant", "system"]
-    content: Blocks
+    content: Blocks = Field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _blocks_of_its_role(self) -> Self:
-        if not self.content and self.role != "assistant":
-            raise PydanticCustomError("no_content", "Only an assistant's message may have no content.")
-        for block in self.content:
-            if block.type not in _ROLES[self.role]:
-                words = "A message of role '{role}' has no blocks of type '{kind}'."
-                raise PydanticCustomError("block_role", words, {"role": self.role, "kind": block.type})
-        return self
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        yield from (f"content[{number}]" for number, block in enumerate(self.content) if self._read(block) is None)
 
+    @property
+    def blocks(self) -> Sequence[Any]:
+        """The blocks that a turn of its role may have; other text is a text block."""
+        return [read for block in self.content if (read := self._read(block)) is not None]
 
-class Tool(Nested):
-    """A tool of the client's own."""
+    def _read(self, block: Any) -> Any:
+        if isinstance(block, OtherBlock) and self.role != "assistant" and block.text is not None:
+            return TextBlock(type="text", text=block.text)
+        return block if isinstance(block, _READ[self.role]) else None
 
-    type: Literal["custom"] | None = None
-    name: Annotated[str, Field(pattern=NAME)]
-    description: str | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
-    cache_control: CacheControl | None = None
-    # They ask for what is always so.
-    eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    def check(self, path: str) -> None:
+        """Raises ApiError where the turn asks for what no model here can do. path: the message's, in the request."""
+        for number, block in enumerate(self.content if self.role == "user" else ()):
+            if isinstance(block, OtherBlock) and block.asks_to_be_read:
+                param = f"{path}.content[{number}]"
+                words = f"blocks of type '{block.type[:64]}' are not supported here: models read text."
+                raise unsupported(param, f"Invalid '{param}': {words}")
 
 
-class ToolChoice(Nested):
-    """The tools that the model may or must call."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-    @model_validator(mode="after")
-    def _name_of_a_tool(self) -> Self:
-        if (self.type == "tool") != (self.name is not None):
-            raise PydanticCustomError("tool_choice_name", "'name' goes with the type 'tool', and with no other.")
-        return self
-
-
-class Thinking(Nested):
+class Thinking(Hinting, Nested):
     """The reasoning before an answer. display: whether answers show it."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    hints: ClassVar[frozenset[str]] = frozenset({"budget_tokens", "display"})
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: TokenCount | None = None
     display: Literal["summarized", "omitted"] | None = None
-
-    @model_validator(mode="after")
-    def _budget_where_it_belongs(self) -> Self:
-        if (self.type == "enabled") != (self.budget_tokens is not None):
-            words = "'budget_tokens' goes with the type 'enabled', and with no other."
-            raise PydanticCustomError("thinking_budget", words)
-        return self
 
 
 class OutputFormat(Nested):
@@ -109,42 +95,78 @@ class OutputConfig(Hinting, Nested):
 
     hints: ClassVar[frozenset[str]] = frozenset({"effort"})
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(Nested):
+class Metadata(Hinting, Nested):
     """The client's own notes, which ask for nothing."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"user_id"})
 
     user_id: str | None = None
 
 
-class CountRequest(Nested):
+class CountRequest(Hinting, Nested):
     """The body of /v1/messages/count_tokens: what makes the prompt."""
+
+    hints: ClassVar[frozenset[str]] = frozenset({"thinking"})
 
     model: str | None = None  # None: the one that is served
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: Texts | None = None
-    tools: (
-        Annotated[list[Annotated[Tool, known_type("tools", "custom")]], Field(max_length=MAX_TOOLS, fail_fast=True)]
-        | None
-    ) = None
+    tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None  # where output_config.format was first
-    cache_control: CacheControl | None = None
+    cache_control: Any = None  # it asks for what is always so, in whatever form
+
+    def unknown_fields(self) -> Iterator[str]:
+        """See Open."""
+        yield from super().unknown_fields()
+        yield from (f"tools[{number}]" for number, tool in enumerate(self.tools or ()) if not isinstance(tool, Tool))
+        if (accounting := self._accounting) is not None:
+            yield f"system.{accounting[1]}"
 
     def check_combinations(self) -> None:
         """Checks fields that only make sense together. Raises ApiError."""
-        if self.tool_choice is not None and not self.tools:
-            raise invalid("'tool_choice' is only allowed with 'tools'.", "tool_choice")
-        if self.form is not None and self.messages[-1].role == "assistant":
+        for number, message in enumerate(self.messages):
+            message.check(f"messages[{number}]")
+        if self.tool_choice is not None and self.tool_choice.must_call and not self.own_tools:
+            words = "there are no 'tools' to choose from: those that only a vendor's servers run are left out."
+            raise invalid(f"Invalid 'tool_choice': {words}", "tool_choice")
+        if self.form is not None and self.goes_on:
             raise invalid("An answer that is begun already cannot be given a form.", "output_config.format")
         if self.output_format is not None and self.output_config is not None and self.output_config.format is not None:
             raise invalid("'output_format' and 'output_config.format' exclude each other.", "output_format")
-        if any(block.type == "tool_use" for block in self.messages[-1].content):
-            raise invalid("The last message has calls of tools, whose results must follow.", "messages")
+
+    @property
+    def own_tools(self) -> Sequence[Tool]:
+        """The tools that a model here may call."""
+        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
+
+    @property
+    def calls_last(self) -> bool:
+        """True where the last turn is the assistant's and has calls, whose results do not follow."""
+        return any(isinstance(block, ToolUseBlock) for block in self.messages[-1].blocks)
+
+    @property
+    def goes_on(self) -> bool:
+        """True where the answer goes on the last message."""
+        return self.messages[-1].role == "assistant" and not self.calls_last
+
+    @property
+    def system_texts(self) -> Sequence[str]:
+        """The texts of the system prompt, without the client's accounting."""
+        texts = [block.text or "" for block in self.system or ()]
+        if (accounting := self._accounting) is not None:
+            texts[0] = texts[0][accounting.end() :]
+        return [text for text in texts if text]
+
+    @property
+    def _accounting(self) -> re.Match[str] | None:
+        return _ACCOUNTING.match(self.system[0].text or "") if self.system else None
 
     @property
     def effort_field(self) -> str:
@@ -160,10 +182,10 @@ class CountRequest(Nested):
         return self.output_format
 
 
-class MessagesRequest(Hinting, CountRequest):
+class MessagesRequest(CountRequest):
     """The body of /v1/messages."""
 
-    hints: ClassVar[frozenset[str]] = frozenset({"service_tier"})
+    hints: ClassVar[frozenset[str]] = CountRequest.hints | {"metadata", "service_tier"}
 
     max_tokens: TokenCount
     stop_sequences: Stops | None = None
@@ -177,9 +199,8 @@ class MessagesRequest(Hinting, CountRequest):
     def check_combinations(self) -> None:
         """See CountRequest."""
         super().check_combinations()
-        budget = None if self.thinking is None else self.thinking.budget_tokens
-        if budget is not None and budget >= self.max_tokens:
-            raise invalid("'thinking.budget_tokens' must be below 'max_tokens'.", "thinking.budget_tokens")
+        if self.calls_last:
+            raise invalid("The last message has calls of tools, whose results must follow.", "messages")
 
     @property
     def shows_thinking(self) -> bool:

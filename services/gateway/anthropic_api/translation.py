@@ -4,31 +4,44 @@ A pure function of values: `chat_fields` returns JSON, which is checked as any c
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from contextlib import suppress
+from itertools import count, groupby
+from math import inf
 from typing import Any
 
 import orjson
 
 from services.gateway.anthropic_api.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
-from services.gateway.anthropic_api.request import CountRequest, MessagesRequest, Thinking, Tool, ToolChoice
+from services.gateway.anthropic_api.other_blocks import OtherBlock
+from services.gateway.anthropic_api.request import CountRequest, MessagesRequest, Thinking
+from services.gateway.anthropic_api.tools import Tool, ToolChoice
+from services.gateway.api.chat import ChatRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 _ERROR_PREFIX = "Error: "  # chats have no other mark for a tool that failed
 _SAME_NAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 
 
+class MessagesChat(ChatRequest):
+    """A chat that came by the Messages API, whose clients ask for more tokens than any answer has."""
+
+    @property
+    def clamps_tokens(self) -> bool:
+        """See CommonRequest."""
+        return True
+
+
 def chat_fields(request: CountRequest) -> dict[str, Any]:
     """Returns the fields of the chat that a request asks for, as JSON values; absent where it does not say."""
-    fields: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
-    if request.messages[-1].role == "assistant":
+    fields: dict[str, Any] = {"model": request.model, "messages": list(_messages(request))}
+    if request.goes_on:
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    if request.tools:
-        fields["tools"] = [_tool(tool) for tool in request.tools]
-    if request.tool_choice is not None:
-        fields |= _tool_choice(request.tool_choice)
-    if request.output_config is not None and request.output_config.effort is not None:
-        fields["reasoning_effort"] = _EFFORTS[request.output_config.effort]
+    if request.own_tools:
+        fields["tools"] = [_tool(tool) for tool in request.own_tools]
+        if request.tool_choice is not None:
+            fields |= _tool_choice(request.tool_choice)
+    if request.output_config is not None:
+        fields["reasoning_effort"] = request.output_config.effort
     if request.thinking is not None:
         fields |= _thinking(request.thinking)
     if request.form is not None:
@@ -37,35 +50,38 @@ def chat_fields(request: CountRequest) -> dict[str, Any]:
     if isinstance(request, MessagesRequest):
         fields |= {name: getattr(request, name) for name in _SAME_NAME}
         fields |= {"stop": request.stop_sequences, "user": request.metadata and request.metadata.user_id}
+        if (fields.get("thinking_token_budget") or 0) >= request.max_tokens:
+            del fields["thinking_token_budget"]  # it bounds nothing
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _messages(request: CountRequest) -> list[dict[str, Any]]:
+def _messages(request: CountRequest) -> Iterator[dict[str, Any]]:
     """Turns of one role that follow each other are one message, as Anthropic's API has it."""
-    messages: list[dict[str, Any]] = []
-    if request.system:
-        messages.append({"role": "system", "content": _texts(request.system)})
+    if request.system_texts:
+        yield {"role": "system", "content": _texts(request.system_texts)}
+    number, calls = count(), dict[str, int]()  # the number of each call so far, by its id
     for role, turns in groupby(request.messages, lambda message: message.role):
-        blocks = [block for turn in turns for block in turn.content]
+        blocks = [block for turn in turns for block in turn.blocks]
         if role == "assistant":
-            messages.append(_answer(blocks))
+            calls |= {block.id: next(number) for block in blocks if isinstance(block, ToolUseBlock)}
+            yield _answer(blocks)
         else:
-            messages += _asked(role, blocks)
-    return messages
+            yield from _asked(role, blocks, calls)
 
 
-def _asked(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for are_results, part in groupby(blocks, lambda block: isinstance(block, ToolResultBlock)):
-        if are_results:
-            yield from map(_result, part)
-        else:
-            yield {"role": role, "content": _texts(list(part))}
+def _asked(role: str, blocks: Sequence[Any], calls: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Results come first, in the order of their calls: templates know no other place for them."""
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    yield from map(_result, sorted(results, key=lambda block: calls.get(block.tool_use_id, inf)))
+    texts = [block.text for block in blocks if isinstance(block, TextBlock) and block.text]
+    if texts or (role == "user" and not results):
+        yield {"role": role, "content": _texts(texts or [""])}
 
 
 def _answer(blocks: Sequence[Any]) -> dict[str, Any]:
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    texts = [block.text for block in blocks if isinstance(block, TextBlock) and block.text]
     calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
-    reasoning = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    reasoning = "\n".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock) and block.thinking)
     message: dict[str, Any] = {"role": "assistant"}
     if texts:
         message["content"] = _texts(texts)
@@ -76,20 +92,36 @@ def _answer(blocks: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
-def _texts(blocks: Sequence[TextBlock]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": block.text} for block in blocks]
+def _texts(texts: Sequence[str]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
-    return {"id": block.id, "type": "function", "function": function}
+    function = {"name": block.name, "arguments": orjson.dumps(_arguments(block.input)).decode()}
+    return {"id": block.id or None, "type": "function", "function": function}
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """Returns the input of a call as the object that templates go through; what is none comes under `value`."""
+    if isinstance(value, str):
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(value or "{}")
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"value": value}
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
-    texts = _texts(block.content or [TextBlock(type="text", text="")])
+    texts = [_result_text(part) for part in block.content] or [""]
     if block.is_error:
-        texts[0]["text"] = _ERROR_PREFIX + texts[0]["text"]
-    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": texts}
+        texts[0] = _ERROR_PREFIX + texts[0]
+    return {"role": "tool", "tool_call_id": block.tool_use_id or None, "content": _texts(texts)}
+
+
+def _result_text(part: TextBlock | OtherBlock) -> str:
+    if isinstance(part, TextBlock):
+        return part.text or ""
+    return part.placeholder if part.text is None else part.text
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

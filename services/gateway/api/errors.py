@@ -20,6 +20,7 @@ from services.gateway.api.generation import (
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 OVERLOADED = "server_overloaded"  # a code
+TOO_LONG = "context_length_exceeded"  # too
 
 
 @dataclass(eq=False)
@@ -76,7 +77,7 @@ def from_generation_error(error: GenerationError, prompt_param: str) -> ApiError
             return unavailable("No worker can take this request now. Try again later.", retry_after_s)
         case TooLarge():
             message = "This request needs more KV memory than any worker has. Shorten the prompt or lower max_tokens."
-            return invalid(message, prompt_param, "context_length_exceeded")
+            return invalid(message, prompt_param, TOO_LONG)
         case Unsupported(restricted=True):
             names = "its form, 'allowed_token_ids', 'logit_bias', 'bad_words' and 'min_tokens'"
             return invalid(f"The answer cannot go on: {names} exclude each other.", None, "no_token_left")

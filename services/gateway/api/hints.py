@@ -14,8 +14,12 @@ from services.gateway.api.strict import Open
 
 _NUMBER = re.compile(r"\[\d+\]")
 
+_ACCOUNT = "it is the client's accounting"
+_EDITS = "it leaves earlier turns out of the prompt, which stay in it"
+_THERE = "every tool is there from the start, and may be called"
+_UNREADABLE = "it holds nothing that a model here can read"
+_VENDORS = "only its vendor's servers run it, or its vendor's models know it"
 _EFFORT = "how much a model reasons is its own matter where its chat template does not read the wish"
-_HOSTED = "only the vendor's servers run this tool"
 _LENGTH = "how much a model writes is its own matter"
 _MEDIA = "it says how media are read, and no request has any"
 _PRICE = "it chooses a price or a place of the vendor's"
@@ -24,13 +28,25 @@ _CACHE = "every prompt's prefixes are cached, for as long as there is room"
 # Each hint's path, and the reason why an answer is right without it. A name is the same hint in every API, and `[]` any
 # entry of a list.
 HINTS: Mapping[str, str] = {
-    "context_management": "it leaves earlier turns out of the prompt, which stay in it",
+    "billing_policy": _PRICE,
+    "compaction": _EDITS,
+    "container": _VENDORS,
+    "context_management": _EDITS,
     "diagnostics": "it asks for notes about the answer",
+    "fallback_credit_token": _PRICE,
+    "fallbacks": "the model that is named answers",
     "guided_decoding_backend": "a form is the same with every program that holds an answer to it",
     "inference_geo": _PRICE,
+    "mcp_servers": _VENDORS,
     "media_io_kwargs": _MEDIA,
+    "messages[].content[]": _UNREADABLE,
+    "messages[].content[].citations": _ACCOUNT,
+    "messages[].content[].content[]": _UNREADABLE,
+    "metadata": _ACCOUNT,
+    "metadata.user_id": _ACCOUNT,
     "mm_processor_kwargs": _MEDIA,
     "output_config.effort": _EFFORT,
+    "output_config.task_budget": _LENGTH,
     "prediction": "it makes a known answer come faster, and changes no token",
     "prompt_cache_options": _CACHE,
     "prompt_cache_retention": _CACHE,
@@ -41,13 +57,20 @@ HINTS: Mapping[str, str] = {
     "service_tier": _PRICE,
     "speed": _PRICE,
     "store": "an answer is not kept where nothing can fetch it",
+    "system.x-anthropic-billing-header": _ACCOUNT,
     "text.verbosity": _LENGTH,
     "thinking": "a model that reasons always does so where its chat template cannot switch that off",
     "thinking.budget_tokens": "a model that does not reason keeps every budget",
+    "thinking.display": "the reasoning is shown",
     "thinking_token_budget": "a model that does not reason keeps every budget",
-    "tools[]": _HOSTED,
+    "tools[]": _VENDORS,
+    "tools[].allowed_callers": _THERE,
+    "tools[].defer_loading": _THERE,
+    "tools[].eager_input_streaming": "every answer is streamed as it comes",
+    "tools[].input_examples": "no chat template shows examples",
+    "tools[].type": _THERE,
     "verbosity": _LENGTH,
-    "web_search_options": _HOSTED,
+    "web_search_options": _VENDORS,
 }
 
 

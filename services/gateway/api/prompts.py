@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.api.errors import ApiError, invalid
+from services.gateway.api.errors import TOO_LONG, ApiError, invalid
 from services.gateway.api.reading import Reading
 from services.gateway.api.request_record import RequestRecord
 from services.gateway.text.cuts import MOST_UNCUT, NoCuts
@@ -96,7 +96,7 @@ def cut(token_ids: np.ndarray, kept: int | None, *, from_right: bool) -> np.ndar
 def too_long(max_tokens: int, found: str, param: str) -> ApiError:
     """The error for what does not fit the context. `found`: the client's own number."""
     message = f"This model's maximum context length is {max_tokens} tokens. However, {found}."
-    return invalid(message, param, "context_length_exceeded")
+    return invalid(message, param, TOO_LONG)
 
 
 def _far_too_long(max_tokens: int, param: str) -> ApiError:

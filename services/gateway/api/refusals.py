@@ -9,6 +9,7 @@ REASONS: Mapping[str, str] = {
     "use_beam_search": "'use_beam_search' is not supported by this server: answers are sampled, without beam search.",
     "length_penalty": "'length_penalty' is not supported by this server: it belongs to beam search.",
     "best_of": "'best_of' is not supported by this server: ask for 'n' choices with 'logprobs', and choose among them.",
+    "thread": "'thread' is not supported by this server, which keeps no conversation: send all of it.",
     **{
         name: _GUIDED.format(name=name)
         for name in (

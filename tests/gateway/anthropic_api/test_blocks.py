@@ -35,12 +35,12 @@ CALLS = [
 ]
 CASES: dict[str, tuple[list[Update], list[dict[str, Any]]]] = {
     "nothing": ([update(finish="stop")], []),
-    "text": ([update("a"), update("b", finish="stop")], [{"type": "text", "text": "ab", "citations": None}]),
+    "text": ([update("a"), update("b", finish="stop")], [{"type": "text", "text": "ab"}]),
     "all in one": (
         [update("text", "why", [ToolCallPart(0, "c", "f", '{"x": "y"}')], "tool_calls")],
         [
             {"type": "thinking", "thinking": "why", "signature": "unsigned"},
-            {"type": "text", "text": "text", "citations": None},
+            {"type": "text", "text": "text"},
             {"type": "tool_use", "id": "c", "name": "f", "input": {"x": "y"}},
         ],
     ),
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[list[Update], list[dict[str, Any]]]] = {
         THINKS_AND_CALLS,
         [
             {"type": "thinking", "thinking": "First add.", "signature": "unsigned"},
-            {"type": "text", "text": "Adding now.", "citations": None},
+            {"type": "text", "text": "Adding now."},
             *CALLS,
         ],
     ),
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[list[Update], list[dict[str, Any]]]] = {
             update("and"),
             update(calls=[ToolCallPart(1, "call_2", "now", "{}")], finish="tool_calls"),
         ],
-        [CALLS[0], {"type": "text", "text": "and", "citations": None}, CALLS[1]],
+        [CALLS[0], {"type": "text", "text": "and"}, CALLS[1]],
     ),
 }
 
@@ -109,7 +109,7 @@ def _joined(block: dict[str, Any]) -> dict[str, Any]:
         case "tool_use":
             return {**block, "input": json.loads(pieces or "{}")}
         case "text":
-            return {**block, "text": pieces, "citations": None}
+            return {**block, "text": pieces}
         case _:
             return {**block, "thinking": pieces}
 
@@ -166,9 +166,16 @@ def test_cached_tokens_are_not_input_tokens():
     [
         ("", {}),
         ('{"a": {"b": 1}}', {"a": {"b": 1}}),
-        ('{"a": [1, 2', {"a": [1, 2]}),
+        ('{"a": [1, 2', {}),
+        ('{"a": 12', {}),
+        ('{"a": "x, y", "b": {"c": [1]}, "d": "e', {"a": "x, y", "b": {"c": [1]}}),
+        ('{"a": "\\"},", "b": 1', {"a": '"},'}),
+        (' {"a": {"b": 1}', {}),
+        ('{"a": 1} {', {"value": '{"a": 1} {'}),
+        ("[1, 2", {"value": "[1, 2"}),
         ("[1]", {"value": [1]}),
         ("no JSON", {"value": "no JSON"}),
+        ("{no JSON", {}),
         ('{"a": 123456789012345678901234567890}', {"value": '{"a": 123456789012345678901234567890}'}),
     ],
 )

@@ -91,8 +91,6 @@ async def test_thinking_may_be_omitted(api: Api, client: anthropic.AsyncAnthropi
     [
         ({"tool_choice": {"type": "tool", "name": "sub"}}, "tool_choice"),
         ({"tools": [*ASKED["tools"], *ASKED["tools"]]}, "tools[1].name"),
-        ({"thinking": {"type": "disabled"}}, "thinking"),  # the template cannot
-        ({"output_config": {"effort": "low"}}, "output_config.effort"),
         ({"tools": [{"name": f"f{number}", "input_schema": {}} for number in range(129)]}, "tools"),
         ({"tools": [{"name": "f" * 129, "input_schema": {}}]}, "tools[0].name"),
     ],
@@ -105,6 +103,32 @@ async def test_errors_of_tools_and_thinking_name_their_fields(
     message = refused.value.body["error"]["message"]
     assert message.startswith(f"{param}: ")
     assert "reasoning_effort" not in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"thinking": {"type": "disabled"}}, "thinking"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "between_tools"}}, None),
+        ({"thinking": {"type": "enabled"}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 120}}, None),
+    ],
+)
+async def test_wishes_for_more_or_less_thinking_that_the_template_does_not_know(
+    api: Api, client: anthropic.AsyncAnthropic, fields: dict[str, Any], named: str | None
+):
+    answer = await client.messages.with_raw_response.create(**ASKED, **fields)
+    assert answer.headers.get("x-baton-ignored-fields") == named
+    assert (await answer.parse()).content[0].type == "thinking"
+    assert not api.generator.requests[-1].capsules[0].sampling.grammar
+
+
+async def test_a_budget_of_thinking_below_all_tokens_is_kept(api: Api, client: anthropic.AsyncAnthropic):
+    await ask(client, False, thinking={"type": "enabled", "budget_tokens": 119})
+    assert "{0,119}" in api.generator.requests[-1].capsules[0].sampling.grammar
 
 
 async def test_as_many_tools_and_as_long_names_as_are_taken(api: Api, client: anthropic.AsyncAnthropic):

@@ -176,7 +176,7 @@ def test_answers_show_thinking_unless_it_is_to_be_omitted(thinking: dict[str, An
     assert request(thinking=thinking).shows_thinking is shown
 
 
-@pytest.mark.parametrize(("effort", "expected"), [("low", "low"), ("high", "high"), ("max", "high")])
+@pytest.mark.parametrize(("effort", "expected"), [("low", "low"), ("high", "high"), ("max", "max")])
 def test_effort(effort: str, expected: str):
     assert translated(output_config={"effort": effort})["reasoning_effort"] == expected
 
@@ -201,4 +201,11 @@ def test_a_form_of_the_answer():
     ],
 )
 def test_errors_name_the_fields_of_the_request(chats: str, own: str):
-    assert own_name(chats) == own
+    assert own_name(chats, request(tools=[{"name": "f", "input_schema": {}}] * 3)) == own
+
+
+def test_errors_number_tools_as_the_request_does():
+    search, tool = {"type": "web_search_20260318", "name": "s"}, {"name": "f", "input_schema": {}}
+    asked = request(tools=[search, tool, search, tool])
+    assert own_name("tools[1].function.name", asked) == "tools[3].name"
+    assert own_name("tools", asked) == "tools"

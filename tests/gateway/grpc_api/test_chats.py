@@ -213,7 +213,6 @@ async def test_tools_that_the_template_does_not_know_are_inserted_and_metadata_s
         ({"tools": TOOLS, "tool_name": "nobody"}, "chat.tool_name"),
         ({"tool_choice": "required"}, "chat.tool_choice"),
         ({"tool_name": "weather"}, "chat.tool_name"),
-        ({"reasoning_effort": "extreme"}, "chat.reasoning_effort"),
         ({"thinking_token_budget": 2**31}, "chat.thinking_token_budget"),
         ({"messages": [{**USER, "tool_calls": [CALL] * 513}]}, "chat.messages[0].tool_calls"),
     ],
@@ -226,11 +225,17 @@ async def test_a_bad_field_is_named_as_it_is_called_here(both: Both, chat: dict[
     assert both.api.generator.requests == []
 
 
-async def test_what_the_model_cannot_do_is_refused_by_name():
+async def test_what_the_model_cannot_do_is_refused_by_name_and_hints_are_named():
+    hints = {"thinking_token_budget": 5, "reasoning_effort": "low"}
     async with running_api(template="{{ tools }} in a form of its own") as api, served_by(api) as both:
         assert (await both.refusal(tools=TOOLS)).startswith("chat.tools: ")
-        assert (await both.refusal(thinking_token_budget=5)).startswith("chat.thinking_token_budget: ")
-        assert (await both.refusal(reasoning_effort="low")).startswith("chat.reasoning_effort: ")
+        request = inference_pb2.GenerateRequest(chat={"messages": [USER], **hints})
+        assert await ignored(both, request) == "chat.reasoning_effort, chat.thinking_token_budget"
+        odd = inference_pb2.GenerateRequest(chat={"messages": [USER], "reasoning_effort": "extreme"})
+        assert await ignored(both, odd) == "chat.reasoning_effort"
+    async with running_api(strict_fields=True) as api, served_by(api) as both:
+        for name, value in hints.items():
+            assert (await both.refusal(**{name: value})).startswith(f"chat.{name}: ")
 
 
 def with_unknown(message: Message) -> Message:
