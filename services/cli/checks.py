@@ -52,6 +52,14 @@ def advertised_host(host: str, given: str | None, redis_url: str | None) -> str 
     return given or host
 
 
+def check_model_aliases(served_names: str, aliases: Sequence[str]) -> None:
+    """Raises Refusal for an alias of a name that is not served."""
+    for alias in aliases:
+        name = alias.rpartition("=")[2]
+        if name not in served_names.split(","):
+            raise Refusal(f"--model-alias {alias}: {name} is none of the served names; see --served-model-name")
+
+
 def check_keys(hosts: Sequence[str], api_keys: Sequence[str], file: Path | None, allow_anonymous: bool) -> None:
     """Raises Refusal for addresses that other machines reach and no key, unless the user allows it; for a bad file.
 

@@ -70,7 +70,7 @@ def _up(values: Values) -> int:
         checks.check_engine(build(EngineConfig, values | {"model": path}))
         values["generation_overrides"] = {**demo.sampling, **values["generation_overrides"]}
         values |= {"makes_model": demo.is_random, "model_note": demo.note}
-    values |= {"model": path, "served_model_name": values.get("served_model_name") or name}
+    values |= {"model": path, "served_model_name": _served_names(values, name)}
     if demo is None or not demo.is_random:
         values |= _facts(values)
     return run(build(UpConfig, values))
@@ -100,8 +100,15 @@ def _gateway(values: Values) -> int:
     tls_checks.check_serving(build(ServingSettings, named), build(ProcessSettings, named))
     path, name = find_model(values["model"], values.get("revision"), weights=False)
     return start.run_gateway(
-        build(GatewayConfig, values | {"model": path, "served_model_name": values.get("served_model_name") or name})
+        build(GatewayConfig, values | {"model": path, "served_model_name": _served_names(values, name)})
     )
+
+
+def _served_names(values: Values, name: str) -> str:
+    """The names that clients know the model by. name: where none are given. Raises Refusal."""
+    names = values.get("served_model_name") or name
+    checks.check_model_aliases(names, values["model_aliases"])
+    return names
 
 
 def _check_keys(values: Values) -> None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from enum import StrEnum
+from itertools import chain
 from typing import Any, get_args
 
 import typer
@@ -23,10 +24,12 @@ def add_command(
     Typer reads a command's options from a function's signature: the one of `command` is made of the fields.
     """
     fields = [field for config in configs for field in options_of(config)]
+    repeated = [field.name for field in fields if field.option.repeats]
     variables = {field: variable for config in configs for field, variable in variables_of(config).items()}
 
     def command(**values: Any) -> None:
         given = {field: value for field, value in values.items() if value is not None}
+        given |= {field: tuple(chain.from_iterable(given.get(field, ()))) for field in repeated}
         read = {field: variable.parse(os.environ.get(variable.name, "")) for field, variable in variables.items()}
         raise typer.Exit(run(given | read))
 
@@ -50,7 +53,7 @@ def _parameter(field: OptionField, defaults: Mapping[str, Any]) -> inspect.Param
         envvar=option.variable,
     )
     # The type of what a parser reads is a text's.
-    kind = field.type if option.parse is None else str | None
+    kind = field.type if option.parse is None else list[str] | None if option.repeats else str | None
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
 
 

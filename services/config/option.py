@@ -35,6 +35,7 @@ class Option:
     min: float | None = None
     max: float | None = None
     parse: Callable[[str], Any] | None = None  # makes the field's value of a text; raises OptionError or Refusal
+    repeats: bool = False  # the flag may be given several times; the tuples that `parse` makes are joined
     default: str | None = None  # as a text, where `parse` reads it and None is not the field's default
     variable: str | None = None  # in the environment; it holds where the flag is not given
 

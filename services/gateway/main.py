@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import Runners, make_runners
+from services.gateway.api.served_model import ModelNames
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
 from services.gateway.dispatch.discovery import follow_registry
 from services.gateway.dispatch.dispatcher import Dispatcher, WorkerAccess
@@ -316,7 +317,7 @@ def _runners(
     if model.generation.not_applied:
         log.warning("settings of generation_config.json are not applied", names=model.generation.not_applied)
     tokenizer = load_tokenizer(files)
-    serving, name = config.serving, config.serving.served_model_name
+    serving = config.serving
     chat_template = load_chat_template(
         files,
         tokenizer.special_tokens,
@@ -324,7 +325,8 @@ def _runners(
         replaceable=serving.trust_request_chat_template,
     )
     chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
-    return make_runners(model, name, tokenizer, chat_model, dispatcher, metrics, tracing)
+    names = ModelNames.of(serving.served_model_name, serving.model_aliases)
+    return make_runners(model, names, tokenizer, chat_model, dispatcher, metrics, tracing)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:

@@ -48,7 +48,7 @@ def _context(config: UpConfig, max_model_len: int | None) -> dict[str, str]:
 
 def _example(config: UpConfig) -> str:
     """A request that the model can answer: a chat, or without a chat template a completion."""
-    body: dict[str, object] = {"model": config.serving.served_model_name}
+    body: dict[str, object] = {"model": config.serving.served_model_name.partition(",")[0]}
     if config.chats:
         path, body["messages"] = "chat/completions", [{"role": "user", "content": "What is the capital of France?"}]
     else:

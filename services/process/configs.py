@@ -63,6 +63,23 @@ def parse_origins(text: str) -> tuple[str, ...]:
     return origins
 
 
+def parse_model_names(text: str) -> str:
+    """The names of `name,name`, without spaces around them. Raises OptionError."""
+    names = [part.strip() for part in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise OptionError(f"{text!r} has an empty name, or one name twice")
+    return ",".join(names)
+
+
+def parse_model_aliases(text: str) -> tuple[str, ...]:
+    """The aliases of `pattern=name,pattern=name`. Raises OptionError."""
+    aliases = tuple(part.strip() for part in text.split(",") if part.strip())
+    for alias in aliases:
+        if not all(alias.rpartition("=")):
+            raise OptionError(f"{alias!r} is not PATTERN=NAME, such as 'claude-*=NAME'")
+    return aliases
+
+
 def parse_api_keys(text: str) -> tuple[str, ...]:
     """The keys of `key,key`. Raises OptionError, whose words have nothing of a key."""
     keys = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -162,9 +179,24 @@ class ServingSettings:
     served_model_name: Annotated[
         str,
         Option(
-            panel=_MODEL, help="What clients call the model. Default: its id, or the name of its directory or file."
+            panel=_MODEL,
+            parse=parse_model_names,
+            metavar="NAME,...",
+            help="What clients call the model; answers carry the first name. Default: its id, or the name of its "
+            "directory or file.",
         ),
     ]
+    model_aliases: Annotated[
+        tuple[str, ...],
+        Option(
+            flag="--model-alias",
+            parse=parse_model_aliases,
+            repeats=True,
+            metavar="PATTERN=NAME",
+            help="Another name that clients may ask for, and the served one that it stands for: 'claude-*=NAME'. In a "
+            "pattern * stands for anything. May be given several times.",
+        ),
+    ] = ()
     host: Annotated[
         str,
         Option(panel=_ADDRESSES, help="Address to listen on for clients. Another than loopback needs keys, and TLS."),

@@ -33,7 +33,7 @@ from services.config import (
     WorkerRole,
 )
 from services.config.engine import EngineConfig
-from services.config.option import OptionField, options_of
+from services.config.option import OptionField, Refusal, options_of
 from services.doctor.config import DoctorConfig
 from services.launcher import main as launcher
 from services.launcher import random_model
@@ -75,6 +75,7 @@ GPU: dict[str, tuple[str, Any]] = {
 }
 SERVING: dict[str, tuple[str, Any]] = {
     "--served-model-name=name": ("served_model_name", "name"),
+    "--model-alias=claude-*=name,gpt-*=name": ("model_aliases", ("claude-*=name", "gpt-*=name")),
     "--host=0.0.0.0": ("host", "0.0.0.0"),
     "--port=81": ("port", 81),
     "--grpc-port=82": ("grpc_port", 82),
@@ -338,3 +339,19 @@ def test_the_table_of_services_alone_has_every_further_option_with_its_default()
 
 def test_the_table_of_doctor_has_every_option_of_its_own_with_its_default() -> None:
     check(described(section("Doctor")), options_of(DoctorConfig))
+
+
+def test_names_and_their_aliases(model: Path, configs: list[Any]) -> None:
+    aliases = ["--model-alias=claude-*=b", "--model-alias", "gpt-*=a, o?=a"]
+    baton("gateway", f"--model={model}", "--workers=a:1", "--served-model-name=a, b", *aliases)
+    baton("gateway", f"--model={model}", "--workers=a:1", f"--model-alias=*={model.name}")
+    assert [config.serving.served_model_name for config in configs] == ["a,b", model.name]
+    assert configs[0].serving.model_aliases == ("claude-*=b", "gpt-*=a", "o?=a")
+    for odd in ("claude-*", "=a", "x="):
+        with pytest.raises(typer.BadParameter, match="PATTERN=NAME"):
+            baton("gateway", f"--model={model}", "--workers=a:1", "--served-model-name=a", f"--model-alias={odd}")
+    for odd in ("a,,b", "a,a", ","):
+        with pytest.raises(typer.BadParameter, match="empty name, or one name twice"):
+            baton("gateway", f"--model={model}", "--workers=a:1", f"--served-model-name={odd}")
+    with pytest.raises(Refusal, match="claude-\\*=b: b is none of the served names"):
+        baton("gateway", f"--model={model}", "--workers=a:1", "--served-model-name=a", "--model-alias=claude-*=b")

@@ -20,6 +20,7 @@ from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.request_runner import make_runners
+from services.gateway.api.served_model import ModelNames
 from services.gateway.grpc_api.server import GrpcServer
 from services.gateway.grpc_api.servicer import InferenceServicer
 from services.gateway.http.http_protocol import Shutdown, plain_http_answer
@@ -84,6 +85,7 @@ async def running_api(
     tool_template: str | None = None,
     keys: Authenticator | None = None,
     tls: CertificateFiles | None = None,
+    names: ModelNames | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -96,7 +98,7 @@ async def running_api(
             template, tokenizer.special_tokens, replaceable=trusts_templates, tool_use=tool_template
         )
     chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
-    runners = make_runners(model, MODEL, tokenizer, chat_model, generator, metrics)
+    runners = make_runners(model, names or ModelNames.of(MODEL), tokenizer, chat_model, generator, metrics)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     parts = AppParts(
         runners=runners,

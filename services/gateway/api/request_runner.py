@@ -31,7 +31,7 @@ from services.gateway.api.request_record import RequestRecord
 from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.sampling import bad_word_tokens, for_prompt, resolve_sampling, seed_of_choice
 from services.gateway.api.schema import Request
-from services.gateway.api.served_model import ServedModel
+from services.gateway.api.served_model import ModelNames, ServedModel
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import GrammarChecks
 from services.gateway.api.terms import Terms
@@ -279,7 +279,7 @@ class Runners:
 
 def make_runners(
     model: ModelInfo,
-    served_model_name: str,
+    names: ModelNames,
     tokenizer: Tokenizer,
     chat_model: ChatModel,
     generator: Generator,
@@ -288,11 +288,11 @@ def make_runners(
 ) -> Runners:
     """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
     served = ServedModel(
-        name=served_model_name,
+        names=names,
         vocab_size=model.vocab_size,
         defaults=model.generation,
         created=int(time.time()),
-        fingerprint=_fingerprint(model.digest or served_model_name),
+        fingerprint=_fingerprint(model.digest or names.listed[0]),
     )
     side, processes = SideThread(), SideProcesses(tokenizer.backend.to_str)
     grammars = GrammarChecks(processes)

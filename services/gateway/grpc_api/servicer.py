@@ -127,8 +127,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Answers one call. inference.proto has its description."""
         async with self._answering("grpc.models", request, context):
             max_model_len = await self._runners.chat.max_model_len()
-        model = inference_pb2.Model(id=self._model.name, created=self._model.created, max_model_len=max_model_len)
-        return inference_pb2.ListModelsResponse(models=[model])
+        created, names = self._model.created, self._model.names.listed
+        models = [inference_pb2.Model(id=name, created=created, max_model_len=max_model_len) for name in names]
+        return inference_pb2.ListModelsResponse(models=models)
 
     async def _checked(
         self,

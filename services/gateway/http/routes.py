@@ -40,7 +40,8 @@ class _Endpoint:
     """A handler in the form that the router calls."""
 
     def __init__(self, handler: Handler, described: DescribedRoute, envelope: Envelope | None) -> None:
-        self._name = described.path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
+        name = described.path.removeprefix("/v1/").strip("/").partition("/{")[0].replace("/", ".")
+        self._name = name or "root"
         self.described = described
         self._handler = handler
         self._envelope = envelope

@@ -264,7 +264,7 @@ class EmbeddingList(Described):
 
 
 class ModelDescription(Described):
-    """The model that is served. `max_model_len` is null before a worker has come."""
+    """The model that is served, in OpenAI's fields and in Anthropic's. Lengths are null before a worker has come."""
 
     id: str
     object: Literal["model"]
@@ -273,13 +273,20 @@ class ModelDescription(Described):
     root: str
     parent: None
     max_model_len: int | None
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
 
 
 class ModelList(Described):
-    """The one model."""
+    """The names of the one model, in OpenAI's form and in Anthropic's."""
 
     object: Literal["list"]
     data: list[ModelDescription]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
 
 
 class TokenizeAnswer(Described):

@@ -39,7 +39,8 @@ from services.gateway.openai.tokens import Tokens
 
 # At these nobody is asked for a key: they say whether the gateway serves, and to scrapers of metrics how. A browser has
 # no key to open a page with; the page of the API has a field for it.
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}"})
+_DOCS_PATHS = ("/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}")
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", *_DOCS_PATHS})
 OPEN_ADMIN_PATHS = frozenset({"/health", "/metrics", "/ready"})
 _AT_ADMIN_PORT, _AT_API_PORT = ("/metrics", "/debug/"), ("/v1/", "/docs", "/openapi.json")  # beginnings of paths
 
@@ -95,6 +96,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/detokenize", tokens.detokenize, operations.DETOKENIZE, "POST"),
         route("/version", probes.version, operations.VERSION),
         route("/load", probes.load, operations.LOAD),
+        route("/", probes.health, operations.ROOT),
         route("/ping", probes.health, operations.HEALTH),
         route("/health", probes.health, operations.HEALTH),
         route("/ready", probes.ready, operations.READY),

@@ -120,6 +120,9 @@ MODEL = Operation(summary="The model of this name", answer=ModelDescription, err
 VERSION = Operation(summary="The version of the server", answer=VersionAnswer)
 LOAD = Operation(summary="How many requests are being answered", answer=LoadAnswer)
 HEALTH = Operation(summary="200 while the process is alive", answer=HealthAnswer)
+ROOT = Operation(
+    summary="200 while the process is alive, for clients that look whether there is a server", answer=HealthAnswer
+)
 READY = Operation(summary="200 when a request would find a worker", answer=ReadyAnswer, errors=_NOT_READY)
 METRICS = Operation(summary="Metrics in Prometheus' text format", media_type="text/plain")
 LEDGER = Operation(summary="Every choice in flight, every worker, and what routing has learned", answer=AnyObject)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -27,23 +28,31 @@ class Models:
         self._generator = generator
 
     async def list(self, exchange: Exchange) -> None:
-        """Sends a list of the one model."""
-        await exchange.respond(200, orjson.dumps({"object": "list", "data": [self._describe()]}))
+        """Sends a list of the one model's names, in OpenAI's form and in Anthropic's."""
+        names = self._model.names.listed
+        pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        listed = {"object": "list", "data": [self._describe(name) for name in names], **pages}
+        await exchange.respond(200, orjson.dumps(listed))
 
     async def retrieve(self, exchange: Exchange) -> None:
         """Sends a model by its name. Raises ApiError."""
-        self._model.check(exchange.path_params["model"])
-        await exchange.respond(200, orjson.dumps(self._describe()))
+        name = self._model.find(exchange.path_params["model"])
+        await exchange.respond(200, orjson.dumps(self._describe(name)))
 
-    def _describe(self) -> dict[str, object]:
+    def _describe(self, name: str) -> dict[str, object]:
+        created = datetime.fromtimestamp(self._model.created, UTC)
         return {
-            "id": self._model.name,
+            "id": name,
             "object": "model",
             "created": self._model.created,
             "owned_by": "baton",
             "root": self._model.name,
             "parent": None,
             "max_model_len": self._generator.max_model_len,
+            "type": "model",
+            "display_name": name,
+            "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "max_input_tokens": self._generator.max_model_len,
         }
 
 

@@ -20,6 +20,7 @@ from services.config import Pooling
 from services.gateway.api.chat_answers import ChatModel
 from services.gateway.api.generation import Delta, Expired, Failed, Overloaded, TooLarge, Unavailable, Unsupported
 from services.gateway.api.request_runner import make_runners
+from services.gateway.api.served_model import ModelNames
 from services.gateway.api.side_thread import SideThread
 from services.gateway.api.structured import StructuredOutputs, grammar_of
 from services.gateway.grpc_api.server import GrpcServer
@@ -88,7 +89,7 @@ async def serving(forms: AnswerForms = NO_FORMS) -> AsyncIterator[Served]:
     generator, metrics = ScriptedGenerator(Script(one_delta(hello))), GatewayMetrics(CollectorRegistry())
     model = ModelInfo(tokenizer.vocab_size, 4096, GenerationDefaults())
     template = ChatTemplate(CHATML, tokenizer.special_tokens)
-    runners = make_runners(model, MODEL, tokenizer, ChatModel(template, forms), generator, metrics)
+    runners = make_runners(model, ModelNames.of(MODEL), tokenizer, ChatModel(template, forms), generator, metrics)
     server = GrpcServer(InferenceServicer(runners, metrics, 300.0), generator, runners.side, MAX_MESSAGE_BYTES)
     port = await server.start("127.0.0.1", 0)
     beside = [asyncio.create_task(server.report_health()), asyncio.create_task(runners.processes.run())]

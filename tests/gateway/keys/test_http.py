@@ -24,7 +24,7 @@ from tests.gateway.running_api import MODEL, Api, running_api
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OPEN = {"/health", "/ping", "/ready", "/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}"}
+OPEN = {"/", "/health", "/ping", "/ready", "/openapi.json", "/docs", f"/docs/{STYLE}", f"/docs/{SCRIPT}"}
 OPEN_AT_ADMIN = {"/health", "/ready", "/metrics"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 MESSAGE = {**CHAT, "max_tokens": 5}
