@@ -1,0 +1,62 @@
+"""Requests as workers would be sent them, in JSON values under vLLM's names: for endpoints that generate nothing."""
+
+from typing import Any
+
+from services.gateway.api.schema import CommonRequest
+from services.protocol.capsule import Capsule
+
+
+def rendered(request: CommonRequest, capsule: Capsule, request_id: str, model: str) -> dict[str, Any]:
+    """Returns what a worker would be sent for a capsule of a request."""
+    return {
+        "request_id": request_id,
+        "token_ids": capsule.token_ids,
+        "sampling_params": _sampling_params(request, capsule),
+        "model": model,
+        "stream": bool(request.stream),
+        "stream_options": {"include_usage": request.include_usage} if request.stream else None,
+    }
+
+
+def _sampling_params(request: CommonRequest, capsule: Capsule) -> dict[str, Any]:
+    """The parameters under vLLM's names, with defaults filled in."""
+    sampling = capsule.sampling
+    return {
+        "n": request.n or 1,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": request.seed,
+        "stop": request.stop or [],
+        "stop_token_ids": sampling.stop_token_ids,
+        "bad_words": request.bad_words or [],
+        "ignore_eos": sampling.ignore_eos,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "logprobs": sampling.num_logprobs,
+        "prompt_logprobs": sampling.num_prompt_logprobs,
+        "allowed_token_ids": list(sampling.allowed_token_ids) or None,
+        "logprob_token_ids": list(sampling.logprob_token_ids) or None,
+        "include_stop_str_in_output": bool(request.include_stop_str_in_output),
+        "spaces_between_special_tokens": request.spaces_between_special_tokens is not False,
+        "skip_special_tokens": request.skip_special_tokens is not False,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
+        "structured_outputs": _structured_outputs(request),
+    }
+
+
+def _structured_outputs(request: CommonRequest) -> dict[str, Any] | None:
+    """The form of the answer, in vLLM's field whichever field asked for it."""
+    wanted = request.response_format
+    if request.structured_outputs is not None:
+        return request.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "structural_tag":
+        return {"structural_tag": wanted.model_dump(by_alias=True, exclude_none=True)}
+    schema = None if wanted.json_schema is None else wanted.json_schema.json_schema
+    return {"json_object": True} if schema is None else {"json": schema}
