@@ -17,6 +17,7 @@ from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields, parse_request, validate_request
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
+from services.gateway.http.rendered import rendered
 from services.gateway.http.streams import EventSink, collected
 
 _FEW_BYTES = 16 << 10  # of a body, which become messages in a millisecond or two
@@ -25,7 +26,7 @@ Asked = TypeVar("Asked", bound=CountRequest)
 
 
 class Messages:
-    """POST /v1/messages and POST /v1/messages/count_tokens."""
+    """POST /v1/messages, POST /v1/messages/count_tokens and POST /v1/messages/render."""
 
     def __init__(self, runners: Runners, limits: Limits) -> None:
         self._runner = runners.chat
@@ -55,6 +56,14 @@ class Messages:
         with in_words_of_messages(request):
             (prompt,) = await self._runner.tokenize(chat, exchange.record, exchange.caller)
         await exchange.respond(200, orjson.dumps({"input_tokens": len(prompt.token_ids)}))
+
+    async def render(self, exchange: Exchange) -> None:
+        """Sends what a worker would be sent for a request. Raises ApiError, ClientGone."""
+        request, chat = await self._read(exchange, MessagesRequest)
+        with in_words_of_messages(request):
+            (capsule,) = await self._runner.capsules(chat, exchange.record, exchange.caller)
+        answer = rendered(chat, capsule, f"msg_{exchange.record.request_id}", self._runner.model.name)
+        await exchange.respond(200, await self._side.run(orjson.dumps, answer, None, orjson.OPT_SERIALIZE_NUMPY))
 
     async def _read(self, exchange: Exchange, kind: type[Asked]) -> tuple[Asked, ChatRequest]:
         body = await exchange.read_json(self._limits.max_body_bytes)

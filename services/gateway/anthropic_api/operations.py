@@ -4,6 +4,7 @@ from services.gateway.anthropic_api.answers import AnswerMessage, MessageEvent, 
 from services.gateway.anthropic_api.errors import STATUS_OVERLOADED, MessagesEnvelope
 from services.gateway.anthropic_api.request import NEUTRAL, CountRequest, MessagesRequest
 from services.gateway.http.operation import READING, Operation
+from services.gateway.http.rendered import Rendered
 
 _TOKENIZING = (*READING, 404, 429, STATUS_OVERLOADED)
 
@@ -20,6 +21,14 @@ COUNT_TOKENS = Operation(
     summary="The number of tokens of a prompt",
     bodies={CountRequest: NEUTRAL},
     answer=TokenCountAnswer,
+    error=MessagesError,
+    errors=_TOKENIZING,
+    id_headers=MessagesEnvelope.id_headers,
+)
+RENDER = Operation(
+    summary="A request as token ids and sampling parameters, without an answer",
+    bodies={MessagesRequest: NEUTRAL},
+    answer=Rendered,
     error=MessagesError,
     errors=_TOKENIZING,
     id_headers=MessagesEnvelope.id_headers,

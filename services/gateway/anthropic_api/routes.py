@@ -15,5 +15,6 @@ def messages_routes(runners: Runners, limits: Limits) -> list[Route]:
     messages, envelope = Messages(runners, limits), MessagesEnvelope()
     return [
         route("/v1/messages", messages.create, operations.MESSAGES, "POST", envelope),
+        route("/v1/messages/render", messages.render, operations.RENDER, "POST", envelope),
         route("/v1/messages/count_tokens", messages.count_tokens, operations.COUNT_TOKENS, "POST", envelope),
     ]

@@ -1,8 +1,8 @@
 """The answers as they are described in /openapi.json, field by field."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, RootModel
+from pydantic import BaseModel, ConfigDict
 
 from services.gateway.http.operation import Described
 
@@ -296,50 +296,6 @@ class TokenizeAnswer(Described):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str | None] | None
-
-
-class RenderedParams(Described):
-    """The sampling parameters of a prompt, under vLLM's names."""
-
-    n: int
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int | None
-    stop: list[str]
-    stop_token_ids: list[int]
-    bad_words: list[str]
-    ignore_eos: bool
-    max_tokens: int
-    min_tokens: int
-    logprobs: int | None
-    prompt_logprobs: int | None
-    allowed_token_ids: list[int] | None
-    logprob_token_ids: list[int] | None
-    include_stop_str_in_output: bool
-    spaces_between_special_tokens: bool
-    skip_special_tokens: bool
-    logit_bias: dict[str, float] | None
-    structured_outputs: dict[str, Any] | None
-
-
-class Rendered(Described):
-    """A prompt as a worker would be sent it, in the form of a request to vLLM's `/inference/v1/generate`."""
-
-    request_id: str
-    token_ids: list[int]
-    sampling_params: RenderedParams
-    model: str
-    stream: bool
-    stream_options: dict[str, bool] | None
-
-
-class RenderedList(RootModel[list[Rendered]]):
-    """One entry for each prompt."""
 
 
 class DetokenizeAnswer(Described):

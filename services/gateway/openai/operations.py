@@ -4,6 +4,7 @@ from services.gateway.api.chat import ChatRequest
 from services.gateway.api.completions import CompletionRequest
 from services.gateway.api.embedding_inputs import EmbeddingRequest
 from services.gateway.http.operation import GENERATING, READING, TOKENIZING, Operation, Schema
+from services.gateway.http.rendered import Rendered, RenderedList
 from services.gateway.openai.answers import (
     AnyObject,
     ChatCompletion,
@@ -17,8 +18,6 @@ from services.gateway.openai.answers import (
     ModelDescription,
     ModelList,
     ReadyAnswer,
-    Rendered,
-    RenderedList,
     RequestList,
     TokenizeAnswer,
     TokenizerInfo,

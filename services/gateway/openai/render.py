@@ -7,12 +7,12 @@ from typing import Generic
 
 import orjson
 
-from services.gateway.api.rendered import rendered
 from services.gateway.api.request_runner import RequestRunner
 from services.gateway.api.schema import Request
 from services.gateway.api.validation import Neutral, ignored_fields
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.limits import Limits
+from services.gateway.http.rendered import rendered
 
 
 class RenderEndpoint(Generic[Request]):

@@ -166,3 +166,18 @@ async def test_more_tokens_than_there_is_room_for_are_cut_to_the_room(api: Api):
     response = await ask(api, {"max_tokens": 32_000})
     assert response.json()["stop_reason"] == "max_tokens"
     assert IGNORED not in response.headers
+
+
+async def test_what_a_worker_would_be_sent_is_what_it_is_sent(api: Api):
+    fields = {"max_tokens": 32_000, "system": "Be brief.", "top_k": 3, "speed": "fast", "stop_sequences": ["x"]}
+    sent = await capsule(api, fields)
+    rendered = await ask(api, fields, "/v1/messages/render")
+    assert (rendered.status_code, rendered.headers[IGNORED]) == (200, "speed")
+    answer = rendered.json()
+    assert answer["request_id"] == f"msg_{rendered.headers['request-id']}"
+    assert answer["token_ids"] == sent.token_ids.tolist()
+    params = answer["sampling_params"]
+    assert (params["max_tokens"], params["top_k"], params["stop"]) == (sent.sampling.max_tokens, 3, ["x"])
+    assert len(api.generator.requests) == 1
+    refused = await ask(api, {"max_tokens": 0}, "/v1/messages/render")
+    assert (refused.status_code, refused.json()["type"]) == (400, "error")

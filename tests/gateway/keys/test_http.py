@@ -69,7 +69,7 @@ async def test_every_route_but_the_open_ones_refuses_who_has_no_key_or_a_wrong_o
                     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/", "//health", "/health/", "/docs/"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1/nothing", "/x//health", "/health/", "/docs/"])
 async def test_a_path_that_there_is_not_tells_a_stranger_nothing(api: Api, path: str):
     assert (await api.http.get(path)).status_code == 401
     assert (await api.http.post("/v1/models", json={})).status_code == 401

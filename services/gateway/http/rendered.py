@@ -2,8 +2,55 @@
 
 from typing import Any
 
+from pydantic import RootModel
+
 from services.gateway.api.schema import CommonRequest
+from services.gateway.http.operation import Described
 from services.protocol.capsule import Capsule
+
+
+class RenderedParams(Described):
+    """The sampling parameters of a prompt, under vLLM's names."""
+
+    n: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: list[str]
+    stop_token_ids: list[int]
+    bad_words: list[str]
+    ignore_eos: bool
+    max_tokens: int
+    min_tokens: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    allowed_token_ids: list[int] | None
+    logprob_token_ids: list[int] | None
+    include_stop_str_in_output: bool
+    spaces_between_special_tokens: bool
+    skip_special_tokens: bool
+    logit_bias: dict[str, float] | None
+    structured_outputs: dict[str, Any] | None
+
+
+class Rendered(Described):
+    """A prompt as a worker would be sent it, in the form of a request to vLLM's `/inference/v1/generate`."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling_params: RenderedParams
+    model: str
+    stream: bool
+    stream_options: dict[str, bool] | None
+
+
+class RenderedList(RootModel[list[Rendered]]):
+    """One entry for each prompt."""
 
 
 def rendered(request: CommonRequest, capsule: Capsule, request_id: str, model: str) -> dict[str, Any]:
