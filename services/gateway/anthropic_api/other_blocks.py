@@ -70,5 +70,6 @@ def _text_of(content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    texts = [block.get("text") if isinstance(block, Mapping) else None for block in content]
-    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else None
+    found = [block.get("text") if isinstance(block, Mapping) else None for block in content]
+    texts = [text for text in found if isinstance(text, str)]
+    return "\n".join(texts) if len(texts) == len(found) else None

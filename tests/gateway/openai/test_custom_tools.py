@@ -52,7 +52,7 @@ async def test_calls_of_custom_tools_whole_and_streamed(api: Api, client: openai
     assert (second.function.name, second.function.arguments) == ("clock", '{"zone": 1}')
     names, inputs, arguments = list[str](), "", ""
     async for chunk in await client.chat.completions.create(stream=True, **fields):
-        for part in chunk.choices[0].to_dict()["delta"].get("tool_calls", ()):  # type: ignore[attr-defined]
+        for part in chunk.choices[0].to_dict()["delta"].get("tool_calls", ()):
             assert ("custom" in part) == (part["index"] == 0)
             called = part.get("custom") or part["function"]
             names += [called["name"]] if "name" in called else []
