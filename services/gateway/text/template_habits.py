@@ -1,4 +1,4 @@
-"""The habits of a chat template: which histories it refuses. Found by small probes when a gateway starts."""
+"""The habits of a chat template: which histories it refuses, or shows in part. Probes find them at a gateway's start."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Arguments(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """The histories that a template refuses.
+    """The histories that a template refuses, or whose messages it does not all show; with tools, or without them.
 
     no_system: messages of the system; the next two are then true as well. one_system: two of them in a row.
     system_first: one that is not the first message.
@@ -38,25 +38,25 @@ class Habits:
 
 def find_habits(render: Render) -> Habits:
     """Returns the habits of a template."""
-    user, answer, system = _says("user"), _says("assistant"), _says("system")
-    if render([user], ()) is None:
-        return Habits()
+    with_tools = [tools for tools in ((), (_TOOL,)) if render([_says("user")], tools) is not None]
 
-    def refuses(*messages: Mapping[str, Any]) -> bool:
-        return render(messages, ()) is None
+    def refuses(*roles: str) -> bool:
+        messages = [_says(role, number) for number, role in enumerate(roles)]
+        texts = [render(messages, tools) for tools in with_tools]
+        return any(text is None or any(each["content"] not in text for each in messages) for text in texts)
 
-    no_system = refuses(system, user)
+    no_system = refuses("system", "user")
     return Habits(
         no_system=no_system,
-        one_system=no_system or refuses(system, system, user),
-        system_first=no_system or refuses(system, user, answer, system, user),
-        alternates=refuses(user, user) or refuses(user, answer, answer, user),
+        one_system=no_system or refuses("system", "system", "user"),
+        system_first=no_system or refuses("system", "user", "assistant", "system", "user"),
+        alternates=refuses("user", "user") or refuses("user", "assistant", "assistant", "user"),
         arguments=_arguments(render),
     )
 
 
-def _says(role: str, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": "Hi", **more}
+def _says(role: str, number: int = 0, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": f"utterance{number}", **more}
 
 
 def _arguments(render: Render) -> Arguments:

@@ -32,6 +32,14 @@ ALTERNATES = (
 # As Gemma's.
 NONE = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + ALTERNATES
 
+# As gpt-oss': it leaves messages of the system out but the first.
+DROPS = "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + SAYS + "{% endif %}{% endfor %}"
+# As Llama 3's: what follows the system's message shows the tools.
+SHOWS_TOOLS = (
+    "{% if tools and messages[0].role == 'system' and messages[1].role != 'user' %}"
+    "{{ raise_exception('Cannot put tools in the first user message') }}{% endif %}" + PLAIN
+)
+
 OBJECTS = PLAIN.replace("c.function.name ", "c.function.name + (c.function.arguments | items | list | tojson) ")
 METHODS = PLAIN.replace("c.function.name ", "c.function.name + (c.function.arguments.items() | list | string) ")
 TEXTS = PLAIN.replace("c.function.name ", "c.function.name + c.function.arguments ")
@@ -51,6 +59,8 @@ def chat(turns: str) -> list[dict[str, Any]]:
         (FIRST, Habits(one_system=True, system_first=True)),
         (ALTERNATES, Habits(one_system=True, system_first=True, alternates=True)),
         (NONE, Habits(no_system=True, one_system=True, system_first=True, alternates=True)),
+        (DROPS, Habits(one_system=True, system_first=True)),
+        (SHOWS_TOOLS, Habits(one_system=True)),
         (OBJECTS, Habits(arguments=Arguments.OBJECTS)),
         (METHODS, Habits(arguments=Arguments.OBJECTS)),
         (TEXTS, Habits(arguments=Arguments.TEXTS)),

@@ -325,6 +325,9 @@ def test_the_prompt_may_have_begun_the_message() -> None:
     template = shared.template
     assert template.begun("<|im_start|>assistant\nA<|im_end|>\n<|im_start|>assistant\n<think>\n") == "<think>\n"
     assert template.begun("no mark") == ""
+    # Mistral's templates write nothing before an answer to the result of a tool.
+    result = '[INST]Hi[/INST][TOOL_CALLS][{"name": "f"}]</s>[TOOL_RESULTS]{"content": 1}[/TOOL_RESULTS]'
+    assert template.begun(result) == ""
 
 
 def test_the_space_after_the_prompts_part_is_kept() -> None:

@@ -18,6 +18,7 @@ START_ANCHORS = [
     "<|assistant|>",
     "<start_of_turn>model\n",
     "[/INST]",
+    "[/TOOL_RESULTS]",
 ]
 
 _FUNCTION = {"type": "function", "function": "{content}"}
