@@ -1,4 +1,4 @@
-"""The habits of a chat template: which histories it refuses, or shows in part. Probes find them at a gateway's start."""
+"""The habits of a chat template: the histories that it refuses or cuts. Probes find them when a gateway starts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
