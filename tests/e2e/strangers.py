@@ -86,11 +86,13 @@ def _anybody() -> ssl.SSLContext:
 
 
 def _over_http(url: str, paths: Set[str]) -> str | None:
-    """Words for the answers to GET of all paths; None where no HTTP is spoken."""
+    """Words for the answers to GET of all paths; None where no HTTP is spoken but to say that it is TLS."""
     with httpx2.Client(base_url=url, verify=_anybody(), trust_env=False, timeout=_TIMEOUT_S) as client:
         try:
-            client.get("/", timeout=_PATIENCE_S)
+            refused = client.get("/", timeout=_PATIENCE_S)
         except httpx2.TransportError:
+            return None
+        if refused.status_code == 400 and "its URL begins with https://" in refused.text:
             return None
         opened = sorted(path for path in paths if client.get(path).status_code not in _REFUSED)
     return "serves HTTP" if len(opened) == len(paths) else f"401, but {', '.join(f'`{path}`' for path in opened)}"
