@@ -76,7 +76,7 @@ class ParsedChoice(Choice):
         if finish is None and self._reading.single_call and self._answer.num_calls:
             finish = "stop"
         if finish is not None:
-            told = _both(told, self._answer.finish())
+            told = _both(told, self._answer.finish(cut=finish == "length"))
         update = self._update(update, told)
         if finish == "stop" and self._called:
             finish = "tool_calls"

@@ -29,7 +29,7 @@ class _Calls(Protocol):
 
     def feed(self, text: str) -> list[CallPart | str]: ...
 
-    def close(self) -> list[CallPart | str]: ...
+    def close(self, *, cut: bool = False) -> list[CallPart | str]: ...
 
     def copied(self) -> Self: ...
 
@@ -158,30 +158,30 @@ class AnswerText:
         self._add(self._calls, parts)
         return self._sum()
 
-    def finish(self) -> Told:
-        """Returns what is left, after the last text."""
+    def finish(self, *, cut: bool = False) -> Told:
+        """Returns what is left, after the last text. cut: more would have come."""
         self._told = []
         for event in self._parser.finish():
-            self._take(event)
+            self._take(event, cut=cut)
         told = self._sum()
         return told._replace(content=told.content + self._content.finish())
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event, *, cut: bool = False) -> None:
         if event.field.part is Part.CALLS:
-            self._take_calls(event)
+            self._take_calls(event, cut=cut)
         elif event.what is What.TEXT:
             self._told.append((event.field.part, event.text))
         elif event.field.part is Part.REASONING:
             self.reasoned = True
             self._told.append((Part.REASONING, ""))
 
-    def _take_calls(self, event: Event) -> None:
+    def _take_calls(self, event: Event, *, cut: bool) -> None:
         if event.what is What.OPENED:
             self._calls, self._opening, self._any_call = self._reader(event), event.text, False
         elif event.what is What.TEXT and self._calls is not None:
             self._add(self._calls, self._calls.feed(event.text))
         elif self._calls is not None:
-            self._add(self._calls, self._calls.close())
+            self._add(self._calls, self._calls.close(cut=cut))
             if self._calls.rejected and not self._any_call:
                 self._told.append((Part.CONTENT, event.text))
             self.num_calls, self._calls = self._calls.call, None

@@ -101,8 +101,8 @@ class JsonCalls:
             self._reject(text[position:])
         return self._parts
 
-    def close(self) -> list[CallPart | str]:
-        """Returns what is left when the field ends."""
+    def close(self, *, cut: bool = False) -> list[CallPart | str]:
+        """Returns what is left when the field ends. A call that was cut has the arguments that came, and no more."""
         self._parts = []
         try:
             if self._string is not None and self._scalar and not self._depth:

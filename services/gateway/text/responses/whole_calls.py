@@ -44,8 +44,8 @@ class WholeCalls:
         self._text.append(text)
         return []
 
-    def close(self) -> list[CallPart | str]:
-        """Returns the calls."""
+    def close(self, *, cut: bool = False) -> list[CallPart | str]:
+        """Returns the calls. cut: the answer was, in the last of them, whose arguments then lack their last bracket."""
         text, first = "".join(self._text), self.call
         try:
             with reading():
@@ -54,7 +54,8 @@ class WholeCalls:
             self.rejected = True
             return [text]
         self.call += len(calls)
-        return [part for parts in calls for part in parts]
+        parts = [part for parts in calls for part in parts]
+        return [*parts[:-1], _cut(parts[-1])] if cut and parts else [*parts]
 
     def copied(self) -> Self:
         """Returns a reader that goes on by itself."""
@@ -116,8 +117,8 @@ class PythonCalls:
         self._text += rest
         return parts
 
-    def close(self) -> list[CallPart | str]:
-        """Returns what is left when the field ends."""
+    def close(self, *, cut: bool = False) -> list[CallPart | str]:
+        """Returns what is left when the field ends, which is no call, cut or not."""
         if self.rejected or self._ended or not self._text:
             return []
         self.rejected = True
@@ -159,6 +160,10 @@ class PythonCalls:
             return False
         self.call, self._text = self.call + 1, ""
         return True
+
+
+def _cut(part: CallPart) -> CallPart:
+    return part._replace(arguments=part.arguments.removesuffix("}"))
 
 
 def _parts(number: int, name: str, arguments: Any) -> list[CallPart]:
