@@ -158,24 +158,28 @@ def as_input(arguments: str) -> dict[str, Any]:
     """
     if not arguments.strip():
         return {}
-    try:
-        value = from_json(_whole_fields(arguments))
-        orjson.dumps(value)
-    except (ValueError, orjson.JSONEncodeError):  # no JSON, or numbers that answers cannot have
-        value = arguments
-    return value if isinstance(value, dict) else {"value": value}
+    for text in (arguments, *_whole_fields(arguments)):
+        try:
+            value = from_json(text)
+            orjson.dumps(value)
+        except (ValueError, orjson.JSONEncodeError):  # no JSON, or numbers that answers cannot have
+            continue
+        return value if isinstance(value, dict) else {"value": value}
+    return {"value": arguments}
 
 
-def _whole_fields(arguments: str) -> str:
-    """Returns the JSON of an object without the field in which it was cut off, if it was."""
-    depth, end = 0, None
+def _whole_fields(arguments: str) -> Iterator[str]:
+    """Yields JSON of an object that was cut off: with its last field, if that has an end, and without it."""
+    depth, end = 0, 0
     for found in _STRUCTURE.finditer(arguments):
         mark = found[0]
         depth += (mark in "{[") - (mark in "}]")
         if depth == 1 and mark in "{,":
             end = found.start() + (mark == "{")
-    cut_off = depth > 0 and end is not None and arguments.lstrip().startswith("{")
-    return arguments[:end] + "}" if cut_off else arguments
+    if depth > 0 and arguments.lstrip().startswith("{"):
+        if arguments.rstrip().endswith(('"', "}", "]")):
+            yield arguments + "}"
+        yield arguments[:end] + "}"
 
 
 def ending(last: Update) -> dict[str, str | None]:

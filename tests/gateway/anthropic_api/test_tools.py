@@ -136,3 +136,27 @@ async def test_as_many_tools_and_as_long_names_as_are_taken(api: Api, client: an
     names = [f"{number:f>128}" for number in range(128)]
     await ask(client, False, tools=[{"name": name, "input_schema": {}} for name in names])
     assert len(api.generator.requests) == 1
+
+
+TAGS = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n[1, 2"
+CUT = {
+    "hermes": ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [1, 2', '{"a": 1, "b": [1, 2', {"a": 1}),
+    "text": ('<tool_call>\n{"name": "add", "arguments": {"b": "rm -rf /tm', '{"b": "rm -rf /tm', {}),
+    "qwen3-coder": (TAGS, '{"a": 1', {}),
+}
+
+
+@pytest.mark.parametrize("form", CUT)
+async def test_a_call_that_is_cut_off_is_not_closed(form: str):
+    written, pieces, whole = CUT[form]
+    template = TEMPLATE + ("{# <function=f> <parameter=p> #}" if form == "qwen3-coder" else "")
+    async with running_api(template=template) as api:
+        api.generator.max_model_len = 2048
+        api.generator.script = Script(delta_per_token(api.tokens(written), FinishReason.LENGTH))
+        async with anthropic.AsyncAnthropic(base_url=api.base_url, api_key="none", max_retries=0) as client:
+            message = await ask(client, False)
+            assert (message.stop_reason, message.content[-1].name) == ("max_tokens", "add")
+            assert message.content[-1].input == whole
+            stream = await client.messages.create(**ASKED, stream=True)
+            deltas = [event.delta for event in [event async for event in stream] if event.type == "content_block_delta"]
+            assert "".join(delta.partial_json for delta in deltas if delta.type == "input_json_delta") == pieces
