@@ -195,3 +195,37 @@ async def test_requests_are_logged_and_counted_under_their_names(api: Api, clien
     assert [line["endpoint"] for line in api.logs if line["event"] == "request"] == ["messages"]
     metrics = (await api.admin.get("/metrics")).text
     assert 'endpoint="messages.count_tokens"' in metrics
+
+
+@pytest.mark.parametrize("text", ["H", "Hello"])
+async def test_the_first_event_has_what_the_first_token_says_of_the_cache(api: Api, text: str):
+    tokens = api.tokens(text)
+    api.generator.script = Script(delta_per_token(tokens, cached_tokens=4))
+    async with anthropic.AsyncAnthropic(base_url=api.base_url, api_key="none", max_retries=0) as client:
+        events = [event async for event in await client.messages.create(**ASKED, stream=True)]
+    first, last = events[0].message.usage, events[-2].usage
+    assert (first.cache_read_input_tokens, last.cache_read_input_tokens) == (4, 4)
+    assert first.input_tokens == last.input_tokens == len(api.generator.requests[-1].capsules[0].token_ids) - 4
+    assert last.output_tokens == len(tokens)
+
+
+async def test_a_prompt_that_is_too_long_is_said_to_be_so(client: anthropic.AsyncAnthropic):
+    for text in ("x" * 300, "x" * 100_000):
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: This model's maximum context length"):
+            await client.messages.create(**{**ASKED, "messages": [{"role": "user", "content": text}]})
+
+
+async def test_the_tool_runner_goes_on_without_a_thread(api: Api, client: anthropic.AsyncAnthropic):
+    @anthropic.beta_async_tool  # type: ignore[untyped-decorator]
+    async def add(a: int, b: int) -> str:
+        """Adds."""
+        return str(a + b)
+
+    api.generator.max_model_len = 2048
+    runner = client.beta.messages.tool_runner(**ASKED, tools=[add])
+    assert (await runner.until_done()).content[0].text == "Hello, 🙂 world"
+    assert [line["status"] for line in api.logs if line["event"] == "request"] == [400, 200]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await client.beta.messages.create(**ASKED, thread={"type": "create"})
+    details = refused.value.body["error"]["details"]
+    assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
