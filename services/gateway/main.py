@@ -325,8 +325,8 @@ def _runners(
         replaceable=serving.trust_request_chat_template,
     )
     chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
-    names = ModelNames.of(serving.served_model_name, serving.model_aliases)
-    return make_runners(model, names, tokenizer, chat_model, dispatcher, metrics, tracing)
+    names, clamps = ModelNames.of(serving.served_model_name, serving.model_aliases), serving.clamp_max_tokens
+    return make_runners(model, names, tokenizer, chat_model, dispatcher, metrics, tracing, clamps_tokens=clamps)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:

@@ -309,6 +309,13 @@ class ServingSettings:
             help="Refuse requests with fields that nobody knows. Else these are ignored, and the answer names them.",
         ),
     ] = False
+    clamp_max_tokens: Annotated[
+        bool,
+        Option(
+            help="Cut max_tokens of chats and completions to what the context has left. Else a request for more is "
+            "refused."
+        ),
+    ] = False
     enable_tokenizer_info_endpoint: Annotated[
         bool, Option(help="Serve /tokenizer_info: the model's tokenizer_config.json and its chat template.")
     ] = False

@@ -94,6 +94,7 @@ SERVING: dict[str, tuple[str, Any]] = {
     "--no-worker-wait=0.5": ("no_worker_wait_s", 0.5),
     "--ttft-slo=1.5": ("ttft_slo_s", 1.5),
     "--strict-fields": ("strict_fields", True),
+    "--clamp-max-tokens": ("clamp_max_tokens", True),
     "--enable-tokenizer-info-endpoint": ("enable_tokenizer_info_endpoint", True),
     "--chat-template=chat.jinja": ("chat_template", "chat.jinja"),
     "--trust-request-chat-template": ("trust_request_chat_template", True),

@@ -86,6 +86,7 @@ async def running_api(
     keys: Authenticator | None = None,
     tls: CertificateFiles | None = None,
     names: ModelNames | None = None,
+    clamps_tokens: bool = False,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -98,7 +99,8 @@ async def running_api(
             template, tokenizer.special_tokens, replaceable=trusts_templates, tool_use=tool_template
         )
     chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
-    runners = make_runners(model, names or ModelNames.of(MODEL), tokenizer, chat_model, generator, metrics)
+    chosen = names or ModelNames.of(MODEL)
+    runners = make_runners(model, chosen, tokenizer, chat_model, generator, metrics, clamps_tokens=clamps_tokens)
     limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
     parts = AppParts(
         runners=runners,

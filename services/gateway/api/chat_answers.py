@@ -1,7 +1,7 @@
 """Tools and reasoning of one model: which requests it can answer, and how prompt and answer are made."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.gateway.api.answer_grammar import ReasoningFirst, WantedAnswer, answer_grammar
@@ -122,10 +122,10 @@ class ChatAnswers:
         form, param = grammar_of(request.response_format, request.structured_outputs, self._tokenizer.marks)
         reasoning = self._reasoning_first(request, reading)
         wanted = self._wanted(request, form, reasoning)
+        if wanted.must_call and wanted.form:  # a form is that of the content, and there is none
+            wanted = replace(wanted, form="")
         if not wanted.constrained or (not wanted.tools and reasoning is None):
             return form, param
-        if wanted.must_call and form:
-            raise invalid("A call that is required excludes a form of the answer.", "tool_choice")
         tools = wanted.must_call or wanted.strict
         return answer_grammar(wanted, self._tokenizer), "tools" if tools else param or "thinking_token_budget"
 

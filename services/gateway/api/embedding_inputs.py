@@ -84,6 +84,9 @@ class EmbeddingInputs:
     async def prompts(self, request: EmbeddingRequest, max_tokens: int) -> list[Prompt]:
         """Returns the prompt of each input, of 1 to `max_tokens` tokens. Raises ApiError."""
         param = request.prompt_param
+        if (request.truncate_prompt_tokens or 0) > max_tokens:
+            message = f"Invalid 'truncate_prompt_tokens': it must be at most the context length of {max_tokens} tokens."
+            raise invalid(message, "truncate_prompt_tokens", "integer_above_max_value")
         inputs = separate_prompts(request.input, param, MAX_INPUTS)
         for one in inputs:
             if isinstance(one, str) and request.truncate_prompt_tokens is None:

@@ -34,6 +34,7 @@ MAX_ALLOWED = 1 << 16
 TOKEN_ID_LIMIT = 2**31
 
 _TOKEN_KEY = re.compile(r"[0-9]{1,10}")
+_SHOWN_KEY_CHARS = 32
 _LABEL = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}")
 
 
@@ -41,13 +42,19 @@ def _logit_bias(value: object) -> object:
     """Converts JSON's keys, which are strings, to token ids."""
     if isinstance(value, dict) and len(value) > MAX_BIASES:
         raise PydanticCustomError("logit_bias", "It must have at most {limit} entries.", {"limit": MAX_BIASES})
-    if not isinstance(value, dict) or not all(_TOKEN_KEY.fullmatch(str(key)) for key in value):
+    if not isinstance(value, dict):
         raise PydanticCustomError("logit_bias", "It must be an object whose keys are token ids.")
-    if len(set(map(int, value))) < len(value):
-        raise PydanticCustomError("logit_bias", "It must not name a token twice.")
-    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
-        raise PydanticCustomError("logit_bias", "Its values must be numbers from -100 to 100.")
-    return {int(token): float(bias) for token, bias in value.items()}
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        named = {"key": str(key)[:_SHOWN_KEY_CHARS]}
+        if not _TOKEN_KEY.fullmatch(str(key)):
+            raise PydanticCustomError("logit_bias", "Its keys must be token ids, and '{key}' is none.", named)
+        if int(key) in biases:
+            raise PydanticCustomError("logit_bias", "It must not name a token twice, as '{key}'.", named)
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise PydanticCustomError("logit_bias", "The value of '{key}' must be a number from -100 to 100.", named)
+        biases[int(key)] = float(bias)
+    return biases
 
 
 def _as_list(value: object) -> object:
@@ -146,7 +153,7 @@ class CommonRequest(Open, ABC):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     top_k: TopK | None = None  # -1 and 0: off
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1), BeforeValidator(_whole)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), BeforeValidator(_whole)] | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Annotated[int, Field(ge=0), BeforeValidator(_whole)] | None = None
@@ -217,6 +224,11 @@ class CommonRequest(Open, ABC):
         )
 
     @property
+    def clamps_tokens(self) -> bool:
+        """True: a request for more tokens than there is room for gets what fits; else it is refused."""
+        return False
+
+    @property
     @abstractmethod
     def asked_tokens(self) -> int | None:
         """The largest number of tokens that the client wants; None: the request does not say."""
@@ -260,8 +272,8 @@ class CommonRequest(Open, ABC):
             raise invalid(words, param, "integer_below_min_value")
         if self.logprob_token_ids is not None and self.num_logprobs is None:
             raise invalid("'logprob_token_ids' is only allowed where 'logprobs' are asked for.", "logprob_token_ids")
-        if self.include_usage and not self.stream:
-            raise invalid("'include_usage' is only allowed when 'stream' is true.", "stream_options")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("'stream_options' is only allowed when 'stream' is true.", "stream_options")
         if self.asks_for_a_form and self.ignore_eos:
             raise invalid("'ignore_eos' excludes structured output, which ends where its form does.", "ignore_eos")
 

@@ -114,7 +114,7 @@ class Updates:
 
     def count(self, delta: Delta) -> Update:
         """Turns a delta into an update, and counts it. Ends the choice of one that a stop string completed."""
-        self._note_time(delta)
+        is_first = self._note_time(delta)
         self._early_cached = delta.cached_tokens
         choice = self._choices[delta.choice]
         before = choice.num_generated
@@ -126,18 +126,22 @@ class Updates:
             self._note_cached(delta)
             if delta.finish is FinishReason.NONE:
                 self._generation.end(delta.choice)
+        elif is_first:  # a later attempt may have computed more
+            self._note_cached(delta)
         return update if self._gathered is None else self._gathered[delta.choice].take(update)
 
-    def _note_time(self, delta: Delta) -> None:
+    def _note_time(self, delta: Delta) -> bool:
+        """Notes when a delta came. True: it is the first of its choice."""
         if self._note_gap(delta.choice):
-            return
+            return False
         record = self._record
         if record.first_token is None:
             record.first_token = now = monotonic()
             self._metrics.ttft.observe(now - record.arrived)
+        return True
 
     def _note_cached(self, delta: Delta) -> None:
-        """Counts a prompt's tokens that no attempt at any of its choices computed, with the last delta of each."""
+        """Counts a prompt's tokens that no attempt at any of its choices computed, with the first and last of each."""
         prompt = delta.choice // self._choices_per_prompt
         known = self._cached[prompt]
         self._cached[prompt] = tokens = delta.cached_tokens if known is None else min(known, delta.cached_tokens)

@@ -61,8 +61,12 @@ def rendered(request: CommonRequest, capsule: Capsule, request_id: str, model: s
         "sampling_params": _sampling_params(request, capsule),
         "model": model,
         "stream": bool(request.stream),
-        "stream_options": {"include_usage": request.include_usage} if request.stream else None,
+        "stream_options": _stream_options(request) if request.stream else None,
     }
+
+
+def _stream_options(request: CommonRequest) -> dict[str, bool]:
+    return {"include_usage": request.include_usage, "continuous_usage_stats": request.continuous_usage}
 
 
 def _sampling_params(request: CommonRequest, capsule: Capsule) -> dict[str, Any]:

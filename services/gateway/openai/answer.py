@@ -45,6 +45,7 @@ class PromptIds(Enum):
 
     IN_CHOICE = auto()
     BESIDE_CHOICES = auto()
+    OPENED = auto()  # in the events before the first chunk, and not in chunks
 
 
 class Answer(Protocol):
@@ -54,8 +55,8 @@ class Answer(Protocol):
     def text_chunk(self) -> Callable[[int, str], bytes]:
         """Returns an event with text of a choice and nothing else."""
 
-    def opening(self, num_choices: int) -> bytes:
-        """The events before the first chunk."""
+    def opening(self, num_choices: int, first: Update, usage: Usage | None = None) -> bytes:
+        """The events before the first chunk, which is that of `first`. usage: so far, where every event has it."""
 
     def chunk(self, update: Update, usage: Usage | None = None) -> bytes:
         """The event for an update. usage: so far, where every event has it."""
@@ -133,7 +134,7 @@ class ChunkTemplate:
         beside: dict[str, object] = {}
         if self._prompt_ids is not None:
             own["token_ids"] = update.generated
-            if update.prompt_token_ids is not None:
+            if update.prompt_token_ids is not None and self._prompt_ids is not PromptIds.OPENED:
                 place = own if self._prompt_ids is PromptIds.IN_CHOICE else beside
                 place["prompt_token_ids"] = json_array(update.prompt_token_ids)
         end = b"," + orjson.dumps(own)[1:-1] + b"}]" + (b"," + orjson.dumps(beside)[1:-1] if beside else b"")

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: the assistant's message, in chunks or whole."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -32,7 +33,7 @@ class ChatAnswer:
 
     def __init__(self, tokenizer: Tokenizer, request: ChatRequest, head: AnswerHead) -> None:
         self._names = TokenNames(tokenizer, by_id=bool(request.return_tokens_as_token_ids))
-        self._entries = LogprobEntries(tokenizer, self._names)
+        self._entries = LogprobEntries(tokenizer, self._names, by_name=request.logprob_token_ids is not None)
         self._about = head.as_json("chatcmpl")
         self._head = {**self._about, "object": "chat.completion.chunk"}
         self._shows_ids, self._with_usage = bool(request.return_token_ids), request.include_usage
@@ -42,16 +43,26 @@ class ChatAnswer:
         self._arguments: dict[int, ChunkTemplate] = {}  # by call
         self._deltas = self._template(b'"delta":', b"")
         self._opening = ChunkTemplate(
-            self._head, b'"delta":{"role":"assistant","content":', b"}", with_usage=self._with_usage
+            self._head,
+            b'"delta":{"role":"assistant","content":',
+            b"}",
+            with_usage=self._with_usage,
+            prompt_ids=PromptIds.BESIDE_CHOICES if self._shows_ids else None,
         )
 
     def _template(self, before: bytes, after: bytes) -> ChunkTemplate:
-        prompt_ids = PromptIds.BESIDE_CHOICES if self._shows_ids else None
+        prompt_ids = PromptIds.OPENED if self._shows_ids else None
         return ChunkTemplate(self._head, before, after, with_usage=self._with_usage, prompt_ids=prompt_ids)
 
-    def opening(self, num_choices: int) -> bytes:
+    def opening(self, num_choices: int, first: Update, usage: Usage | None = None) -> bytes:
         """See Answer."""
-        return b"".join(self._opening.plain(choice, "") for choice in range(num_choices))
+        if self._in_short:
+            return b"".join(self._opening.plain(choice, "") for choice in range(num_choices))
+        opened = Update(0, "", [], None, None, prompt_token_ids=first.prompt_token_ids)
+        usage = None if usage is None else replace(usage, completion_tokens=0)
+        return b"".join(
+            self._opening.full(opened._replace(choice=choice), None, usage) for choice in range(num_choices)
+        )
 
     def chunk(self, update: Update, usage: Usage | None = None) -> bytes:
         """See Answer."""

@@ -44,7 +44,7 @@ class CompletionAnswer:
         self.text_chunk = self._chunks.plain
         self._offsets: dict[int, int] = {}  # by choice: in characters, of its next token
 
-    def opening(self, num_choices: int) -> bytes:
+    def opening(self, num_choices: int, first: Update, usage: Usage | None = None) -> bytes:
         """See Answer: there are none."""
         return b""
 
@@ -95,9 +95,9 @@ class CompletionAnswer:
         }
 
     def _top(self, token: int, logprobs: TokenLogprobs) -> dict[str, float]:
-        """The alternatives and, as in OpenAI's answers, the token itself, by text."""
+        """The token itself and, as in OpenAI's answers, the alternatives, by text."""
         top: dict[str, float] = {}
-        for other, logprob in (*logprobs.top, (token, logprobs.sampled)):
+        for other, logprob in ((token, logprobs.sampled), *logprobs.top):
             top.setdefault(self._names.name(other), max(logprob, LOWEST_LOGPROB))
         return top
 

@@ -68,7 +68,7 @@ async def _stream(
     sink = EventSink(exchange.stream, updates, events.of, answer.text_chunk)
     usage = events.usage()
     first = await side.run_if(takes_long(update), answer.chunk, update, usage)
-    sink.unwritten = answer.opening(updates.num_choices) + first
+    sink.unwritten = answer.opening(updates.num_choices, update, usage) + first
     while not updates.done:
         await exchange.write(sink.unwritten)
         await updates.relay(sink)

@@ -12,7 +12,9 @@ from services.protocol.frames import TokenLogprobs
 class LogprobEntries:
     """Makes the entries of tokens: name, bytes, logprob and the most likely alternatives."""
 
-    def __init__(self, tokenizer: Tokenizer, names: TokenNames) -> None:
+    def __init__(self, tokenizer: Tokenizer, names: TokenNames, *, by_name: bool = False) -> None:
+        """by_name: the request names the alternatives, and the token itself is one of them too."""
+        self._by_name = by_name
         self._tokenizer = tokenizer
         self._names = names
 
@@ -22,8 +24,11 @@ class LogprobEntries:
         return [self._token(token, logprobs) for token, logprobs in pairs if logprobs]
 
     def _token(self, token: int, logprobs: TokenLogprobs) -> dict[str, Any]:
+        own = self._entry(token, logprobs.sampled)
         top = [self._entry(other, logprob) for other, logprob in logprobs.top]
-        return {**self._entry(token, logprobs.sampled), "top_logprobs": top}
+        if self._by_name and all(token != other for other, _ in logprobs.top):
+            top.insert(0, own)
+        return {**own, "top_logprobs": top}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
         raw = self._tokenizer.token_bytes(token)

@@ -195,6 +195,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "integer_below_min_value"),
     ({"stop_token_ids": [100_000]}, "stop_token_ids", None),
     ({"stream_options": {"include_usage": True}}, "stream_options", None),
+    ({"stream_options": {"include_usage": False}}, "stream_options", None),
+    ({"stream": False, "stream_options": {}}, "stream_options", None),
     ({"stream": True, "stream_options": {"nobody": 1}}, "stream_options.nobody", "unknown_parameter"),
     (
         {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
@@ -213,7 +215,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"request_id": "x" * 129}, "request_id", None),
     ({"priority": 2**31}, "priority", "integer_above_max_value"),
     ({"stream": "foo"}, "stream", "invalid_type"),
-    ({"seed": 2**64}, "seed", None),
+    ({"seed": 2**63}, "seed", "integer_above_max_value"),
     ({"seed": -(2**63) - 1}, "seed", None),
     ({"seed": "x"}, "seed", "invalid_type"),
     ({"logit_bias": {"abc": 1}}, "logit_bias", None),
@@ -442,3 +444,17 @@ async def test_prompt_longer_than_the_context(api: Api, length: int):
 async def test_prompt_and_max_tokens_over_the_context(api: Api):
     response = await api.complete(prompt=[5] * 60, max_tokens=5)
     assert_refused(response, "prompt", "context_length_exceeded", says="60 in the prompt, 5 in the completion")
+
+
+@pytest.mark.parametrize(
+    ("biases", "says"),
+    [
+        ({"5": 1, "abc": 1}, "'abc'"),
+        ({"5": 1, "6": 101}, "'6'"),
+        ({"77": 1, "077": 2}, "'077'"),
+        ({"5": 1, "100000": 1}, "100000"),
+        ({"x" * 1000: 1}, "'" + "x" * 32 + "'"),
+    ],
+)
+async def test_a_wrong_bias_is_named_by_its_key(api: Api, biases: dict[str, Any], says: str):
+    assert_refused(await api.complete(logit_bias=biases), "logit_bias", says=says)

@@ -123,7 +123,7 @@ async def test_the_request_or_the_option_says_how_to_pool(api: Api):
     [
         ({"truncate_prompt_tokens": 3}, [9, 8, 7]),
         ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [6, 5, 4]),
-        ({"truncate_prompt_tokens": 100}, [9, 8, 7, 6, 5, 4]),
+        ({"truncate_prompt_tokens": 256}, [9, 8, 7, 6, 5, 4]),
         ({"truncate_prompt_tokens": -1}, [9, 8, 7, 6, 5]),
     ],
 )
@@ -173,6 +173,7 @@ BAD: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
     ({"input": "a", "pooling": "max"}, "pooling", "invalid_value"),
     ({"input": "a", "normalize": "yes"}, "normalize", "invalid_type"),
+    ({"input": "a", "truncate_prompt_tokens": 100_000}, "truncate_prompt_tokens", "integer_above_max_value"),
     ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
     ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "invalid_value"),
     ({"input": "a", "truncation_side": "left"}, "truncation_side", None),

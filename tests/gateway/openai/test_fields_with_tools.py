@@ -67,7 +67,8 @@ async def test_every_chunk_of_calls_has_the_usage_so_far(api: Api):
     api.generator.script = Script(delta_per_token(tokens))
     options = {"include_usage": True, "continuous_usage_stats": True}
     opening, *rest = await answer_of(api, stream=True, tools=TOOLS, stream_options=options)
-    assert opening["usage"] is None
+    assert opening["usage"]["completion_tokens"] == 0
+    assert opening["usage"]["prompt_tokens"] == rest[0]["usage"]["prompt_tokens"] > 0
     counts = [chunk["usage"]["completion_tokens"] for chunk in rest]
     assert counts == sorted(counts)
     assert counts[-1] == len(tokens)

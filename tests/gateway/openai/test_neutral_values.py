@@ -72,7 +72,6 @@ NEUTRAL_RESPONSE: dict[str, Any] = {
     "reasoning": {"effort": None, "summary": "auto"},
     "safety_identifier": "x",
     "service_tier": "auto",
-    "stream_options": {"include_obfuscation": False},
     "text": {"format": {"type": "text"}, "verbosity": "medium"},
     "tool_choice": "auto",
     "tools": [],

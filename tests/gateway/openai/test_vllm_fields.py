@@ -1,6 +1,7 @@
 """Fields of vLLM beside OpenAI's: what answers show beside the text, and how prompts are made."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,12 +78,15 @@ async def test_answers_name_the_system_and_have_no_prompt_logprobs(api: Api):
 
 async def test_every_chunk_has_the_usage_so_far_where_asked_for(api: Api):
     tokens = api.tokens("one two three")
-    api.generator.script = Script(delta_per_token(tokens))
+    api.generator.script = Script(delta_per_token(tokens, cached_tokens=1))
     options = {"include_usage": True, "continuous_usage_stats": True}
-    for send in (api.chat, api.complete):
+    for send, first in ((api.chat, 0), (api.complete, 1)):  # a chat's first chunk has the role and no text
         chunks = [chunk for chunk in events(await send(stream=True, stream_options=options)) if chunk != "[DONE]"]
-        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"]]
-        assert counts == [*range(1, len(tokens) + 1), len(tokens)]  # the last chunk has no choices
+        usages = [chunk["usage"] for chunk in chunks]
+        counts = [usage["completion_tokens"] for usage in usages]
+        assert counts == [*range(first, len(tokens) + 1), len(tokens)]  # the last chunk has no choices
+        assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
+        assert all(usage["prompt_tokens_details"] == {"cached_tokens": 1} for usage in usages)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -252,3 +256,17 @@ async def test_named_logprobs_and_allowed_tokens_reach_the_capsule(api: Api):
     sampling = api.generator.requests[0].capsules[0].sampling
     assert (sampling.allowed_token_ids, sampling.logprob_token_ids) == ((5, 6), (6, 7, 8))
     assert sampling.num_logprobs == 3
+
+
+async def test_the_token_itself_comes_first_and_is_among_named_alternatives(api: Api):
+    token, named = 9, TokenLogprobs(-0.5, ((6, -1.0), (7, -2.0)))
+    (delta,) = one_delta([token])
+    api.generator.script = Script([replace(delta, logprobs=[named])])
+    names = [api.tokenizer.token_bytes(each).decode() for each in (token, 6, 7)]
+    body = (await api.chat(logprobs=True, logprob_token_ids=[6, 7])).json()
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert [top["token"] for top in entry["top_logprobs"]] == names
+    (entry,) = (await api.chat(logprobs=True, top_logprobs=2)).json()["choices"][0]["logprobs"]["content"]
+    assert [top["token"] for top in entry["top_logprobs"]] == names[1:]
+    body = (await api.complete(logprobs=2, logprob_token_ids=[6, 7])).json()
+    assert list(body["choices"][0]["logprobs"]["top_logprobs"][0]) == names

@@ -188,7 +188,42 @@ GOLDEN: list[tuple[str | None, str, str, str, Calls]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "text", "content", "reasoning", "calls"), GOLDEN)
+# Marks inside strings of calls, which the standard's own parser takes for ends.
+STRINGS: list[tuple[str | None, str, str, str, Calls]] = [
+    (
+        "hermes",
+        r'<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>\"</tool_call>\\"}}</tool_call>'
+        '<tool_call>{"name": "g", "arguments": {"</tool_call>": "<tool_call>"}}</tool_call> B',
+        "B",
+        "",
+        [("f", r'{"a": "x</tool_call>\"</tool_call>\\"}'), ("g", '{"</tool_call>": "<tool_call>"}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": "x}}\n</tool_call>\n<tool_call>{"name": "g"}</tool_call>',
+        "",
+        "",
+        [("f", '{"a": "x}}\n'), ("g", "{}")],
+    ),
+    ("hermes", 'A <tool_call>no "JSON</tool_call> B', 'A <tool_call>no "JSON</tool_call> B', "", []),
+    (
+        "mistral-args",
+        '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]g[ARGS]{}"}[TOOL_CALLS]g[ARGS]{"n": 2}',
+        "",
+        "",
+        [("f", '{"a": "[TOOL_CALLS]g[ARGS]{}"}'), ("g", '{"n": 2}')],
+    ),
+    (
+        "pythonic",
+        """[f(a="<|python_end|>", b='"<|python_end|>')]<|python_end|>B""",
+        "B",
+        "",
+        [("f", '{"a": "<|python_end|>", "b": "\\"<|python_end|>"}')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "reasoning", "calls"), [*GOLDEN, *STRINGS])
 def test_pieces_join_to_the_whole(form: str | None, text: str, content: str, reasoning: str, calls: Calls) -> None:
     shared = tables(form)
     for pieces in cuts(text):
@@ -441,7 +476,7 @@ def test_little_is_withheld() -> None:
     assert shown == ["a", " b", "", " <b>", "", "", " <tool_x"]
     answer.feed('<tool_call>{"name": "f", "arguments": ')
     pieces = [answer.feed(piece).calls for piece in ('{"a', '": "', "<", 'b"', "}}")]
-    assert [[part.arguments for part in parts] for parts in pieces] == [["", '{"a'], ['": "'], [], ['<b"'], ["}"]]
+    assert [[part.arguments for part in parts] for parts in pieces] == [["", '{"a'], ['": "'], ["<"], ['b"'], ["}"]]
 
 
 def test_empty_marks_do_not_hold_a_parser() -> None:

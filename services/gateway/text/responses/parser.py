@@ -1,7 +1,8 @@
 """Splits what a model writes into the fields of a response template, while it comes.
 
 Text is withheld only while it may still become a mark. How the text was cut into pieces changes nothing: the events of
-a field joined are the same.
+a field joined are the same. A mark inside a string of a call is no mark, unless a line break is before it: JSON has
+none in strings, so the string was never closed.
 """
 
 import re
@@ -12,12 +13,23 @@ from typing import NamedTuple
 
 import regex
 
-from services.gateway.text.responses.template import Field, Mark, ResponseTemplate
+from services.gateway.text.responses.template import Field, Mark, Part, ResponseTemplate
 
 _CONTEXT = 64  # characters before a text that patterns may look at
 _MAX_EMPTY = 2
+_VISIBLE = re.compile(r"\S")
 _MAX_WITHHELD = 4096  # characters that may become a mark; longer ones do not
 _LOOKS_BACK = re.compile(r"\(\?<[=!]|\\[bBG]|\^")
+
+
+# The quotes of strings, by the content of a field of calls.
+_QUOTES = {"json": '"', "json-sequence": '"', "python-calls": "\"'"}
+_OUTSIDE = {quotes: re.compile(f"[{quotes}]") for quotes in _QUOTES.values()}
+_INSIDE = {quote: re.compile(rf"[\\{quote}]") for quote in "\"'"}
+_BEGIN, _NO_STRINGS = (
+    "begin",
+    "none",
+)  # in the place of a quote: before the text; text that is no JSON
 
 
 class What(Enum):
@@ -68,7 +80,14 @@ class ParserTables:
         self.later = self.between  # after other text
         if any(field.leads for _, field in opening):
             self.later = _Watch([*((mark, field) for mark, field in opening if not field.leads), *closing])
+        self.quotes = {field: _quotes(field) for _, field in opening}
         self.inside = {field: _Watch([(field.close, field)] if field.close else []) for _, field in opening}
+
+
+def _quotes(field: Field) -> str:
+    """Returns the quotes of strings in a field; empty: there are none, or others."""
+    other = set(field.spec.get("content_args", {})) - {"known_names"}
+    return "" if field.part is not Part.CALLS or other else _QUOTES.get(field.spec.get("content", "text"), "")
 
 
 class ResponseParser:
@@ -82,6 +101,8 @@ class ResponseParser:
         self.field: Field | None = self._other  # which the next text belongs to; None: to none
         self._before = ""  # the last text before `_withheld`
         self._withheld = ""
+        self._quotes = ""  # of strings in the field
+        self._string = (_BEGIN, False)  # the quote of the string that the text is in, and whether a backslash was last
 
     def feed(self, text: str) -> list[Event]:
         """Returns what the next text adds."""
@@ -99,6 +120,8 @@ class ResponseParser:
         if self._watch is self._leading:
             self._leave_beginning(text)
         self._before = (self._before + text)[-_CONTEXT:]
+        if self._quotes:
+            self._string = self._followed(text, 0, len(text), self._string)
         return True
 
     def finish(self) -> list[Event]:
@@ -118,6 +141,8 @@ class ResponseParser:
                 found, end = None, min(1, len(rest))
             if end > 0 and self.field is not None:
                 events.append(Event(What.TEXT, self.field, rest[:end]))
+                if self._quotes:
+                    self._string = self._followed(rest, 0, end, self._string)
             if self._leave_beginning(rest[:end]):
                 self._pass(rest[:end])
                 rest, num_empty = rest[end:], 0
@@ -146,10 +171,11 @@ class ResponseParser:
 
     def _step(self, match: "regex.Match[str]", field: Field) -> Event:
         """Opens or closes a field."""
+        self._string = (_BEGIN, False)
         if self.field is field:
-            self.field, self._watch = self._other, self._between
+            self.field, self._watch, self._quotes = self._other, self._between, ""
             return Event(What.CLOSED, field, match.group())
-        self.field, self._watch = field, self._tables.inside[field]
+        self.field, self._watch, self._quotes = field, self._tables.inside[field], self._tables.quotes[field]
         names = {name: text for name, text in match.groupdict().items() if text is not None}
         return Event(What.OPENED, field, match.group(), names)
 
@@ -159,7 +185,7 @@ class ResponseParser:
         undecided = len(text)
         best: tuple[tuple[int, int, bool], regex.Match[str], Field] | None = None
         for mark, field in self._watch.marks:
-            match = mark.pattern.search(text, begin, partial=not whole)
+            match = self._found(mark, text, begin, whole=whole)
             if match is None:
                 continue
             if not whole and (match.partial or _may_grow(match, mark, len(text))):
@@ -173,6 +199,39 @@ class ResponseParser:
         if best is None or best[1].start() >= undecided:
             return None, undecided - begin
         return best[1:], undecided - begin
+
+    def _found(self, mark: Mark, text: str, begin: int, *, whole: bool) -> "regex.Match[str] | None":
+        """Returns the first match of a mark that is in no string."""
+        match = mark.pattern.search(text, begin, partial=not whole)
+        if not self._quotes:
+            return match
+        string = self._string
+        while match is not None:
+            string = self._followed(text, begin, match.start(), string)
+            begin = match.start()
+            if string[0] not in _INSIDE or text[begin - 1 : begin] == "\n":
+                return match
+            match = mark.pattern.search(text, begin + 1, partial=not whole) if begin < len(text) else None
+        return None
+
+    def _followed(self, text: str, begin: int, end: int, string: tuple[str, bool]) -> tuple[str, bool]:
+        """Returns the string that the text is in at its end. string: at its beginning."""
+        quote, escaped = string
+        if quote == _BEGIN and (first := _VISIBLE.search(text, begin, end)) is not None:
+            quote = "" if first.group() in "{[" else _NO_STRINGS
+        while begin < end and quote not in (_BEGIN, _NO_STRINGS):
+            if escaped:
+                escaped, begin = False, begin + 1
+                continue
+            found = (_INSIDE[quote] if quote else _OUTSIDE[self._quotes]).search(text, begin, end)
+            if found is None:
+                break
+            begin, char = found.end(), found.group()
+            if char == "\\":
+                escaped = True
+            else:
+                quote = "" if quote else char
+        return quote, escaped
 
 
 def _may_grow(match: "regex.Match[str]", mark: Mark, end: int) -> bool:
