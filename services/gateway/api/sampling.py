@@ -120,8 +120,6 @@ def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int, *, 
     asked, param, room = request.asked_tokens, request.prompt_param, max_model_len - num_prompt
     if room < 1:
         raise too_long(max_model_len, f"your {param} have {num_prompt} tokens", param)
-    if asked is not None and asked > room and request.clamps_tokens:
-        asked = room
     if asked is not None and asked > room:
         if not clamps and not request.clamps_tokens:
             parts = f"{num_prompt} in the {param}, {asked} in the completion"

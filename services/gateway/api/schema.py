@@ -224,11 +224,6 @@ class CommonRequest(Open, ABC):
         )
 
     @property
-    def clamps_tokens(self) -> bool:
-        """True: a request for more tokens than there is room for gets what fits; else it is refused."""
-        return False
-
-    @property
     @abstractmethod
     def asked_tokens(self) -> int | None:
         """The largest number of tokens that the client wants; None: the request does not say."""
