@@ -5,7 +5,7 @@ namespace="{{ .Release.Namespace }}",pod=~"{{ include "baton.fullname" . }}-gate
 
 {{/* The endpoints that supervisors, load balancers and Prometheus ask, and no client: by the label of a metric. */}}
 {{- define "baton.clients" -}}
-endpoint!~"debug[.].*|health|load|metrics|ping|ready"
+endpoint!~"debug[.].*|docs([.].*)?|health|load|metrics|openapi[.]json|ping|ready|root"
 {{- end }}
 
 {{/* Requests in flight at all gateways, or sequences at all workers of a role. Every gateway reports every worker. */}}

@@ -93,7 +93,7 @@ async def _stream(exchange: Exchange, updates: Updates, events: MessageEvents) -
     update = await updates.next()
     await exchange.start_events()
     sink = EventSink(exchange.stream, updates, events.take, events.text)
-    sink.unwritten = events.opening(updates.early_usage()) + events.take(update)
+    sink.unwritten = events.opening(updates.usage()) + events.take(update)
     while not updates.done:
         await exchange.write(sink.unwritten)
         await updates.relay(sink)

@@ -70,6 +70,5 @@ def _text_of(content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    found = [block.get("text") if isinstance(block, Mapping) else None for block in content]
-    texts = [text for text in found if isinstance(text, str)]
-    return "\n".join(texts) if len(texts) == len(found) else None
+    texts = [text for block in content if isinstance(block, Mapping) and isinstance(text := block.get("text"), str)]
+    return "\n".join(texts) if len(texts) == len(content) else None

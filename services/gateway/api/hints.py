@@ -18,8 +18,8 @@ _ACCOUNT = "it is the client's accounting"
 _EDITS = "it leaves earlier turns out of the prompt, which stay in it"
 _THERE = "every tool is there from the start, and may be called"
 _UNREADABLE = "it holds nothing that a model here can read"
-_VENDORS = "only its vendor's servers run it, or its vendor's models know it"
 _EFFORT = "how much a model reasons is its own matter where its chat template does not read the wish"
+_HOSTED = "only the vendor's servers run this tool"
 _LENGTH = "how much a model writes is its own matter"
 _MEDIA = "it says how media are read, and no request has any"
 _PRICE = "it chooses a price or a place of the vendor's"
@@ -30,14 +30,14 @@ _CACHE = "every prompt's prefixes are cached, for as long as there is room"
 HINTS: Mapping[str, str] = {
     "billing_policy": _PRICE,
     "compaction": _EDITS,
-    "container": _VENDORS,
-    "context_management": _EDITS,
+    "container": _HOSTED,
+    "context_management": "it leaves earlier turns out of the prompt, which stay in it",
     "diagnostics": "it asks for notes about the answer",
     "fallback_credit_token": _PRICE,
     "fallbacks": "the model that is named answers",
     "guided_decoding_backend": "a form is the same with every program that holds an answer to it",
     "inference_geo": _PRICE,
-    "mcp_servers": _VENDORS,
+    "mcp_servers": _HOSTED,
     "media_io_kwargs": _MEDIA,
     "messages[].content[]": _UNREADABLE,
     "messages[].content[].citations": _ACCOUNT,
@@ -63,14 +63,14 @@ HINTS: Mapping[str, str] = {
     "thinking.budget_tokens": "a model that does not reason keeps every budget",
     "thinking.display": "the reasoning is shown",
     "thinking_token_budget": "a model that does not reason keeps every budget",
-    "tools[]": _VENDORS,
+    "tools[]": _HOSTED,
     "tools[].allowed_callers": _THERE,
     "tools[].defer_loading": _THERE,
     "tools[].eager_input_streaming": "every answer is streamed as it comes",
     "tools[].input_examples": "no chat template shows examples",
     "tools[].type": _THERE,
     "verbosity": _LENGTH,
-    "web_search_options": _VENDORS,
+    "web_search_options": _HOSTED,
 }
 
 

@@ -224,6 +224,11 @@ class CommonRequest(Open, ABC):
         )
 
     @property
+    def clamps_tokens(self) -> bool:
+        """True: a request for more tokens than there is room for gets what fits; else it is refused."""
+        return False
+
+    @property
     @abstractmethod
     def asked_tokens(self) -> int | None:
         """The largest number of tokens that the client wants; None: the request does not say."""
@@ -251,11 +256,6 @@ class CommonRequest(Open, ABC):
     def only_prompt(self) -> bool:
         """True: the answer shows parts of the prompt, and nothing is generated for it."""
         return self.asked_tokens == 0
-
-    @property
-    def clamps_tokens(self) -> bool:
-        """True: a maximum of tokens beyond the room in the context is cut to it; else it is refused."""
-        return False
 
     def check_combinations(self) -> None:
         """Checks fields that only make sense together. Raises ApiError."""

@@ -1,7 +1,6 @@
 """The updates of a running request: what its clients get of the deltas that come from the dispatch side."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Protocol
 
@@ -53,7 +52,6 @@ class Updates:
         self._cached: list[int | None] = [None] * (len(choices) // choices_per_prompt)  # tokens, by prompt
         self._num_cached = 0  # of all prompts
         self._num_open = len(choices)
-        self._early_cached = 0  # of the prompt, as the last delta said
 
     @property
     def num_choices(self) -> int:
@@ -115,7 +113,6 @@ class Updates:
     def count(self, delta: Delta) -> Update:
         """Turns a delta into an update, and counts it. Ends the choice of one that a stop string completed."""
         is_first = self._note_time(delta)
-        self._early_cached = delta.cached_tokens
         choice = self._choices[delta.choice]
         before = choice.num_generated
         update = choice.take(delta)
@@ -163,10 +160,6 @@ class Updates:
         counted = [choice.num_reasoning for choice in self._choices if choice.num_reasoning is not None]
         reasoning = sum(counted) if counted else None
         return Usage(self._record.prompt_tokens or 0, self.num_generated, self._record.cached_tokens or 0, reasoning)
-
-    def early_usage(self) -> Usage:
-        """Token counts so far, of one prompt: of its tokens those count as cached that no attempt computed so far."""
-        return replace(self.usage(), cached_tokens=self._early_cached)
 
 
 class _DeltaSink:
