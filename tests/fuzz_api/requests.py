@@ -80,6 +80,14 @@ _KNOWN: dict[str, list[Any]] = {
         [{"role": "system", "content": "a", "name": "b"}, {"role": "assistant", "content": "c", "reasoning": "d"}],
         [{"role": "user"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}]}],
+        [{"role": "tool", "content": [{"type": "image_url"}, {"type": "refusal", "refusal": "a"}], "tool_call_id": 5}],
+        [
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": '{"a'}}, {"custom": {"name": "c"}}],
+            }
+        ],
+        [{"role": "assistant", "function_call": {"name": "f", "arguments": [1]}}, {"role": "function", "name": "f"}],
         [{}],
     ],
     "input": ["Hi", [5, 6], ["a", [5]], [{"role": "user", "content": "Hi"}], [{"type": "function_call"}], [{}], 5],
@@ -88,6 +96,12 @@ _KNOWN: dict[str, list[Any]] = {
         [{"type": "function", "name": "f", "parameters": _SCHEMAS[2]}],
         [{"name": "f", "input_schema": _SCHEMAS[0]}],
         [{"type": "web_search"}],
+        *(
+            [{"type": "custom", "custom": {"name": "c", "format": {"type": "grammar", "grammar": grammar}}}]
+            for syntax in ("lark", "regex")
+            for form in _FORMS
+            for grammar in ({"syntax": syntax, "definition": form},)
+        ),
     ],
     "tool_choice": ["auto", "required", {"type": "any"}, {"type": "function", "function": {"name": "f"}}],
     "system": ["a", [{"type": "text", "text": "a"}], [{"type": "image"}]],
@@ -95,6 +109,14 @@ _KNOWN: dict[str, list[Any]] = {
     "text": [{"format": {"type": "json_schema", "name": "a", "schema": schema}} for schema in _SCHEMAS],
     "previous_response_id": ["resp_1"],
     "truncate_prompt_tokens": [-1, 1, 5],
+    "token_ids": [[5, 6], [10**6], [-1], [], [[5]], ["a"]],
+    "sampling_params": [
+        {},
+        {"max_tokens": 5, "n": 2},
+        {"temperature": 9},
+        {"stop": ["a"], "logprobs": 2},
+        {"seed": "a"},
+    ],
     "tokens": [[5, 6], [10**6], [-1], []],
     "stop": ["a", ["a", "b"], ["a"] * 65],
     "n": [1, 2, 128, 129],
@@ -146,7 +168,11 @@ class HttpRequest:
 _SCALARS = st.sampled_from(_EDGES) | st.sampled_from(_TEXTS) | st.floats(allow_nan=False, allow_infinity=False)
 _LISTS = st.lists(_SCALARS, max_size=3) | st.dictionaries(st.sampled_from(_TEXTS), _SCALARS, max_size=3)
 _VALUES = _SCALARS | _SCALARS | _LISTS | st.lists(_LISTS, max_size=2)
-_PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input")
+_PROMPTS: tuple[str, ...] = ("prompt", "messages", "tokens", "input", "token_ids")
+_NEEDED: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"max_tokens": 5},
+    "/inference/v1/generate": {"sampling_params": {}},
+}
 _BYTES = st.binary(max_size=8)
 _BAD_BYTES = st.sampled_from([b"[" * 70, b'{"a":' * 70, b"9" * 400, b"\xff", b"\\ud800"])
 _THIRDS, _QUARTERS, _EIGHTHS = (st.integers(0, top) for top in (2, 3, 7))
@@ -175,7 +201,7 @@ def _http_requests(path: str, names: list[str]) -> st.SearchStrategy[HttpRequest
     prompts = [name for name in _PROMPTS if name in names]
     some_names = st.lists(st.sampled_from([*names, "nobody"]), max_size=4)
     prompt = st.sampled_from(prompts)
-    sane = {"max_tokens": 5} if path == "/v1/messages" else {}  # which needs it
+    sane = _NEEDED.get(path, {})
 
     @st.composite
     def request(draw: st.DrawFn) -> HttpRequest:

@@ -239,6 +239,37 @@ class CompletionChunk(Described):
     usage: Usage | None = None
 
 
+class GeneratedChoice(Described):
+    """The tokens of a choice: all of them, or those that a chunk adds."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: StopReason
+
+
+class Generated(Described):
+    """The whole answer to a request of token ids."""
+
+    request_id: str
+    created: int
+    model: str
+    choices: list[GeneratedChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None
+
+
+class GeneratedChunk(Described):
+    """An event of a stream of token ids."""
+
+    request_id: str
+    created: int
+    model: str
+    choices: list[GeneratedChoice]
+    usage: Usage | None = None
+
+
 class EmbeddingUsage(Described):
     """The tokens of a request for embeddings."""
 

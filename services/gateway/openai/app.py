@@ -24,6 +24,7 @@ from services.gateway.openai.completions import CompletionFormat
 from services.gateway.openai.docs_page import SCRIPT, STYLE, docs_page
 from services.gateway.openai.embeddings import EmbeddingEndpoint
 from services.gateway.openai.endpoint import GenerationEndpoint
+from services.gateway.openai.generate import GenerateEndpoint
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL
 from services.gateway.openai.openapi import describe_api
 from services.gateway.openai.pages import Documents, Models, Probes, RecentRequests
@@ -87,6 +88,7 @@ def create_app(parts: AppParts) -> ASGIApp:
         route("/v1/completions", completions, operations.COMPLETIONS, "POST"),
         route("/v1/chat/completions/render", render_chat, operations.RENDER_CHAT, "POST"),
         route("/v1/completions/render", render_completions, operations.RENDER_COMPLETIONS, "POST"),
+        route("/inference/v1/generate", GenerateEndpoint(runners, limits), operations.GENERATE, "POST"),
         route("/v1/embeddings", embeddings, operations.EMBEDDINGS, "POST"),
         *parts.other_apis,
         *_response_routes(runners, limits, parts.response_store),

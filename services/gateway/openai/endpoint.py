@@ -8,6 +8,7 @@ from services.gateway.api.request_records import RequestRecords
 from services.gateway.api.request_runner import READING_GRACE_S, RequestRunner
 from services.gateway.api.schema import CommonRequest, Request
 from services.gateway.api.side_thread import SideThread
+from services.gateway.api.terms import Terms
 from services.gateway.api.updates import Updates
 from services.gateway.api.validation import ignored_fields
 from services.gateway.http.exchange import Exchange
@@ -47,15 +48,21 @@ class GenerationEndpoint(Generic[Request]):
         )
         model = self._runner.model
         head = AnswerHead(exchange.record.request_id, model.name, int(time.time()), model.fingerprint)
-        answer = self._format.answer(request, head)
-        async with (
-            exchange.while_connected(terms.timeout_s + READING_GRACE_S),
-            self._runner.run(request, exchange.record, terms) as updates,
-        ):
-            if request.stream:
-                await _stream(exchange, updates, answer, self._runner.side, request)
-            else:
-                await _collect(exchange, updates, answer, self._runner.side)
+        await answer_over_http(exchange, self._runner, request, self._format.answer(request, head), terms)
+
+
+async def answer_over_http(
+    exchange: Exchange, runner: RequestRunner[Request], request: Request, answer: Answer, terms: Terms
+) -> None:
+    """Runs a checked request and sends its answer, as a stream or whole. Raises ApiError, ClientGone."""
+    async with (
+        exchange.while_connected(terms.timeout_s + READING_GRACE_S),
+        runner.run(request, exchange.record, terms) as updates,
+    ):
+        if request.stream:
+            await _stream(exchange, updates, answer, runner.side, request)
+        else:
+            await _collect(exchange, updates, answer, runner.side)
 
 
 async def _stream(

@@ -13,6 +13,8 @@ from services.gateway.openai.answers import (
     CompletionChunk,
     DetokenizeAnswer,
     EmbeddingList,
+    Generated,
+    GeneratedChunk,
     HealthAnswer,
     LoadAnswer,
     ModelDescription,
@@ -23,6 +25,7 @@ from services.gateway.openai.answers import (
     TokenizerInfo,
     VersionAnswer,
 )
+from services.gateway.openai.generate import GENERATE_NEUTRAL, GenerateRequest
 from services.gateway.openai.neutral import CHAT_NEUTRAL, COMPLETIONS_NEUTRAL, EMBEDDINGS_NEUTRAL, RESPONSES_NEUTRAL
 from services.gateway.openai.responses.answers import DeletedResponse, InputItemList, Response, ResponseEvent
 from services.gateway.openai.responses.pages import DEFAULT_ITEMS, MOST_ITEMS
@@ -47,6 +50,14 @@ COMPLETIONS = Operation(
     bodies={CompletionRequest: COMPLETIONS_NEUTRAL},
     answer=Completion,
     chunk=CompletionChunk,
+    last_data="[DONE]",
+    errors=GENERATING,
+)
+GENERATE = Operation(
+    summary="The continuation of token ids, as token ids, whole or as a stream",
+    bodies={GenerateRequest: GENERATE_NEUTRAL},
+    answer=Generated,
+    chunk=GeneratedChunk,
     last_data="[DONE]",
     errors=GENERATING,
 )

@@ -88,6 +88,16 @@ async def test_chunks_of_several_tokens_have_the_same_calls(api: Api):
     assert found[0] == found[1] == ([(0, "weather"), (1, "clock")], [arguments for _, arguments in CALLS])
 
 
+async def test_a_call_that_is_required_wins_over_a_form(api: Api):
+    api.generator.script = Script(one_delta(api.tokens(CALLED)))
+    form = {"response_format": {"type": "json_object"}}
+    grammars = []
+    for fields in ({}, form):
+        assert (await api.chat(tools=TOOLS, tool_choice="required", **fields)).status_code == 200
+        grammars.append(api.generator.requests[-1].capsules[0].sampling.grammar)
+    assert grammars[0] == grammars[1] != ""
+
+
 async def test_an_echo_is_content_as_it_is(api: Api):
     """It is what the client sent: no part of it is read as reasoning, and it is not read twice."""
     api.generator.script = Script(one_delta(api.tokens("-two")))
