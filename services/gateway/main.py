@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.chat_answers import ChatModel
+from services.gateway.api.request_defaults import RequestDefaults
 from services.gateway.api.request_runner import Runners, make_runners
 from services.gateway.api.served_model import ModelNames
 from services.gateway.api.tracing import Tracing, TracingError, tracing_from
@@ -243,6 +244,11 @@ def _limits(serving: ServingSettings) -> Limits:
         request_timeout_s=serving.request_timeout_s,
         ttft_slo_s=serving.ttft_slo_s,
         strict_fields=serving.strict_fields,
+        defaults=RequestDefaults(
+            clamps_tokens=serving.clamp_max_tokens,
+            include_usage=serving.enable_force_include_usage,
+            tokens_as_ids=serving.return_tokens_as_token_ids,
+        ),
     )
 
 
@@ -325,8 +331,8 @@ def _runners(
         replaceable=serving.trust_request_chat_template,
     )
     chat_model = ChatModel(chat_template, _forms(serving, files, chat_template))
-    names, clamps = ModelNames.of(serving.served_model_name, serving.model_aliases), serving.clamp_max_tokens
-    return make_runners(model, names, tokenizer, chat_model, dispatcher, metrics, tracing, clamps_tokens=clamps)
+    names = ModelNames.of(serving.served_model_name, serving.model_aliases)
+    return make_runners(model, names, tokenizer, chat_model, dispatcher, metrics, tracing)
 
 
 def _forms(serving: ServingSettings, files: ModelFiles, chat_template: ChatTemplate | None) -> AnswerForms:

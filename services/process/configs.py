@@ -316,6 +316,12 @@ class ServingSettings:
             "refused."
         ),
     ] = False
+    enable_force_include_usage: Annotated[
+        bool, Option(help="Streams of chats and completions end with their usage, whether they ask for it or not.")
+    ] = False
+    return_tokens_as_token_ids: Annotated[
+        bool, Option(help="Logprobs name tokens by their ids, token_id:7, where a request does not say otherwise.")
+    ] = False
     enable_tokenizer_info_endpoint: Annotated[
         bool, Option(help="Serve /tokenizer_info: the model's tokenizer_config.json and its chat template.")
     ] = False

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 from services.gateway.anthropic_api.routes import messages_routes
 from services.gateway.api.caller import Authenticator
 from services.gateway.api.chat_answers import ChatModel
+from services.gateway.api.request_defaults import RequestDefaults
 from services.gateway.api.request_runner import make_runners
 from services.gateway.api.served_model import ModelNames
 from services.gateway.grpc_api.server import GrpcServer
@@ -86,7 +87,7 @@ async def running_api(
     keys: Authenticator | None = None,
     tls: CertificateFiles | None = None,
     names: ModelNames | None = None,
-    clamps_tokens: bool = False,
+    request_defaults: RequestDefaults | None = None,
 ) -> AsyncIterator[Api]:
     """A gateway on a free port of loopback. tls: `http` is then a client that trusts nobody."""
     tokenizer = Tokenizer(byte_level(), {"bos_token": "<|bos|>"})
@@ -100,8 +101,13 @@ async def running_api(
         )
     chat_model = ChatModel(chat_template, find_forms(response_template, template, tool_template=tool_template))
     chosen = names or ModelNames.of(MODEL)
-    runners = make_runners(model, chosen, tokenizer, chat_model, generator, metrics, clamps_tokens=clamps_tokens)
-    limits = Limits(request_timeout_s=request_timeout_s, max_body_bytes=MAX_BODY_BYTES, strict_fields=strict_fields)
+    runners = make_runners(model, chosen, tokenizer, chat_model, generator, metrics)
+    limits = Limits(
+        request_timeout_s=request_timeout_s,
+        max_body_bytes=MAX_BODY_BYTES,
+        strict_fields=strict_fields,
+        defaults=request_defaults or RequestDefaults(),
+    )
     parts = AppParts(
         runners=runners,
         generator=generator,

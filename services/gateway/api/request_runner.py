@@ -70,11 +70,7 @@ class RequestRunner(Generic[Request]):
         metrics: GatewayMetrics,
         side: SideThread,
         grammars: GrammarChecks,
-        *,
-        clamps_tokens: bool = False,
     ) -> None:
-        """clamps_tokens: see resolve_sampling."""
-        self._clamps_tokens = clamps_tokens
         self.dialect = dialect
         self._grammars = grammars
         self.model = model
@@ -177,14 +173,7 @@ class RequestRunner(Generic[Request]):
         bad_words = await self._bad_words(request.bad_words or [])
         grammar = await self._grammar(request, prompts[0], caller)
         first = resolve_sampling(
-            request,
-            self.model.defaults,
-            len(prompts[0].token_ids),
-            max_model_len,
-            vocab_size,
-            bad_words,
-            grammar,
-            clamps_tokens=self._clamps_tokens,
+            request, self.model.defaults, len(prompts[0].token_ids), max_model_len, vocab_size, bad_words, grammar
         )
         if num_sequences * _named_tokens(first) > MAX_NAMED_TOKENS:
             names = "'logit_bias', 'stop_token_ids', 'bad_words' and lists of token ids name more than"
@@ -193,10 +182,7 @@ class RequestRunner(Generic[Request]):
         salt, priority = caller.cache_salt(request.cache_salt), caller.request_priority(request.priority)
         for number, prompt in enumerate(prompts):
             token_ids = prompt.token_ids
-            sampling = first
-            if number:
-                clamps = self._clamps_tokens
-                sampling = for_prompt(first, request, len(token_ids), max_model_len, clamps_tokens=clamps)
+            sampling = for_prompt(first, request, len(token_ids), max_model_len) if number else first
             for index in range(num_choices):
                 own = replace(sampling, seed=seed_of_choice(sampling.seed, index)) if index else sampling
                 capsules.append(Capsule(token_ids, len(token_ids), own, salt, priority))
@@ -299,13 +285,8 @@ def make_runners(
     generator: Generator,
     metrics: GatewayMetrics,
     tracing: Tracing | None = None,
-    *,
-    clamps_tokens: bool = False,
 ) -> Runners:
-    """Returns the runners for the one model that a gateway serves.
-
-    tracing: None makes no spans. clamps_tokens: see resolve_sampling.
-    """
+    """Returns the runners for the one model that a gateway serves. tracing: None makes no spans."""
     served = ServedModel(
         names=names,
         vocab_size=model.vocab_size,
@@ -317,8 +298,8 @@ def make_runners(
     grammars = GrammarChecks(processes)
     chat, completions = ChatDialect(tokenizer, chat_model, side, processes), CompletionDialect(tokenizer, side)
     return Runners(
-        RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars, clamps_tokens=clamps_tokens),
-        RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars, clamps_tokens=clamps_tokens),
+        RequestRunner(chat, served, tokenizer, generator, metrics, side, grammars),
+        RequestRunner(completions, served, tokenizer, generator, metrics, side, grammars),
         EmbeddingRunner(served, tokenizer, generator, metrics, side, model.pooling),
         tokenizer,
         side,

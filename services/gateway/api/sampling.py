@@ -27,16 +27,13 @@ def resolve_sampling(
     vocab_size: int,
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: str = "",
-    *,
-    clamps_tokens: bool = False,
 ) -> SamplingParams:
     """Returns the parameters of the first choice for a prompt of `num_prompt` tokens.
 
-    bad_words: the request's, as tokens; grammar: of its answer, see SamplingParams. clamps_tokens: a request for more
-    tokens than there is room for gets what fits. Raises ApiError where the prompt
+    bad_words: the request's, as tokens; grammar: of its answer, see SamplingParams. Raises ApiError where the prompt
     does not fit the context, or a token is not in the vocabulary.
     """
-    max_tokens = _max_tokens(request, num_prompt, max_model_len, clamps=clamps_tokens)
+    max_tokens = _max_tokens(request, num_prompt, max_model_len)
     stop_token_ids = tuple(request.stop_token_ids or ())
     logit_bias = tuple((request.logit_bias or {}).items())
     allowed = tuple(dict.fromkeys(request.allowed_token_ids or ()))
@@ -84,21 +81,13 @@ def seed_of_choice(seed: int, index: int) -> int:
     return int.from_bytes(blake2b(struct.pack("<QI", seed, index), digest_size=8).digest(), "little")
 
 
-def for_prompt(
-    sampling: SamplingParams,
-    request: CommonRequest,
-    num_prompt: int,
-    max_model_len: int,
-    *,
-    clamps_tokens: bool = False,
-) -> SamplingParams:
+def for_prompt(sampling: SamplingParams, request: CommonRequest, num_prompt: int, max_model_len: int) -> SamplingParams:
     """Returns a request's resolved parameters for the first choice of another prompt, of `num_prompt` tokens.
 
     Raises ApiError where that prompt does not fit the context.
     """
     seed = secrets.randbits(64) if request.seed is None else sampling.seed
-    max_tokens = _max_tokens(request, num_prompt, max_model_len, clamps=clamps_tokens)
-    return replace(sampling, max_tokens=max_tokens, seed=seed)
+    return replace(sampling, max_tokens=_max_tokens(request, num_prompt, max_model_len), seed=seed)
 
 
 def bad_word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -116,12 +105,12 @@ def _first(*values: Number | None) -> Number:
     return next(value for value in values if value is not None)
 
 
-def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int, *, clamps: bool) -> int:
+def _max_tokens(request: CommonRequest, num_prompt: int, max_model_len: int) -> int:
     asked, param, room = request.asked_tokens, request.prompt_param, max_model_len - num_prompt
     if room < 1:
         raise too_long(max_model_len, f"your {param} have {num_prompt} tokens", param)
     if asked is not None and asked > room:
-        if not clamps and not request.clamps_tokens:
+        if not request.clamps_tokens:
             parts = f"{num_prompt} in the {param}, {asked} in the completion"
             raise too_long(max_model_len, f"you requested {num_prompt + asked} tokens ({parts})", param)
         asked = room

@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    PrivateAttr,
 )
 from pydantic_core import PydanticCustomError
 
@@ -223,10 +224,12 @@ class CommonRequest(Open, ABC):
             param=self.prompt_param,
         )
 
+    _clamps_tokens: bool = PrivateAttr(False)
+
     @property
     def clamps_tokens(self) -> bool:
         """True: a request for more tokens than there is room for gets what fits; else it is refused."""
-        return False
+        return self._clamps_tokens
 
     @property
     @abstractmethod

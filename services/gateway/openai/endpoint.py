@@ -40,7 +40,7 @@ class GenerationEndpoint(Generic[Request]):
         terms = limits.terms(exchange.header, exchange.caller)
         self._records.begin(exchange.record, exchange.header)
         body = await exchange.read_json(self._limits.max_body_bytes)
-        request = await self._runner.parse(body, self._format.neutral)
+        request = limits.defaults.applied(await self._runner.parse(body, self._format.neutral))
         del body
         exchange.take_request_id(request.request_id)
         exchange.record.note_ignored_fields(

@@ -28,7 +28,7 @@ class RenderEndpoint(Generic[Request]):
     async def __call__(self, exchange: Exchange) -> None:
         """Sends the token ids and the sampling parameters of each prompt. Raises ApiError, ClientGone."""
         body = await exchange.read_json(self._limits.max_body_bytes)
-        request = await self._runner.parse(body, self._neutral)
+        request = self._limits.defaults.applied(await self._runner.parse(body, self._neutral))
         exchange.take_request_id(request.request_id)
         ignored = self._runner.dialect.ignored_fields(request)
         exchange.record.note_ignored_fields(ignored_fields(ignored, self._limits.strict_fields))

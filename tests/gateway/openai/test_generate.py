@@ -41,7 +41,7 @@ async def test_token_ids_come_whole_and_streamed(api: Api):
     assert (last["choices"], last["request_id"]) == ([], "mine")
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     assert api.generator.requests[-1].capsules[0].token_ids.tolist() == [7, 8, 9]
-    assert api.generator.requests[-1].capsules[0].sampling.max_tokens == api.generator.max_model_len - 3
+    assert api.generator.requests[-1].capsules[0].sampling.max_tokens == 256 - 3
 
 
 async def test_what_render_shows_can_be_sent_and_is_the_same_request(api: Api):
@@ -107,7 +107,8 @@ async def test_bad_fields_are_named_as_they_are_called_here(api: Api, fields: di
 
 async def test_what_is_missing_or_unknown_is_named(api: Api):
     for missing in ("token_ids", "sampling_params"):
-        body = {name: value for name, value in (("token_ids", [1]), ("sampling_params", {})) if name != missing}
+        whole: dict[str, Any] = {"token_ids": [1], "sampling_params": {}}
+        body = {name: value for name, value in whole.items() if name != missing}
         answer = await api.http.post("/inference/v1/generate", json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, missing)
     api.generator.script = Script(one_delta(api.tokens("Hello")))
