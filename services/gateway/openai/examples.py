@@ -9,7 +9,7 @@ TAGS: Mapping[str, tuple[str, ...]] = {
     "Responses": ("/v1/responses",),
     "Messages": ("/v1/messages",),
     "Embeddings": ("/v1/embeddings",),
-    "Models and tokens": ("/v1/models", "/tokenize", "/detokenize", "/tokenizer_info"),
+    "Models and tokens": ("/v1/models", "/inference/", "/tokenize", "/detokenize", "/tokenizer_info"),
     "Server": ("/",),
 }
 TAG_WORDS = {
@@ -34,6 +34,8 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
     "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 32},
     "/v1/messages": {"messages": [_QUESTION], "max_tokens": 32},
     "/v1/messages/count_tokens": {"messages": [_QUESTION]},
+    "/v1/messages/render": {"messages": [_QUESTION], "max_tokens": 32},
+    "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 16}},
     "/tokenize": {"prompt": "The capital of France is Paris."},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
