@@ -50,8 +50,8 @@ def chat_fields(request: CountRequest) -> dict[str, Any]:
     if isinstance(request, MessagesRequest):
         fields |= {name: getattr(request, name) for name in _SAME_NAME}
         fields |= {"stop": request.stop_sequences, "user": request.metadata and request.metadata.user_id}
-        if (fields.get("thinking_token_budget") or 0) >= request.max_tokens:
-            del fields["thinking_token_budget"]  # it bounds nothing
+        if (fields.get("thinking_token_budget") or 0) >= request.max_tokens - 1:
+            fields["thinking_token_budget"] = None  # it leaves no room for an answer, so that it bounds nothing
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -114,7 +114,7 @@ async def test_errors_of_tools_and_thinking_name_their_fields(
         ({"thinking": {"type": "between_tools"}}, None),
         ({"thinking": {"type": "enabled"}}, None),
         ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, None),
-        ({"thinking": {"type": "enabled", "budget_tokens": 120}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 119}}, None),
     ],
 )
 async def test_wishes_for_more_or_less_thinking_that_the_template_does_not_know(
@@ -127,8 +127,8 @@ async def test_wishes_for_more_or_less_thinking_that_the_template_does_not_know(
 
 
 async def test_a_budget_of_thinking_below_all_tokens_is_kept(api: Api, client: anthropic.AsyncAnthropic):
-    await ask(client, False, thinking={"type": "enabled", "budget_tokens": 119})
-    assert "{0,119}" in api.generator.requests[-1].capsules[0].sampling.grammar
+    await ask(client, False, thinking={"type": "enabled", "budget_tokens": 118})
+    assert "{0,118}" in api.generator.requests[-1].capsules[0].sampling.grammar
 
 
 async def test_as_many_tools_and_as_long_names_as_are_taken(api: Api, client: anthropic.AsyncAnthropic):

@@ -148,8 +148,8 @@ def test_the_choice_of_tools(choice: dict[str, Any], expected: dict[str, Any]):
         ({"type": "disabled"}, {"reasoning_effort": "none"}),
         ({"type": "adaptive"}, {"chat_template_kwargs": {"enable_thinking": True}}),
         (
-            {"type": "enabled", "budget_tokens": 8, "display": "summarized"},
-            {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 8},
+            {"type": "enabled", "budget_tokens": 7, "display": "summarized"},
+            {"chat_template_kwargs": {"enable_thinking": True}, "thinking_token_budget": 7},
         ),
     ],
 )
