@@ -52,6 +52,7 @@ COUNTED: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": MODEL, "input": "Hi"},
     "/v1/messages": MESSAGE,
     "/v1/messages/count_tokens": CHAT,
+    "/v1/messages/render": MESSAGE,
     "/v1/responses": {"model": MODEL, "input": "Hi", "store": False},
     "/v1/chat/completions/render": CHAT,
     "/v1/completions/render": TEXT,
